@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from memstream_server.app.dependencies import dependencies
+from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
 from memstream_server.app.watched_models import watched
@@ -75,9 +75,8 @@ async def assembled(
     journal = FaultyJournal(stored)
     space, embedding = await space_of(stored, used.embedder, chosen)
     metrics = Metrics()
-    parts = dependencies(chosen, stored, vectors, watched(used, embedding, metrics), embedding, metrics, now)
-    parts.journal = journal
-    engine = Engine(parts, space)
+    parts = engine_parts(chosen, stored, vectors, watched(used, embedding, metrics), embedding, metrics, now)
+    engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal)), space)
     await engine.start()
     try:
         yield Assembled(engine, journal, vectors)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.app.dependencies import dependencies
+from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import open_index, space_of
 from memstream_server.engine.clock import Clock
@@ -32,7 +32,7 @@ async def open_engine(
     used = models or models_of(chosen, metrics)
     space, embedding = await space_of(journal, used.embedder, chosen)
     index = await open_index(chosen)
-    engine = Engine(dependencies(chosen, journal, index, used, embedding, metrics, now), space)
+    engine = Engine(engine_parts(chosen, journal, index, used, embedding, metrics, now), space)
     await engine.start()
     try:
         yield engine

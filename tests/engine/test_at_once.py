@@ -202,7 +202,7 @@ async def until_taken(actor: Actor) -> None:
 async def test_a_memory_that_ends_before_it_is_begun_says_so(parts: Assembled) -> None:
     session = await opened(parts.engine)
     receiving = session.submit(1, LINES[:1], STORED)
-    session._receiving._actor.fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    parts.engine._registry.actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
     with pytest.raises(JournalUnavailable):  # a cancellation would be no answer to whoever waits
         await receiving
     await sent(await opened(parts.engine), 1, LINES[:1])

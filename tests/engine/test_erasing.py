@@ -104,7 +104,7 @@ async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_anothe
         await slow.asked.wait()
         first = (await live(parts.engine))[0]
         assert await erased(parts.engine, first.id) is OperationState.SUCCEEDED
-        embeddings = parts.engine._dependencies.embeddings
+        embeddings = parts.engine._models.embeddings
         now = embeddings.in_force
         embeddings.in_force = Embedding(replace(now.model, name="another"), now.embedder)
         await parts.engine._registry.move(lambda _: ())

@@ -206,7 +206,7 @@ async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
     operation = await engine.purging.start(NAME[0], "")
 
     async def left_to_another() -> bool:
-        row = (await engine._dependencies.operations.page(*NAME, "", 1) or [operation])[0]
+        row = (await engine._storage.operations.page(*NAME, "", 1) or [operation])[0]
         return row.memory == NAME[1] and row.process is None
 
     await until(left_to_another)

@@ -17,8 +17,8 @@ from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import jobs
+from memstream_server.engine.build_commit import packed
 from memstream_server.engine.clock import Clock
-from memstream_server.engine.decision import packed
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange

@@ -88,7 +88,7 @@ async def test_fresh_fragments_of_a_large_memory_are_found_before_the_index_has_
 async def test_while_the_index_is_gone_a_large_memory_answers_from_the_words_and_says_so(tmp_path: Path) -> None:
     async with open_engine(tmp_path, dense_in_memory_max=0) as engine:
         await filled(engine, AckLevel.INDEXED)
-        await engine._dependencies.index.close()
+        await engine._storage.index.close()
         answer = await engine.recall("test", "zoo", Query(text=TEXTS[0], limit=1, reinforce=False))
         assert answer.recollections[0].fragment.content == TEXTS[0]
         assert "vector index unavailable" in answer.degraded
@@ -98,7 +98,7 @@ async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_t
     async with open_engine(tmp_path) as engine:
         uid = await filled(engine, AckLevel.INDEXED)
         ids = set(await engine._journal.indexable(uid))
-        index = engine._dependencies.index
+        index = engine._storage.index
         await index.delete(uid, sorted(ids)[:3])
         orphan = np.zeros(engine.dimension, np.float32)
         orphan[0] = 1.0
@@ -107,7 +107,7 @@ async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_t
     async with open_engine(tmp_path) as engine:
 
         async def right() -> bool:
-            return await healthy(engine) and set(await engine._dependencies.index.ids(uid)) == ids
+            return await healthy(engine) and set(await engine._storage.index.ids(uid)) == ids
 
         await until(right)
 
@@ -117,7 +117,7 @@ async def test_a_deleted_memory_leaves_the_index(engine: Engine) -> None:
     await engine.memories.delete("test", "zoo")
 
     async def empty() -> bool:
-        return await engine._dependencies.index.count(uid) == 0
+        return await engine._storage.index.count(uid) == 0
 
     await until(empty)
 
@@ -129,7 +129,7 @@ async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path:
     async with open_engine(tmp_path) as engine:
         await until(lambda: indexed(engine))
         uid = (await engine.memories.get("test", "zoo")).uid
-        assert await engine._dependencies.index.count(uid) == len(TEXTS)
+        assert await engine._storage.index.count(uid) == len(TEXTS)
 
 
 class BusyIndex(MemoryIndex):

@@ -34,7 +34,7 @@ async def spaces(engine: Engine) -> Spaces:
 async def alone(engine: Engine) -> bool:
     """Whether the space in force is all there is, or comes to be written."""
     found = await spaces(engine)
-    return found.next is None and found.old is None and engine._dependencies.embeddings.next is None
+    return found.next is None and found.old is None and engine._models.embeddings.next is None
 
 
 async def begun(engine: Engine) -> bool:
@@ -47,7 +47,7 @@ async def test_cancelled_and_then_killed_it_leaves_no_second_space(tmp_path: Pat
         await observe(parts.engine, TEA)
         operation = await parts.engine.reindexing.start(embed=True)
         await until(lambda: begun(parts.engine))
-        await parts.engine._dependencies.operations.ask_cancel(operation.id)  # and the process ends before it heard
+        await parts.engine._storage.operations.ask_cancel(operation.id)  # and the process ends before it heard
     async with assembled(tmp_path, models=models()) as parts:
         ended = await parts.engine.operations.finished(operation.id)
         assert ended.state is OperationState.CANCELLED

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +20,8 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
 )
 from memstream_server.engine.operations import OperationCancelled, OperationRunner, Progress, Work
-from memstream_server.engine.ownership import LeaseTimes, Ownership
+from memstream_server.engine.ownership import Ownership
+from memstream_server.engine.settings import LeaseTimes
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Operation, OperationState
@@ -36,7 +36,7 @@ CLOCK = Clock()
 async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
     journal = await journals.opened(data, clock.now_us)
-    alone = Ownership(SimpleNamespace(processes=None, lease=LeaseTimes(), clock=clock), lambda: None)
+    alone = Ownership(None, journal, clock, LeaseTimes())
     made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
     made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
     await made.resume()

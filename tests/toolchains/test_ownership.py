@@ -17,7 +17,7 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.postgres import LEADING, process_lock_key
 from memstream_server.adapters.journal.processes import SqlProcesses
-from memstream_server.app.dependencies import dependencies
+from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
 from memstream_server.core.policy import Policy
@@ -326,7 +326,7 @@ async def engine_on(
     )
     models = Models(embedder)
     space, embedding = await space_of(journal, embedder, chosen)
-    parts = dependencies(chosen, journal, index, models, embedding, Metrics(), hands.clock)
+    parts = engine_parts(chosen, journal, index, models, embedding, Metrics(), hands.clock)
     engine = Engine(parts, space)
     await engine.start()
     try:
@@ -414,7 +414,7 @@ async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
     async with engine_on(url, Hands(), ScriptedEmbedder(), MemoryIndex()) as engine:
         await until(lambda: _leads(engine))
         assert isinstance(engine._journal, SqlJournal)
-        number, database, store = engine.ownership.number, engine._journal._database, engine._dependencies.operations
+        number, database, store = engine.ownership.number, engine._journal._database, engine._storage.operations
         commit, written, cut = database.commit, getattr(store, write), [True]
         writing: list[bool] = []
 
@@ -430,7 +430,7 @@ async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
 
         monkeypatch.setattr(store, write, armed)
         monkeypatch.setattr(database, "commit", unanswered)
-        asked = Operation(engine._dependencies.ids.next(), "reindex", "", "", '{"embed": false}')
+        asked = Operation(engine._runtime.ids.next(), "reindex", "", "", '{"embed": false}')
         if write == "claim":
             await store.create(asked)
         else:

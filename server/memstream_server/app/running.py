@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from memstream_server.app.dependencies import dependencies
+from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import in_force, open_index, open_tracing
@@ -89,7 +89,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         used = watched(used, embedding, metrics)
         index = await open_index(settings)
         stack.push_async_callback(index.close)
-        parts = dependencies(settings, journal, index, used, embedding, metrics, clock, tracing)
+        parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing)
         engine = Engine(
             parts,
             space,
@@ -100,7 +100,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         )
         await engine.start()
         stack.push_async_callback(engine.stop, INDEX_GRACE_S)
-        conversations = Conversations(journal.conversations, journal, clock, parts.quiet_s)
+        conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         if endpoint is not None:

@@ -22,15 +22,9 @@ import structlog
 from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle
 from memstream_server.core.transition import Transition
-from memstream_server.engine.decision import (
-    TURN,
-    Decision,
-    account_of,
-    commit_of,
-    decide_observations,
-    effective_policy,
-    jobs_of,
-)
+from memstream_server.engine.build_commit import commit_of
+from memstream_server.engine.decide import TURN, decide_observations, effective_policy, jobs_of
+from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import (
     DISK_FULL,
     EngineError,
@@ -52,7 +46,7 @@ from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit, Outcome
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineEvents, EngineModels, Runtime, Storage
     from memstream_server.ports.models import Account
 
 log = structlog.get_logger(__name__)
@@ -84,11 +78,22 @@ class _Prepared:
 class Actor:
     """The owner of one active memory. Created by the registry from an image, ended by `stop` or by a failed commit."""
 
-    def __init__(self, image: Image, working: WorkingSet, dependencies: Dependencies) -> None:
+    def __init__(
+        self,
+        image: Image,
+        working: WorkingSet,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
+        events: EngineEvents,
+    ) -> None:
         self.working = working
         self.failed: EngineError | None = None
         self._uses = 0
-        self._dependencies = dependencies
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._events = events
         self._deciding = asyncio.Lock()
         self._pending: deque[Batch] = deque()
         self._more = asyncio.Event()
@@ -97,7 +102,7 @@ class Actor:
         """Taken from the inbox while another one waited for room on the disk."""
         self._room = asyncio.Semaphore(2)
         self._revised = asyncio.Event()
-        self.receiving = Receiving(image, self, dependencies)
+        self.receiving = Receiving(image, self, storage, models, runtime)
         """The way in; what it has received comes back by `store`."""
         self.receiving.resume(image.pending)
         self._tasks = [
@@ -183,16 +188,16 @@ class Actor:
     async def _prepared(self, batches: tuple[Batch, ...]) -> _Prepared:
         working = self.working
         account = account_of(working.record)
-        waits_for_nobody = working.embedding.model.instant and not self._dependencies.gatherer.rates
+        waits_for_nobody = working.embedding.model.instant and not self._models.gatherer.rates
         count = sum(batch.count for batch in batches)
         async with self._one_turn(count) if waits_for_nobody else contextlib.nullcontext():
-            gathered = await observations_in(batches, self._dependencies, working.record, account, working.embedding)
+            gathered = await observations_in(batches, self._models, working.record, account, working.embedding)
         return _Prepared(batches, tuple(gathered), account)
 
     def _next_group(self) -> tuple[Batch, ...]:
         group = [self._pending.popleft()]
         size = group[0].count
-        while self._pending and size + self._pending[0].count <= self._dependencies.limits.decide_max:
+        while self._pending and size + self._pending[0].count <= self._runtime.limits.decide_max:
             group.append(self._pending.popleft())
             size += group[-1].count
         return tuple(group)
@@ -252,9 +257,9 @@ class Actor:
 
     async def _decide(self, prepared: _Prepared) -> dict[int, Outcome]:
         async with self._one_turn(len(prepared.gathered)):
-            known = await read_known(self.working, prepared.gathered, self._dependencies)
+            known = await read_known(self.working, prepared.gathered, self._storage)
             decision, outcomes = await decide_observations(
-                self.working, prepared.batches, prepared.gathered, known, self._dependencies
+                self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
             )
             decision = decision.costing(prepared.account, Purpose.IMPORTANCE)
             decision, commit = await self._commit_of(decision)
@@ -262,7 +267,7 @@ class Actor:
         return outcomes
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
-        return self._dependencies.turns.of(self.working.record.namespace)
+        return self._runtime.turns.of(self.working.record.namespace)
 
     def _one_turn(self, count: int) -> AbstractAsyncContextManager[None]:
         """For all that is computed of so few observations; more of them take a turn for every few."""
@@ -285,15 +290,15 @@ class Actor:
         """What is written, and the decision with all that it makes."""
         decision = await self._revector(decision)
         async with self._turn():
-            return decision, commit_of(self.working, decision, self._dependencies)
+            return decision, commit_of(self.working, decision, self._models, self._runtime)
 
     async def _commit(self, decision: Decision, commit: Commit) -> None:
-        started_s = self._dependencies.clock.monotonic_s()
-        await self._dependencies.journal.commit(commit)
-        self._dependencies.metrics.committed(self._dependencies.clock.monotonic_s() - started_s)
+        started_s = self._runtime.clock.monotonic_s()
+        await self._storage.journal.commit(commit)
+        self._runtime.metrics.committed(self._runtime.clock.monotonic_s() - started_s)
         async with self._turn():
             self.working.apply(commit, decision)
-        self._dependencies.committed(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
+        self._events.committed(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
 
@@ -312,19 +317,19 @@ class Actor:
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         importances, space = [fragment.importance for fragment in merged], self.working.embedding
-        gathered = await self._dependencies.gatherer.gather(merged, own, importances, record, account_of(record), space)
-        more = jobs_of(self.working, Transition(transition.state), gathered, self._dependencies)
+        gathered = await self._models.gatherer.gather(merged, own, importances, record, account_of(record), space)
+        more = jobs_of(self.working, Transition(transition.state), gathered, self._runtime)
         return replace(decision, jobs=(*decision.jobs, *more)).with_gathered(gathered)
 
     def settle(self, change: Decision) -> Decision:
         """Bring the tiers within a policy that `change` sets."""
         if change.policy is None:
             return change
-        policy = effective_policy(change.policy, self._dependencies)
+        policy = effective_policy(change.policy, self._models)
         transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
-        jobs = jobs_of(self.working, transition, (), self._dependencies)
+        jobs = jobs_of(self.working, transition, (), self._runtime)
         return replace(change, transition=transition, jobs=(*change.jobs, *jobs))
 
     # ---- the end
@@ -333,7 +338,7 @@ class Actor:
         if self.failed is None:
             self.failed = error
             self._end()
-            self._dependencies.lost(self)
+            self._events.actor_lost(self.uid, error)
         return self.failed
 
     async def stop(self) -> None:

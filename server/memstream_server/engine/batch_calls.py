@@ -16,29 +16,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict, written
+from memstream_server.engine.intake import decode_progress, encode_progress
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, batch_request
-from memstream_server.ports.journal.writing import Outcome, Receipt
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Progress)
-
-
-def completed(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ...]) -> Answer | None:
-    """The answer that the commit of a receipt has to write, if it brought one that is empty."""
-    answer, last = receipt.answer, receipt.last_sequence
-    if answer is None or answer.response:
-        return None
-    return replace(answer, response=_encoder.encode(Progress(last, last, 0, revision, outcomes=outcomes)))
+    from memstream_server.engine.dependencies import Runtime, Storage
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +41,9 @@ class _Call:
 class BatchCalls:
     """The ObserveBatch calls of this process."""
 
-    def __init__(self, dependencies: Dependencies, ask_index: Callable[[ObserveSession], None]) -> None:
-        self._journal = dependencies.journal
-        self._clock = dependencies.clock
+    def __init__(self, storage: Storage, runtime: Runtime, ask_index: Callable[[ObserveSession], None]) -> None:
+        self._journal = storage.journal
+        self._clock = runtime.clock
         self._ask_index = ask_index
         self._running: dict[tuple[str, str], _Call] = {}
         """Calls with a request_id, by memory and request_id."""
@@ -102,7 +89,7 @@ class BatchCalls:
                     await actor.receiving.answered(request)
                     stored = await self._stored(request)
             if stored is not None and stored.response:
-                return await self._indexed(actor, batch, _decoder.decode(stored.response))
+                return await self._indexed(actor, batch, decode_progress(stored.response))
             answer = Answer(request, batch.digest, b"", self._clock.now_us())
             if batch.producer:
                 return await self._numbered(actor, batch, answer, call)
@@ -111,14 +98,14 @@ class BatchCalls:
     async def _unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
         if batch.level is AckLevel.RECEIVED:
             progress = Progress(len(batch.items), 0, 0, 0)
-            await self._send(actor, batch, replace(answer, response=_encoder.encode(progress)), call)
+            await self._send(actor, batch, replace(answer, response=encode_progress(progress)), call)
             return progress
         progress = await self._send(actor, batch, answer, call)
         return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
 
     async def _numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
         progress = await self._send(actor, batch, call=call)
-        await written(self._journal.put_answer(replace(answer, response=_encoder.encode(progress))))
+        await written(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
         return progress
 
     async def _stored(self, request: str) -> Answer | None:

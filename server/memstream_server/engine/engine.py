@@ -31,9 +31,10 @@ from memstream_server.engine.indexing import Indexer
 from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.memories import Memories
 from memstream_server.engine.operations import OperationRunner
+from memstream_server.engine.ownership import Ownership
 from memstream_server.engine.producers import ObserveSession
 from memstream_server.engine.purging import Purging
-from memstream_server.engine.recalling import recall
+from memstream_server.engine.recalling import Recaller
 from memstream_server.engine.reembedding import Reembedding
 from memstream_server.engine.reflecting import Reflecting
 from memstream_server.engine.registry import Registry
@@ -61,7 +62,7 @@ from memstream_server.ports.models import EmbeddingModel, ModelState, ModelStatu
 if TYPE_CHECKING:
     from memstream_server.core.values import Vector
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineParts
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +121,7 @@ class Engine:
 
     def __init__(
         self,
-        dependencies: Dependencies,
+        parts: EngineParts,
         space: Space,
         *,
         journal_name: str = "",
@@ -128,43 +129,42 @@ class Engine:
         insight_model: str = "",
         spent: Sequence[Spent] = (),
     ) -> None:
-        if space.model != dependencies.embedding.name or space.dimension != dependencies.embedding.dimension:
-            raise ModelMismatch(
-                f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
-                f"{dependencies.embedding.name} ({dependencies.embedding.dimension}). Start it with embedding set to "
-                "the former model; to change the model, set the other one as next_embedding beside it and run "
-                "`memstream reindex --embed`"
-            )
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
+        storage, models, runtime = parts.storage, parts.models, parts.runtime
+        _check_space(space, models.embedding)
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._lease = parts.lease
+        self._journal = storage.journal
         self._names = journal_name, scorer_model, insight_model
         self._spent = spent
-        self._registry = Registry(dependencies)
-        self.ownership = self._registry.ownership
-        self._indexer = Indexer(dependencies, self._registry, space)
-        self._jobs = Jobs(dependencies, self._registry)
-        self._forgetting = Forgetting(dependencies, self._registry)
-        self._reinforcement = Reinforcement(dependencies)
-        self._watchers = Watchers(dependencies.journal, dependencies.quiet_s)
+        self.ownership = Ownership(storage.processes, storage.journal, runtime.clock, parts.lease)
+        self._registry = Registry(storage, models, runtime, self.ownership, self)
+        self._indexer = Indexer(storage, models, runtime, self._registry, space)
+        self._recaller = Recaller(storage, models, runtime, self._indexer)
+        self._jobs = Jobs(storage, models, runtime, self._registry, self._recaller)
+        self._forgetting = Forgetting(storage, runtime, self._registry)
+        self._reinforcement = Reinforcement(storage, models, runtime)
+        self._watchers = Watchers(storage.journal, storage.poll_interval_s)
         self.operations = OperationRunner(
-            dependencies.operations, dependencies.clock, dependencies.ids, dependencies.failure_of, self.ownership
+            storage.operations, runtime.clock, runtime.ids, runtime.failure_of, self.ownership
         )
-        self.reembedding = Reembedding(dependencies, self._registry, self._indexer)
+        self.reembedding = Reembedding(storage, models, runtime, self._registry, self._indexer)
         self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
-        self.erasing = Erasing(self.operations, dependencies, self._registry, self._indexer, self._reinforcement)
+        self.erasing = Erasing(
+            self.operations, storage, models, runtime, self._registry, self._indexer, self._reinforcement
+        )
         self.purging = Purging(self.operations, self._forgetting, self._registry)
-        self.memories = Memories(dependencies, self._registry, self._gone)
-        self.fragments = Fragments(dependencies, self._registry)
-        self.transfers = Transfers(dependencies, self._registry, self.operations, self.memories.remove)
-        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, dependencies)
-        self._batch_calls = BatchCalls(dependencies, self._ask_index)
+        self.memories = Memories(storage, models, runtime, self._registry, self._gone)
+        self.fragments = Fragments(storage, models, runtime, self._registry)
+        self.transfers = Transfers(
+            storage, models, runtime, self._registry, self.operations, self.memories.remove, parts.transfers
+        )
+        self.reflecting = Reflecting(self.operations, self._jobs, self._registry, storage, models, runtime)
+        self._batch_calls = BatchCalls(storage, runtime, self._ask_index)
         self._asking: asyncio.Task[int] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._bounding: asyncio.Task[None] | None = None
-        dependencies.committed = self._committed
-        dependencies.index_lost = self._indexer.lost
-        dependencies.index_degraded = lambda: self._indexer.degraded
-        dependencies.lost = self._registry.lost
 
     async def start(self) -> None:
         """Begin background work and finish what an earlier process had received. Does not wait for the index."""
@@ -191,7 +191,7 @@ class Engine:
                     await step()
                 except (JournalError, EngineError) as error:
                     log.warning("not_swept", step=step.__name__, error=error)
-            await asyncio.sleep(self._dependencies.lease.renew_s)
+            await asyncio.sleep(self._lease.renew_s)
 
     async def _revive_abandoned(self) -> None:
         for uid in await self.ownership.abandoned():
@@ -223,7 +223,7 @@ class Engine:
     @property
     def dimension(self) -> int:
         """Numbers in a vector."""
-        return self._dependencies.embedding.dimension
+        return self._models.embedding.dimension
 
     def held(self) -> Holdings:
         """What is in RAM now."""
@@ -242,14 +242,14 @@ class Engine:
         """What the engine works with, and what is degraded now."""
         journal, scorer, insight = self._names
         return Info(
-            self._dependencies.embedding,
+            self._models.embedding,
             scorer,
             insight,
-            self._dependencies.index.description,
+            self._storage.index.description,
             journal,
             "; ".join(filter(None, (self._indexer.degraded, *self._failing_models()))),
             self._spent,
-            self._dependencies.models,
+            self._models.statuses,
         )
 
     @property
@@ -258,7 +258,7 @@ class Engine:
         return self._indexer.degraded
 
     def _failing_models(self) -> list[str]:
-        failing = [one for one in self._dependencies.models if one.state is ModelState.FAILING]
+        failing = [one for one in self._models.statuses if one.state is ModelState.FAILING]
         return [f"{one.role} {one.model} fails: {one.error}" for one in failing]
 
     async def serving(self) -> Serving:
@@ -266,7 +266,7 @@ class Engine:
         return Serving(
             self.ownership.valid() and await self._journal_answers(),
             not self._indexer.degraded,
-            {one.role: one.state is not ModelState.FAILING for one in self._dependencies.models},
+            {one.role: one.state is not ModelState.FAILING for one in self._models.statuses},
         )
 
     async def _journal_answers(self) -> bool:
@@ -330,7 +330,7 @@ class Engine:
         query = standing(query)
         record = await self._registry.record(namespace, name)
         with self._watchers.waiting(record) as waiting:
-            told = Standing(self._watchers, record, waiting, self._dependencies.clock)
+            told = Standing(self._watchers, record, waiting, self._runtime.clock)
             while True:
                 waiting.news.clear()
                 async with self._registry.use(namespace, name) as actor:
@@ -347,13 +347,17 @@ class Engine:
                 await again()
 
     async def _recall(self, actor: Actor, query: Query, vectors: dict[str, Vector] | None = None) -> RecallAnswer:
-        self.ownership.check(actor)
+        self._check_current(actor)
         try:
-            answer = await recall(actor, query, self._dependencies, vectors)
+            answer = await self._recaller.recall(actor, query, vectors)
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
-        self.ownership.check(actor)
+        self._check_current(actor)
         return answer
+
+    def _check_current(self, actor: Actor) -> None:
+        actor.raise_if_failed()
+        self.ownership.check()
 
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
@@ -392,7 +396,9 @@ class Engine:
         self._watchers.deleted(uid)
         self._indexer.entered(1)
 
-    def _committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
+    # ---- EngineEvents
+    def committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
+        """Wake what depends on the memory's commits."""
         self._watchers.committed(uid, recorded.revision)
         self._indexer.entered(len(commit.index))
         if commit.jobs:
@@ -401,4 +407,18 @@ class Engine:
         for event in recorded.events:
             if event.type in (EventType.ECHOED, EventType.REPEATED) and actor is not None:
                 self._reinforcement.accessed(actor, [event.fragment], recorded.time_us)
-        self._dependencies.metrics.events(recorded)
+        self._runtime.metrics.events(recorded)
+
+    def actor_lost(self, uid: str, error: Exception) -> None:
+        """Load the memory again."""
+        self._registry.handle_lost_actor(uid, error)
+
+
+def _check_space(space: Space, embedding: EmbeddingModel) -> None:
+    if space.model != embedding.name or space.dimension != embedding.dimension:
+        raise ModelMismatch(
+            f"the data holds vectors of {space.model} ({space.dimension} dimensions), this server is set up for "
+            f"{embedding.name} ({embedding.dimension}). Start it with embedding set to "
+            "the former model; to change the model, set the other one as next_embedding beside it and run "
+            "`memstream reindex --embed`"
+        )

@@ -18,7 +18,8 @@ from memstream_server.core import lineage
 from memstream_server.core.filters import Filter
 from memstream_server.core.lineage import Erasure
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, account_of, jobs_of
+from memstream_server.engine.decide import jobs_of
+from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.lifecycle import matching, some, stored_vectors
@@ -28,7 +29,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.indexing import Indexer
     from memstream_server.engine.registry import Registry
     from memstream_server.engine.reinforcing import Reinforcement
@@ -50,13 +51,17 @@ class Erasing:
     def __init__(
         self,
         runner: OperationRunner,
-        dependencies: Dependencies,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
         registry: Registry,
         indexer: Indexer,
         reinforcement: Reinforcement,
     ) -> None:
         self._runner = runner
-        self._dependencies = dependencies
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         self._registry = registry
         self._indexer = indexer
         self._reinforcement = reinforcement
@@ -70,8 +75,8 @@ class Erasing:
         """By ids, unknown ones are passed over, or by filter, forgotten fragments included. Raises MemoryNotFound."""
         record = await self._registry.record(namespace, name)
         if isinstance(which, Filter):
-            live = await matching(record.uid, which, False, self._dependencies)
-            which = live + await matching(record.uid, which, True, self._dependencies)
+            live = await matching(record.uid, which, False, self._storage)
+            which = live + await matching(record.uid, which, True, self._storage)
         payload = json.dumps({"memory": record.uid, "ids": list(dict.fromkeys(which))})
         return await self._runner.start(TYPE, namespace, name, payload, answer)
 
@@ -87,7 +92,7 @@ class Erasing:
         async def still(_done: int, _total: int) -> None:
             await progress.at(len(ids), len(ids))
 
-        if self._dependencies.index.keeps_deleted:
+        if self._storage.index.keeps_deleted:
             await self._indexer.rebuild(still)
         else:
             await self._indexer.caught_up(asked["memory"], lambda: still(0, 0))
@@ -101,7 +106,7 @@ class Erasing:
         async with self._scrubbing:
             if self._scrubbed < mine:
                 serves = self._asked
-                await self._dependencies.journal.scrub()
+                await self._storage.journal.scrub()
                 self._scrubbed = serves
 
     # ---- fragments
@@ -113,7 +118,7 @@ class Erasing:
                 async with asyncio.timeout(LOOK_S):
                     await actor.revision_reached(actor.revision + 1)
         while True:  # again, until nothing derives from them: streams and jobs go on meanwhile
-            derived = await _derived(actor.uid, self._dependencies)
+            derived = await _derived(actor.uid, self._storage)
             found = False
             for start in range(0, len(ids), BATCH):
                 found = await self._part(actor, ids[start : start + BATCH], derived) or found
@@ -133,13 +138,13 @@ class Erasing:
         self, actor: Actor, named: Sequence[str], closure: Sequence[str], known: Collection[str]
     ) -> bool | None:
         """None when what is to be told anew has changed since its vectors were made."""
-        fragments = await some(actor, closure, self._dependencies)
+        fragments = await some(actor, closure, self._storage)
         gathered = await self._gathered(actor, self._followed(actor, named, fragments), fragments)
         done: list[bool] = []
 
         async def decide(now: Actor) -> Decision | None:
             newer = sorted(now.working.insights.difference(known))
-            found = await some(now, [*closure, *newer], self._dependencies)
+            found = await some(now, [*closure, *newer], self._storage)
             decision = self._decide(now, named, found, gathered)
             if decision is None:
                 return None
@@ -159,8 +164,8 @@ class Erasing:
         retold = [one for one in erasure.retold if one.content != before[one.id]]
         if not retold:
             return {}
-        own = await stored_vectors(actor, [one.id for one in retold if one.own_vector], self._dependencies)
-        parts = await self._dependencies.gatherer.gather(
+        own = await stored_vectors(actor, [one.id for one in retold if one.own_vector], self._storage)
+        parts = await self._models.gatherer.gather(
             retold, own, [one.importance for one in retold], record, account_of(record), actor.working.embedding
         )
         return {part.fragment.id: part for part in parts}
@@ -185,7 +190,7 @@ class Erasing:
         parts = {one.id: gathered[one.id] for one in retold if one.content != before[one.id].content}
         erased = (*transition.removed, *parts)
         self._reinforcement.forget(set(erased))
-        jobs = jobs_of(now.working, transition, parts.values(), self._dependencies)
+        jobs = jobs_of(now.working, transition, parts.values(), self._runtime)
         return Decision(transition=transition, gathered=parts, erased=erased, jobs=jobs)
 
 
@@ -200,12 +205,12 @@ def _closure(named: Sequence[str], derived: Mapping[str, Collection[str]]) -> li
     return list(found)
 
 
-async def _derived(uid: str, dependencies: Dependencies) -> dict[str, list[str]]:
+async def _derived(uid: str, storage: Storage) -> dict[str, list[str]]:
     """Ids of the fragments that name it as a source, by id of that source; forgotten fragments too."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for forgotten in (False, True):
         after = -1
-        while page := await dependencies.journal.list_fragments(
+        while page := await storage.journal.list_fragments(
             uid, FragmentQuery(forgotten=forgotten, after=after, limit=PAGE)
         ):
             for fragment in page:

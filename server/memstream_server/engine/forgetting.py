@@ -26,7 +26,7 @@ from memstream_server.ports.journal.records import MemoryRecord
 if TYPE_CHECKING:
     from memstream_server.core.transition import Transition
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import Runtime, Storage
     from memstream_server.engine.registry import Registry
 
 log = structlog.get_logger(__name__)
@@ -45,9 +45,10 @@ _Decide = Callable[["Actor", list[Fragment]], "Transition"]
 class Forgetting:
     """One background task, a round every `maintenance_interval_s`. Started and stopped by the engine."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry) -> None:
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
+    def __init__(self, storage: Storage, runtime: Runtime, registry: Registry) -> None:
+        self._storage = storage
+        self._runtime = runtime
+        self._journal = storage.journal
         self._registry = registry
         self._looked_us: dict[str, int] = {}
         self._counted: dict[str, int] = {}
@@ -65,7 +66,7 @@ class Forgetting:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._dependencies.limits.maintenance_interval_s)
+            await asyncio.sleep(self._runtime.limits.maintenance_interval_s)
             try:
                 await self.round()
             except (EngineError, JournalError) as error:
@@ -74,7 +75,7 @@ class Forgetting:
     async def round(self) -> None:
         """Everything that is due now."""
         async with self._one_round:
-            now_us = self._dependencies.clock.now_us()
+            now_us = self._runtime.clock.now_us()
             tended = await self._registry.ownership.tended()
             await self._expire(now_us, tended)
             while await self._journal.prune_answers(BATCH) >= BATCH:
@@ -205,7 +206,7 @@ class Forgetting:
     # ---- for good
     async def purge(self, record: MemoryRecord) -> AsyncIterator[int]:
         """Erase what a memory forgot longer ago than its grace; yields how many went, some at a time."""
-        before_us = self._dependencies.clock.now_us() - record.policy.retention.forget_grace_s * _SECOND_US
+        before_us = self._runtime.clock.now_us() - record.policy.retention.forget_grace_s * _SECOND_US
         async for erased in self._erase(record.uid, before_us):
             yield erased
 
@@ -234,7 +235,7 @@ class Forgetting:
         made: list[Transition] = []
 
         async def deciding(now: Actor) -> Decision | None:
-            made.append(decide(now, await some(now, ids, self._dependencies)))
+            made.append(decide(now, await some(now, ids, self._storage)))
             return Decision(transition=made[0]) if made[0].events else None
 
         async with self._registry.use_uid(uid) as actor:

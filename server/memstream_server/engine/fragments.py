@@ -17,7 +17,7 @@ from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.registry import Registry
 
 PAGE = 200
@@ -27,9 +27,11 @@ PAGE = 200
 class Fragments:
     """Those of every memory."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry) -> None:
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
+    def __init__(self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._journal = storage.journal
         self._registry = registry
 
     async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
@@ -38,7 +40,8 @@ class Fragments:
         if external_id:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
-                self._registry.ownership.check(actor)
+                actor.raise_if_failed()
+                self._registry.ownership.check()
         found = await self._found(record, [id]) if id else []
         if not found:
             key = external_id or id
@@ -63,7 +66,7 @@ class Fragments:
     async def _found(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """Those of the ids that exist and have not expired."""
         there = await self._journal.fragments(record.uid, ids)
-        return lifecycle.drop_expired(there, record, self._dependencies.clock.now_us())
+        return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
     async def page(
         self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
@@ -82,7 +85,7 @@ class Fragments:
                 limit=PAGE,
             )
             page = await self._journal.list_fragments(record.uid, query)
-            now_us = self._dependencies.clock.now_us()
+            now_us = self._runtime.clock.now_us()
             # Of the forgotten those that have expired are listed, too: they wait to be erased.
             for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
                 if passes(fragment, chosen):
@@ -98,14 +101,14 @@ class Fragments:
     ) -> Put:
         """Observe, or update the fragment of that external_id. Raises EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
-            return await putting.put(actor, new, etag, self._dependencies, once)
+            return await putting.put(actor, new, etag, self._storage, self._models, self._runtime, once)
 
     async def update(
         self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
     ) -> tuple[Fragment, int]:
         """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
-            return await lifecycle.update(actor, change, self._dependencies, once)
+            return await lifecycle.update(actor, change, self._storage, self._models, self._runtime, once)
 
     async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
@@ -113,7 +116,7 @@ class Fragments:
         """By ids or by filter. Restorable within the policy's grace."""
         async with self._registry.use(namespace, name) as actor:
             ids = await self._ids(actor, which, forgotten=False)
-            return await lifecycle.forget(actor, ids, self._dependencies, once)
+            return await lifecycle.forget(actor, ids, self._storage, self._runtime, once)
 
     async def restore(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
@@ -121,11 +124,11 @@ class Fragments:
         """By ids or by filter. Raises ModelDown."""
         async with self._registry.use(namespace, name) as actor:
             ids = await self._ids(actor, which, forgotten=True)
-            return await lifecycle.restore(actor, ids, self._dependencies, once)
+            return await lifecycle.restore(actor, ids, self._storage, self._models, self._runtime, once)
 
     async def _ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
         if isinstance(which, Filter):
-            return await lifecycle.matching(actor.uid, which, forgotten, self._dependencies)
+            return await lifecycle.matching(actor.uid, which, forgotten, self._storage)
         return which
 
     async def clear(
@@ -133,4 +136,4 @@ class Fragments:
     ) -> Changed:
         """Fragments of these tiers leave for good; no tiers are all."""
         async with self._registry.use(namespace, name) as actor:
-            return await lifecycle.clear(actor, tiers, self._dependencies, once)
+            return await lifecycle.clear(actor, tiers, self._storage, once)

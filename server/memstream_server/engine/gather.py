@@ -297,9 +297,13 @@ class Gatherer:
         return rows
 
 
+def enhances_short_term(kind: MemoryKind, policy: Policy) -> bool:
+    """Whether new fragments are compared with those in short-term."""
+    if kind is MemoryKind.HYBRID:
+        return policy.short_term.kind is ShortTermKind.ENHANCED
+    return kind is MemoryKind.ENHANCED_SHORT_TERM
+
+
 def compares_content(kind: MemoryKind, policy: Policy) -> bool:
     """Whether this memory needs vectors of the content alone: its short-term tier enhances, and by content."""
-    enhances = kind is MemoryKind.ENHANCED_SHORT_TERM or (
-        kind is MemoryKind.HYBRID and policy.short_term.kind is ShortTermKind.ENHANCED
-    )
-    return enhances and policy.short_term.compare_content
+    return enhances_short_term(kind, policy) and policy.short_term.compare_content

@@ -28,7 +28,7 @@ from memstream_server.ports.journal.records import Indexable, IndexEntry
 from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.registry import Registry
 
 log = structlog.get_logger(__name__)
@@ -52,10 +52,14 @@ _Key: TypeAlias = tuple[str, str]
 class Indexer:
     """Started and stopped by the engine; told of every commit."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry, space: Space) -> None:
+    def __init__(
+        self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, space: Space
+    ) -> None:
         self.degraded = "the vector index is starting"
         """Why the index does not answer; empty when it does."""
-        self._dependencies = dependencies
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         self._registry = registry
         self._wanted: list[Space] = [space]
         """The space in force, and another that is to be filled, too."""
@@ -70,7 +74,7 @@ class Indexer:
         self._full = asyncio.Event()
         self._open = False
         self._missing = False
-        self._reconciliation = Reconciliation(dependencies)
+        self._reconciliation = Reconciliation(storage, models)
         self._asked = self._dropped = self._rebuilt = 0
         """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
         self._refilled = 0
@@ -78,7 +82,7 @@ class Indexer:
         self._written = 0
         """Entries done since the start, the oldest first."""
         self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
-        self._following = Following(dependencies.journal, registry)
+        self._following = Following(storage.journal, registry)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -108,9 +112,9 @@ class Indexer:
         """Told after every commit, with the rows it entered into the outbox."""
         self._waiting += rows
         if rows and self._since_s is None:
-            self._since_s = self._dependencies.clock.monotonic_s()
+            self._since_s = self._runtime.clock.monotonic_s()
         self._wake.set()
-        if self._waiting >= self._dependencies.limits.flush_rows:
+        if self._waiting >= self._runtime.limits.flush_rows:
             self._full.set()
 
     async def rebuild(self, at: Callable[[int, int], Awaitable[None]]) -> None:
@@ -125,7 +129,7 @@ class Indexer:
                 self._hurry()  # again: emptying the outbox takes what was said before it as done
             await asyncio.sleep(LOOK_S)
             if self._dropped >= ticket:
-                left = await self._dependencies.journal.outbox_size()
+                left = await self._storage.journal.outbox_size()
                 total = max(total, left, self._refilled)
                 done = max(done, total - left)  # what is written meanwhile waits there, too
             await at(done, total)
@@ -153,7 +157,7 @@ class Indexer:
 
     async def abreast(self, at: Callable[[], Awaitable[None]]) -> None:
         """Waits until the collections have what is in the outbox now, whatever comes after it; `at` as above."""
-        wanted = self._written + await self._dependencies.journal.outbox_size()
+        wanted = self._written + await self._storage.journal.outbox_size()
         while self._written < wanted:
             self._hurry()
             await asyncio.sleep(LOOK_S)
@@ -164,7 +168,7 @@ class Indexer:
         return [id_ for _, flushed in self._settling for id_ in flushed.get(uid, ())]
 
     async def _adopt(self) -> None:
-        index = self._dependencies.index
+        index = self._storage.index
         for space in self._wanted:
             if space.model not in self._held:
                 await index.add(space)  # what it lacks waits in the outbox, or is about to
@@ -172,12 +176,12 @@ class Indexer:
         if self._doomed is not None:
             self._held = [model for model in self._held if model != self._doomed.model]
             await index.remove(self._doomed)
-            self._doomed, self._reconciliation = None, Reconciliation(self._dependencies)
+            self._doomed, self._reconciliation = None, Reconciliation(self._storage, self._models)
             self._removed.set()
 
     async def caught_up(self, uid: str, at: Callable[[], Awaitable[None]]) -> None:
         """Waits until all of a memory that is in the outbox now is in the index, flushed; `at` as above."""
-        journal = self._dependencies.journal
+        journal = self._storage.journal
         _, last = (await journal.outbox_rows([uid])).get(uid, (0, 0))
         while 0 < (await journal.outbox_rows([uid])).get(uid, (0, 0))[0] <= last:
             self._hurry()
@@ -219,7 +223,7 @@ class Indexer:
 
     async def _begin(self) -> None:
         wanted = list(self._wanted)
-        to_fill = await self._dependencies.index.open(*wanted)
+        to_fill = await self._storage.index.open(*wanted)
         self._held = [space.model for space in wanted]
         if to_fill:
             self.degraded = REBUILDING  # until the first cycle has filled it
@@ -227,11 +231,11 @@ class Indexer:
         else:
             self.degraded = ""
         self._open = True
-        self._reconciliation = Reconciliation(self._dependencies)
-        self.entered(await self._dependencies.journal.outbox_size())
+        self._reconciliation = Reconciliation(self._storage, self._models)
+        self.entered(await self._storage.journal.outbox_size())
 
     async def _refill(self) -> None:
-        self._refilled = rows = await self._dependencies.journal.outbox_refill()
+        self._refilled = rows = await self._storage.journal.outbox_refill()
         log.info("index_refill", rows=rows)
         self.entered(max(rows, 1))
         self._full.set()
@@ -267,9 +271,9 @@ class Indexer:
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
-        self._reconciliation = Reconciliation(self._dependencies)  # to be done if this process leads one day
+        self._reconciliation = Reconciliation(self._storage, self._models)  # to be done if this process leads one day
         self._notice(await self._following.look())
-        if (self.degraded or self._rebuilt < dropped) and not await self._dependencies.journal.outbox_size():
+        if (self.degraded or self._rebuilt < dropped) and not await self._storage.journal.outbox_size():
             self.degraded = ""
             self._rebuilt = dropped
 
@@ -278,13 +282,13 @@ class Indexer:
         if self._dropped < self._asked:
             asked = self._asked
             self.degraded = REBUILDING
-            await self._dependencies.index.drop()
+            await self._storage.index.drop()
             self._dropped, self._open = asked, False
             await self._begin()
 
     async def _pause(self) -> None:
         """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
-        limits = self._dependencies.limits
+        limits = self._runtime.limits
         if self._registry.ownership.shared:  # rows come from elsewhere, too, and wake nobody here
             longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
             await self._wait(self._full, min(limits.flush_interval_s, longest_s))
@@ -313,26 +317,25 @@ class Indexer:
                     await event.wait()
 
     async def _drain(self) -> None:
-        dependencies = self._dependencies
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
-        since_s, began_s = self._since_s, dependencies.clock.monotonic_s()
+        since_s, began_s = self._since_s, self._runtime.clock.monotonic_s()
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
-        last = await dependencies.journal.outbox_last()  # with steady writes the outbox is never found empty
-        while entries := await dependencies.journal.outbox(dependencies.limits.flush_rows):
+        last = await self._storage.journal.outbox_last()  # with steady writes the outbox is never found empty
+        while entries := await self._storage.journal.outbox(self._runtime.limits.flush_rows):
             await self._adopt()
             await self._write(entries)
-            await dependencies.index.flush()
-            await dependencies.journal.outbox_done([entry.id for entry, _ in entries])
+            await self._storage.index.flush()
+            await self._storage.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
             self._written += len(entries)
-            dependencies.metrics.outbox(await dependencies.journal.outbox_size())
+            self._runtime.metrics.outbox(await self._storage.journal.outbox_size())
             if entries[-1][0].id >= last:
                 break  # what came meanwhile waits for its own time
         indexed(reached)
         if since_s is not None:
-            dependencies.metrics.indexed(dependencies.clock.monotonic_s() - since_s)
+            self._runtime.metrics.indexed(self._runtime.clock.monotonic_s() - since_s)
         self._since_s = began_s if self._waiting else None
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
@@ -348,9 +351,9 @@ class Indexer:
             for start in range(0, len(keys), UPSERT_ROWS):
                 slice_ = keys[start : start + UPSERT_ROWS]
                 points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in slice_]
-                await self._dependencies.index.upsert(points, model)
+                await self._storage.index.upsert(points, model)
             for memory, ids in gone.items():
-                await self._dependencies.index.delete(memory, ids, model)
+                await self._storage.index.delete(memory, ids, model)
 
     async def _vectors(self, latest: Mapping[_Key, Indexable | None], model: str) -> dict[_Key, bytes]:
         """Of what belongs in the index: its vectors in that space."""
@@ -362,7 +365,7 @@ class Indexer:
             elif there is not None:
                 elsewhere[memory].append(id_)
         for memory, ids in elsewhere.items():
-            vectors = await self._dependencies.journal.vectors(memory, model, ids)
+            vectors = await self._storage.journal.vectors(memory, model, ids)
             found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
 
@@ -374,7 +377,7 @@ class Indexer:
 
     def _settles(self, flushed: dict[str, list[str]]) -> None:
         if flushed:
-            self._settling.append((self._now() + self._dependencies.limits.fresh_s, dict(flushed)))
+            self._settling.append((self._now() + self._runtime.limits.fresh_s, dict(flushed)))
 
     def _notice(self, there: Mapping[str, Sequence[str]]) -> None:
         """What every look finds in the index until the overlay lets go of it; its time is counted from the first."""
@@ -388,11 +391,11 @@ class Indexer:
             for memory in list(flushed):
                 actor, again = self._registry.peek(memory), set[str]()
                 if actor is not None and actor.working.fresh:
-                    again = await self._dependencies.journal.outbox_fragments(memory)
+                    again = await self._storage.journal.outbox_fragments(memory)
                 ids = flushed.pop(memory)
                 if actor is not None:
                     actor.working.flushed(set(ids) - again - set(self.settling(memory)))
             self._settling.popleft()
 
     def _now(self) -> float:
-        return self._dependencies.clock.monotonic_s()
+        return self._runtime.clock.monotonic_s()

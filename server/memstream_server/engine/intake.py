@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.origin import Origin, here, nowhere
-from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.engine.requests import NewObservation, Progress, Refusal
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, MemoryRecord
-from memstream_server.ports.journal.writing import Receipt, Rejection
+from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime
     from memstream_server.engine.embeddings import Embedding
     from memstream_server.engine.producers import ProducerState
+
+
+_decoder = msgspec.msgpack.Decoder(Progress)
+encode_progress = msgspec.msgpack.Encoder().encode
+decode_progress = _decoder.decode
+
+
+def complete_answer(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ...]) -> Answer | None:
+    """The answer that the commit of a receipt writes; None if the receipt has none, or a complete one."""
+    answer, last = receipt.answer, receipt.last_sequence
+    if answer is None or answer.response:
+        return None
+    return replace(answer, response=encode_progress(Progress(last, last, 0, revision, outcomes=outcomes)))
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +58,8 @@ class Batch:
 
 
 def batch_of(
-    dependencies: Dependencies,
+    models: EngineModels,
+    runtime: Runtime,
     record: MemoryRecord,
     state: ProducerState,
     first: int,
@@ -53,7 +68,7 @@ def batch_of(
     answer: Answer | None = None,
 ) -> Batch:
     """Give ids, positions and times to a batch's observations; refused items keep only their numbers."""
-    now_us = dependencies.clock.now_us()
+    now_us = runtime.clock.now_us()
     fragments: list[Fragment] = []
     sequences: list[int] = []
     importances: list[float | None] = []
@@ -63,7 +78,7 @@ def batch_of(
         if isinstance(item, Refusal):
             rejections.append(Rejection(number, item.code, item.reason, item.message, item.details))
             continue
-        fragment = fragment_of(item, dependencies.ids.next(), now_us, position + len(fragments), record)
+        fragment = fragment_of(item, runtime.ids.next(), now_us, position + len(fragments), record)
         fragments.append(fragment)
         sequences.append(number)
         importances.append(item.importance)
@@ -81,12 +96,12 @@ def batch_of(
         importances=tuple(importances),
         vectors=vectors,
         rejections=tuple(rejections),
-        model=dependencies.embedding.name,
+        model=models.embedding.name,
         position=position,
         outcomes=state.outcomes,
         answer=answer,
     )
-    return Batch(receipt, state, dependencies.clock.monotonic_s(), here())
+    return Batch(receipt, state, runtime.clock.monotonic_s(), here())
 
 
 def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
@@ -141,7 +156,7 @@ async def verify_repeats(
 
 async def observations_in(
     batches: Sequence[Batch],
-    dependencies: Dependencies,
+    models: EngineModels,
     record: MemoryRecord,
     account: Account,
     embedding: Embedding,
@@ -150,7 +165,7 @@ async def observations_in(
 
     A client's own vector of a space that is no longer in force is of no use: the text is embedded.
     """
-    in_force = dependencies.embedding.name
+    in_force = models.embedding.name
     fragments: list[Fragment] = []
     importances: list[float | None] = []
     vectors: dict[str, Vector] = {}
@@ -163,4 +178,4 @@ async def observations_in(
             vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
     if not fragments:
         return []
-    return await dependencies.gatherer.gather(fragments, vectors, importances, record, account, embedding)
+    return await models.gatherer.gather(fragments, vectors, importances, record, account, embedding)

@@ -22,11 +22,12 @@ from memstream_server.core.filters import visible
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
-from memstream_server.engine.decision import Decision, account_of, effective_policy, jobs_of
+from memstream_server.engine.decide import effective_policy, jobs_of
+from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.lifecycle import drop_expired, some
-from memstream_server.engine.recalling import recall
+from memstream_server.engine.recalling import Recaller
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal.errors import JournalError
@@ -36,7 +37,7 @@ from memstream_server.ports.models import Account, Insights, ModelError, ModelRe
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.registry import Registry
 
 log = structlog.get_logger(__name__)
@@ -60,9 +61,14 @@ Cited: TypeAlias = tuple[str, tuple[str, ...]]
 class Jobs:
     """The runner: one job at a time. Started and stopped by the engine."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry) -> None:
-        self._dependencies = dependencies
+    def __init__(
+        self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, recaller: Recaller
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         self._registry = registry
+        self._recaller = recaller
         self._wake = asyncio.Event()
         self._failures: dict[str, int] = {}
         self._aside: dict[str, float] = {}
@@ -119,7 +125,7 @@ class Jobs:
         tended = await self._registry.ownership.tended()
         limit = PAGE + len(self._failures)
         while True:
-            jobs = await self._dependencies.journal.jobs(limit)
+            jobs = await self._storage.journal.jobs(limit)
             if len(jobs) < limit:
                 self._forget_all_but({job.id for job in jobs})
             now_s = asyncio.get_running_loop().time()
@@ -170,10 +176,10 @@ class Jobs:
             await actor.run(lambda _: _ended(job, account))
 
     async def _do(self, actor: Actor, job: Job, account: Account) -> None:
-        insights = self._dependencies.insights
+        insights = self._models.insights
         if job.type == "backfill":
             await self._backfill(actor, job)
-        elif job.type == "rating" and self._dependencies.gatherer.rates:
+        elif job.type == "rating" and self._models.gatherer.rates:
             await self._rate(actor, job, account)
         elif job.type == "insight" and insights is not None:
             await self._insight(actor, job, insights, account)
@@ -202,16 +208,14 @@ class Jobs:
 
         Generative Agents (arXiv 2304.03442, section 4.2). Raises ModelUnavailable, ModelRefused.
         """
-        insights = self._dependencies.insights
+        insights = self._models.insights
         if insights is None:
             return []
         policy = actor.working.record.policy.reflection
         latest = await self._latest(actor, policy.fragments)
         found: list[Cited] = []
         for question in await insights.questions([one.content for one in latest], policy.questions, account):
-            answer = await recall(
-                actor, Query(text=question, reinforce=False, working_memory=False), self._dependencies
-            )
+            answer = await self._recaller.recall(actor, Query(text=question, reinforce=False, working_memory=False))
             evidence = [recollection.fragment for recollection in answer.recollections]
             texts = [one.content for one in evidence]
             for text, cited in await insights.reflect(question, texts, policy.insights, account):
@@ -221,13 +225,13 @@ class Jobs:
     async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
         ttl_s = actor.working.record.policy.retention.ttl_s
-        there = visible(columns, self._dependencies.clock.now_us(), ttl_s) & columns.tier_is((Tier.LONG_TERM,))
+        there = visible(columns, self._runtime.clock.now_us(), ttl_s) & columns.tier_is((Tier.LONG_TERM,))
         return await self._found(actor, [columns.ids[slot] for slot in there.nonzero()[0][-count:]])
 
     async def _found(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
         """Those that have not expired."""
-        there = await self._dependencies.journal.fragments(actor.uid, ids)
-        return drop_expired(there, actor.working.record, self._dependencies.clock.now_us())
+        there = await self._storage.journal.fragments(actor.uid, ids)
+        return drop_expired(there, actor.working.record, self._runtime.clock.now_us())
 
     async def keep(
         self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int
@@ -238,7 +242,7 @@ class Jobs:
         """
         fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
-        gathered = await self._dependencies.gatherer.gather(
+        gathered = await self._models.gatherer.gather(
             fragments, {}, [None] * len(fragments), record, account, actor.working.embedding
         )
 
@@ -252,9 +256,9 @@ class Jobs:
         await actor.run(decide)
 
     def _fragment(self, actor: Actor, text: str, sources: tuple[str, ...]) -> Fragment:
-        now_us = self._dependencies.clock.now_us()
+        now_us = self._runtime.clock.now_us()
         return Fragment(
-            id=self._dependencies.ids.next(),
+            id=self._runtime.ids.next(),
             content=text,
             tier=Tier.LONG_TERM,
             kind=FragmentKind.INSIGHT,
@@ -268,12 +272,12 @@ class Jobs:
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
         known = await self._found(actor, ids)
-        vectors = await self._dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids)
+        vectors = await self._storage.journal.vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
     def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
         working = actor.working
-        policy = effective_policy(working.record.policy, self._dependencies)
+        policy = effective_policy(working.record.policy, self._models)
         state, steps, known = working.state, [], [other for other in others if other.fragment.id in working.columns]
         for part in gathered:
             step = lifecycle.insert_insight(state, Held(part.fragment, part.vector), known, policy)
@@ -284,7 +288,7 @@ class Jobs:
             return end
         parts = {part.fragment.id: part for part in gathered}
         transition = join_all(steps)
-        jobs = jobs_of(working, transition, gathered, self._dependencies)
+        jobs = jobs_of(working, transition, gathered, self._runtime)
         return replace(end, transition=transition, gathered=parts, jobs=jobs)
 
     # ---- importances that were missing
@@ -292,14 +296,14 @@ class Jobs:
         """Rate what was stored while the scorer was down, if nobody has changed its importance since."""
         payload = json.loads(job.payload)
         default: float = payload["importance"]
-        lacking = await some(actor, payload["fragments"], self._dependencies)
-        scores = await self._dependencies.gatherer.ratings([one.content for one in lacking], account)
+        lacking = await some(actor, payload["fragments"], self._storage)
+        scores = await self._models.gatherer.ratings([one.content for one in lacking], account)
         rated = {one.id: (one.content, score) for one, score in zip(lacking, scores, strict=True) if score is not None}
 
         async def decide(now: Actor) -> Decision:
             changed = [
                 one.but(importance=rated[one.id][1])
-                for one in await some(now, list(rated), self._dependencies)
+                for one in await some(now, list(rated), self._storage)
                 if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
             transition = lifecycle.rate(now.working.state, changed) if changed else None
@@ -315,7 +319,7 @@ class Jobs:
         """
         for forgotten in (False, True):
             query = FragmentQuery(forgotten=forgotten, limit=PAGE)
-            while page := await self._dependencies.journal.list_fragments(actor.uid, query):
+            while page := await self._storage.journal.list_fragments(actor.uid, query):
                 query = replace(query, after=page[-1].position)
                 lacking = [fragment for fragment in page if not fragment.model]
                 if lacking:
@@ -324,7 +328,7 @@ class Jobs:
 
     async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
         record = actor.working.record
-        gathered = await self._dependencies.gatherer.gather(
+        gathered = await self._models.gatherer.gather(
             lacking,
             {},
             [fragment.importance for fragment in lacking],
@@ -340,7 +344,7 @@ class Jobs:
             async def decide(now: Actor) -> Decision | None:
                 seen = {id_: part.under(now.working.embedding.name) for id_, part in filled.items()}
                 made = {id_: part for id_, part in seen.items() if part.vector is not None}
-                return _filled(now, made, await some(now, list(made), self._dependencies))
+                return _filled(now, made, await some(now, list(made), self._storage))
 
             await actor.run(decide)
 

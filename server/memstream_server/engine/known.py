@@ -13,7 +13,7 @@ from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import Storage
     from memstream_server.engine.gather import Gathered
     from memstream_server.engine.working_set import WorkingSet
 
@@ -75,7 +75,7 @@ class Known:
                 self.by_id[put.id] = put
 
 
-async def read_known(working: WorkingSet, gathered: Iterable[Gathered], dependencies: Dependencies) -> Known:
+async def read_known(working: WorkingSet, gathered: Iterable[Gathered], storage: Storage) -> Known:
     """What of the memory a group concerns. Nothing changes it before the group is decided: this is its order."""
     policy = working.record.policy.short_term
     keyed: set[str] = set()
@@ -96,7 +96,7 @@ async def read_known(working: WorkingSet, gathered: Iterable[Gathered], dependen
             others[recalled] = None
     keyed.discard("")
     if keyed or others:
-        found = await dependencies.journal.fragments(working.record.uid, sorted({*keyed, *others}))
+        found = await storage.journal.fragments(working.record.uid, sorted({*keyed, *others}))
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
         known.by_id = {one.id: held.get(one.id, one) for one in found if one.id in others}
         known.by_key = {one.external_id: one for one in found if one.id in keyed}

@@ -20,9 +20,10 @@ from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
-from memstream_server.engine.decision import Decision, account_of, jobs_of
+from memstream_server.engine.decide import jobs_of
+from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
-from memstream_server.engine.gather import Gathered, compares_content
+from memstream_server.engine.gather import Gathered, compares_content, enhances_short_term
 from memstream_server.engine.reinforcing import unpacked
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
@@ -31,7 +32,7 @@ from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
 
 T = TypeVar("T")
 Deciding = Callable[["Actor"], Awaitable[tuple[Decision | None, Callable[[int], T]]]]
@@ -62,7 +63,7 @@ class FragmentChange:
     etag: str = ""
 
 
-async def decided(actor: Actor, once: Once[T] | None, dependencies: Dependencies, decide: Deciding[T]) -> T:
+async def decided(actor: Actor, once: Once[T] | None, storage: Storage, decide: Deciding[T]) -> T:
     """Decide in the memory's order; what repeats are to be answered is committed with it.
 
     Raises AlreadyAnswered when a repeat overtook this call (its first try was cut off, and went on without a client).
@@ -70,7 +71,7 @@ async def decided(actor: Actor, once: Once[T] | None, dependencies: Dependencies
     made: list[T] = []
 
     async def answering(now: Actor) -> Decision | None:
-        if once is not None and await dependencies.journal.answer(once.key) is not None:
+        if once is not None and await storage.journal.answer(once.key) is not None:
             raise AlreadyAnswered("this request was answered meanwhile; ask again for its answer", retry_after_s=0.1)
         decision, result_at = await decide(now)
         commits = decision is not None or once is not None
@@ -82,14 +83,19 @@ async def decided(actor: Actor, once: Once[T] | None, dependencies: Dependencies
 
 
 async def update(
-    actor: Actor, change: FragmentChange, dependencies: Dependencies, once: Once[tuple[Fragment, int]] | None = None
+    actor: Actor,
+    change: FragmentChange,
+    storage: Storage,
+    models: EngineModels,
+    runtime: Runtime,
+    once: Once[tuple[Fragment, int]] | None = None,
 ) -> tuple[Fragment, int]:
     """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
-    seen = await one(actor, change.id, dependencies)
-    made = await _gathered(actor, seen, change, dependencies) if _says_else(change) else None
+    seen = await one(actor, change.id, storage, runtime)
+    made = await _gathered(actor, seen, change, storage, models) if _says_else(change) else None
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], tuple[Fragment, int]]]:
-        current = await one(now, change.id, dependencies)
+        current = await one(now, change.id, storage, runtime)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
         if made is not None and change.content is None and current.content != seen.content:
@@ -101,11 +107,11 @@ async def update(
         state = now.working.state
         transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
         gathered = {} if part is None else {change.id: part}
-        jobs = jobs_of(now.working, transition, gathered.values(), dependencies)
+        jobs = jobs_of(now.working, transition, gathered.values(), runtime)
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
         return decision, lambda revision: (changed.but(version=revision), revision)
 
-    return await decided(actor, once, dependencies, decide)
+    return await decided(actor, once, storage, decide)
 
 
 def _says_else(change: FragmentChange) -> bool:
@@ -134,49 +140,54 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     return fragment if change.expire_time_us is None else fragment.but(ttl_us=None)
 
 
-async def _gathered(actor: Actor, seen: Fragment, change: FragmentChange, dependencies: Dependencies) -> Gathered:
+async def _gathered(
+    actor: Actor, seen: Fragment, change: FragmentChange, storage: Storage, models: EngineModels
+) -> Gathered:
     record, fragment = actor.working.record, _changed(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
-        own |= await stored_vectors(actor, [seen.id], dependencies)
+        own |= await stored_vectors(actor, [seen.id], storage)
     known, space = [fragment.importance], actor.working.embedding
-    return (await dependencies.gatherer.gather([fragment], own, known, record, account_of(record), space))[0]
+    return (await models.gatherer.gather([fragment], own, known, record, account_of(record), space))[0]
 
 
 async def forget(
-    actor: Actor, ids: Sequence[str], dependencies: Dependencies, once: Once[Changed] | None = None
+    actor: Actor, ids: Sequence[str], storage: Storage, runtime: Runtime, once: Once[Changed] | None = None
 ) -> Changed:
     """Out of recall, restorable within the policy's grace. Ids that are not there or forgotten are passed over."""
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
-        now_us = dependencies.clock.now_us()
-        fragments = drop_expired(await some(now, part, dependencies), now.working.record, now_us)
+        now_us = runtime.clock.now_us()
+        fragments = drop_expired(await some(now, part, storage), now.working.record, now_us)
         return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
 
-    return await _in_batches(actor, ids, EventType.FORGOTTEN, dependencies, once, decide)
+    return await _in_batches(actor, ids, EventType.FORGOTTEN, storage, once, decide)
 
 
 async def restore(
-    actor: Actor, ids: Sequence[str], dependencies: Dependencies, once: Once[Changed] | None = None
+    actor: Actor,
+    ids: Sequence[str],
+    storage: Storage,
+    models: EngineModels,
+    runtime: Runtime,
+    once: Once[Changed] | None = None,
 ) -> Changed:
     """Back into recall. Ids that are not forgotten, or that have expired, are passed over. Raises ModelDown."""
     vectors: dict[str, tuple[str, Vector]] = {}
     space = actor.working.embedding
     for part in _parts(ids):
-        vectors |= await _content_vectors(actor, await some(actor, part, dependencies), dependencies)
+        vectors |= await _content_vectors(actor, await some(actor, part, storage), storage, models)
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         usable = vectors if now.working.embedding is space else {}
-        there = drop_expired(await some(now, part, dependencies), now.working.record, dependencies.clock.now_us())
+        there = drop_expired(await some(now, part, storage), now.working.record, runtime.clock.now_us())
         held = [Held(found, _of_content(found, usable)) for found in there]
         return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
-    return await _in_batches(actor, ids, EventType.RESTORED, dependencies, once, decide)
+    return await _in_batches(actor, ids, EventType.RESTORED, storage, once, decide)
 
 
-async def clear(
-    actor: Actor, tiers: Sequence[Tier], dependencies: Dependencies, once: Once[Changed] | None = None
-) -> Changed:
+async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[Changed] | None = None) -> Changed:
     """Empty these tiers for good, forgotten fragments of them included; no tiers are all. All of it or nothing."""
     wanted = frozenset(tiers or Tier)
 
@@ -190,10 +201,10 @@ async def clear(
         transition = lifecycle.clear(now.working.state, outside, wanted)
         return _decision(transition), lambda revision: Changed(len(transition.removed), revision)
 
-    return await decided(actor, once, dependencies, decide)
+    return await decided(actor, once, storage, decide)
 
 
-async def matching(uid: str, chosen: Filter, forgotten: bool, dependencies: Dependencies) -> list[str]:
+async def matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) -> list[str]:
     """Ids of the fragments (of the forgotten ones) that pass, in order of receipt."""
     found: list[str] = []
     query = FragmentQuery(
@@ -205,7 +216,7 @@ async def matching(uid: str, chosen: Filter, forgotten: bool, dependencies: Depe
         limit=PAGE,
     )
     while True:
-        page = await dependencies.journal.list_fragments(uid, query)
+        page = await storage.journal.list_fragments(uid, query)
         found += [fragment.id for fragment in page if passes(fragment, chosen)]
         if len(page) < PAGE:
             return found
@@ -216,7 +227,7 @@ async def _in_batches(
     actor: Actor,
     ids: Sequence[str],
     told: EventType,
-    dependencies: Dependencies,
+    storage: Storage,
     once: Once[Changed] | None,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Changed:
@@ -225,7 +236,7 @@ async def _in_batches(
     changed = Changed(0, actor.revision)
     for number, part in enumerate(parts, 1):
         step = _counting(part, told, changed.count, decide)
-        changed = await decided(actor, once if number == len(parts) else None, dependencies, step)
+        changed = await decided(actor, once if number == len(parts) else None, storage, step)
     return changed
 
 
@@ -253,21 +264,21 @@ def _decision(transition: Transition) -> Decision | None:
 
 
 async def _content_vectors(
-    actor: Actor, fragments: Sequence[Fragment], dependencies: Dependencies
+    actor: Actor, fragments: Sequence[Fragment], storage: Storage, models: EngineModels
 ) -> dict[str, tuple[str, Vector]]:
     """(content, vector to compare it by) of those that are forgotten, where short-term compares."""
     record = actor.working.record
     gone = [found for found in fragments if found.forget_time_us is not None and found.tier is not Tier.LONG_TERM]
-    if not gone or not dependencies.enhances(record):
+    if not gone or not enhances_short_term(record.kind, record.policy):
         return {}
     by_content = compares_content(record.kind, record.policy)
     stored = [found.id for found in gone if found.own_vector or not by_content]
     embedded = [found for found in gone if by_content and not found.own_vector]
-    vectors = await stored_vectors(actor, stored, dependencies)
+    vectors = await stored_vectors(actor, stored, storage)
     if embedded:
         try:
             texts = [found.content for found in embedded]
-            rows = await dependencies.gatherer.content_vectors(texts, record, actor.working.embedding)
+            rows = await models.gatherer.content_vectors(texts, record, actor.working.embedding)
         except ModelUnavailable as error:
             raise ModelDown(f"the embedding model does not answer: {error.summary}", retry_after_s=1.0) from error
         except ModelRefused:  # then they had none before either, and are compared with nobody
@@ -282,18 +293,18 @@ def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -
     return vector if content == fragment.content else None
 
 
-async def stored_vectors(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> dict[str, Vector]:
+async def stored_vectors(actor: Actor, ids: Sequence[str], storage: Storage) -> dict[str, Vector]:
     """The indexed vectors of these fragments, of those that have one."""
-    packed = await dependencies.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
+    packed = await storage.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
     found = {id_: unpacked(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}
 
 
-async def some(actor: Actor, ids: Sequence[str], dependencies: Dependencies) -> list[Fragment]:
+async def some(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragment]:
     """The fragments as they are now: the held ones from RAM, whose counts are ahead of none."""
     held = {held.fragment.id: held.fragment for held in (*actor.working.state.sensory, *actor.working.state.short_term)}
     outside = [id_ for id_ in dict.fromkeys(ids) if id_ not in held]
-    read = {found.id: found for found in await dependencies.journal.fragments(actor.uid, outside)} if outside else {}
+    read = {found.id: found for found in await storage.journal.fragments(actor.uid, outside)} if outside else {}
     known = {**read, **held}
     return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 
@@ -303,10 +314,10 @@ def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: in
     return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
 
 
-async def one(actor: Actor, fragment_id: str, dependencies: Dependencies) -> Fragment:
+async def one(actor: Actor, fragment_id: str, storage: Storage, runtime: Runtime) -> Fragment:
     """The fragment as it is now. Raises FragmentNotFound."""
-    there = await some(actor, [fragment_id], dependencies)
-    found = drop_expired(there, actor.working.record, dependencies.clock.now_us())
+    there = await some(actor, [fragment_id], storage)
+    found = drop_expired(there, actor.working.record, runtime.clock.now_us())
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)
     return found[0]

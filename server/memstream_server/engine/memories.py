@@ -21,7 +21,7 @@ from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.registry import Registry
 
 PAGE = 500
@@ -31,9 +31,13 @@ PAGE = 500
 class Memories:
     """All memories there are. `gone` is told the uid of each that was deleted."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry, gone: Callable[[str], None]) -> None:
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
+    def __init__(
+        self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, gone: Callable[[str], None]
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._journal = storage.journal
         self._registry = registry
         self._gone = gone
         self._deletions: set[asyncio.Task[None]] = set()
@@ -42,11 +46,11 @@ class Memories:
         """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded, CapabilityMissing."""
         existing = await self._journal.get_memory(new.namespace, new.name)
         if existing is None:
-            await self._dependencies.understand(new.policy)
+            await self._models.prepare_language(new.policy)
             record = self._new_record(new)
             made = (Event(EventType.MEMORY_CREATED, ""),)
             stored = None if answer is None else answer(record)
-            most = self._dependencies.limits.namespace_memories_max
+            most = self._runtime.limits.namespace_memories_max
             try:
                 await written(self._journal.create_memory(record, made, stored, most))
             except AlreadyExists:
@@ -62,9 +66,9 @@ class Memories:
         )
 
     def _new_record(self, new: NewMemory) -> MemoryRecord:
-        now_us = self._dependencies.clock.now_us()
+        now_us = self._runtime.clock.now_us()
         return MemoryRecord(
-            uid=self._dependencies.ids.next(),
+            uid=self._runtime.ids.next(),
             namespace=new.namespace,
             name=new.name,
             kind=new.kind,
@@ -102,11 +106,11 @@ class Memories:
         """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
         made: list[MemoryRecord] = []
         if change.policy is not None:
-            await self._dependencies.understand(change.policy)
+            await self._models.prepare_language(change.policy)
         async with self._registry.use(namespace, name) as actor:
 
             def decide(now: Actor) -> Decision:
-                record, now_us = now.working.record, self._dependencies.clock.now_us()
+                record, now_us = now.working.record, self._runtime.clock.now_us()
                 _check_etag(change.etag, record)
                 after = replace(
                     record,
@@ -154,7 +158,7 @@ class Memories:
     async def statistics(self, namespace: str, name: str) -> Statistics:
         """How much the memory holds."""
         record = await self._registry.record(namespace, name)
-        counts = await self._counts(record, self._dependencies.clock.now_us())
+        counts = await self._counts(record, self._runtime.clock.now_us())
         actor = self._registry.peek(record.uid)
         return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.size_bytes)
 

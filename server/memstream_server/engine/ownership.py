@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from memstream_server.engine.errors import JournalUnavailable, LeaseLost, OwnedElsewhere
+from memstream_server.engine.settings import LeaseTimes
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.processes import Owner
 
 if TYPE_CHECKING:
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.clock import Clock
+    from memstream_server.ports.journal.port import Journal
     from memstream_server.ports.processes import Processes
 
 log = structlog.get_logger(__name__)
@@ -37,23 +37,15 @@ LOOKS = 6
 RETRY_AFTER_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """In seconds."""
-
-    lease_s: float = 10.0
-    renew_s: float = 3.0
-
-
 class Ownership:
-    """Of one process. Started and stopped by the engine; `lost` is told when the lease is, before anything else."""
+    """Of one process. The engine starts and stops it."""
 
-    def __init__(self, dependencies: Dependencies, lost: Callable[[], None]) -> None:
-        self._dependencies = dependencies
-        self._processes: Processes | None = dependencies.processes
-        self._times = dependencies.lease
-        self._lost = [lost]
-        self._now = dependencies.clock.monotonic_s
+    def __init__(self, processes: Processes | None, journal: Journal, clock: Clock, lease: LeaseTimes) -> None:
+        self._processes = processes
+        self._journal = journal
+        self._times = lease
+        self._lost: list[Callable[[], None]] = []
+        self._now = clock.monotonic_s
         self._epochs: dict[str, int] = {}
         self._distrusted: set[str] = set()
         self._number = 0
@@ -90,15 +82,13 @@ class Ownership:
             return True
         return bool(self._number) and self._now() < self._until_s and self._processes.connected()
 
-    def check(self, actor: Actor) -> None:
-        """Before and after what is answered from an actor's RAM. Raises what ended the actor, LeaseLost."""
-        if actor.failed is not None:
-            raise actor.failed
+    def check(self) -> None:
+        """Call before and after an answer is read from the working set of a memory. Raises LeaseLost."""
         if not self.valid():
             raise _lease_lost()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Tell this one as well."""
+        """Call `callback` when the lease is lost, in the order of registration."""
         self._lost.append(callback)
 
     # ---- the lease
@@ -198,7 +188,7 @@ class Ownership:
         """
         if self._processes is None:
             if uid in self._distrusted:
-                self._epochs[uid] = (await self._dependencies.journal.own(uid)).epoch
+                self._epochs[uid] = (await self._journal.own(uid)).epoch
                 self._distrusted.discard(uid)
             return self._epochs.get(uid)
         number = self._number

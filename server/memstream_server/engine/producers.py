@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memstream_server.engine.errors import EngineError, SequenceConflict, SequenceGap
 from memstream_server.engine.requests import AckLevel, Opened, Progress
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from memstream_server.engine.receiving import Receiving
     from memstream_server.engine.requests import NewObservation, Refusal
+    from memstream_server.ports.journal.port import Journal
 
 RECENT_MAX = 4_096
 """Numbers whose hashes are kept in RAM per producer, so that a repeat rarely needs the journal."""
@@ -98,14 +98,34 @@ class ProducerState:
             self.session.tell()
 
 
+class SubmissionTarget(Protocol):
+    """The memory that a session submits to."""
+
+    @property
+    def journal(self) -> Journal: ...
+
+    def turn(self) -> AbstractAsyncContextManager[None]: ...
+
+    def submit(
+        self,
+        state: ProducerState,
+        first: int,
+        items: Sequence[NewObservation | Refusal],
+        awaited: AckLevel,
+        answer: Answer | None,
+    ) -> asyncio.Future[None]: ...
+
+    def released(self, state: ProducerState) -> None: ...
+
+
 class ObserveSession:
     """One open Observe stream of a producer. Not for use by several tasks at once."""
 
-    def __init__(self, receiving: Receiving, state: ProducerState, opened: Opened) -> None:
+    def __init__(self, target: SubmissionTarget, state: ProducerState, opened: Opened) -> None:
         self.opened = opened
         self.news = asyncio.Event()
         """Set when something is new, and by whatever else wakes the one that waits for it and clears it."""
-        self._receiving = receiving
+        self._target = target
         self._state = state
         self._error: EngineError | None = None
         self._closed = False
@@ -125,17 +145,15 @@ class ObserveSession:
         Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
         """
         self._raise_if_ended()
-        return self._receiving.submit(self._state, first_sequence, items, awaited, answer)
+        return self._target.submit(self._state, first_sequence, items, awaited, answer)
 
     async def resume(self, known: int) -> Resumption:
         """What a client that knows all up to `known` has missed. Raises JournalUnavailable."""
-        return await begin_resumption(
-            self._receiving.journal, self._state.name, self._state.outcomes, self.opened, known
-        )
+        return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """To read and submit a batch in: both are computed, and a hundred streams may send at once."""
-        return self._receiving.turn()
+        return self._target.turn()
 
     def progress(self) -> Progress:
         """Where the producer stands, and what was refused and decided since it was asked last.
@@ -161,7 +179,7 @@ class ObserveSession:
         self._closed = True
         if self._state.session is self:
             self._state.session = None
-        self._receiving.released(self._state)
+        self._target.released(self._state)
 
     @property
     def error(self) -> EngineError | None:

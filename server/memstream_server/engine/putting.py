@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, account_of, decide_observations
+from memstream_server.engine.decide import decide_observations
+from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.gather import Gathered
 from memstream_server.engine.intake import fragment_of
@@ -23,26 +24,40 @@ from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.ports.models import Account
 
 
 async def put(
-    actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None = None
+    actor: Actor,
+    new: NewObservation,
+    etag: str,
+    storage: Storage,
+    models: EngineModels,
+    runtime: Runtime,
+    once: Once[Put] | None = None,
 ) -> Put:
     """Observe, or update the fragment of `new.external_id`. Raises EtagMismatch when that one's etag is another,
     QuotaExceeded."""
     with actor.receiving.put(new):
-        return await _put(actor, new, etag, dependencies, once)
+        return await _put(actor, new, etag, storage, models, runtime, once)
 
 
-async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Dependencies, once: Once[Put] | None) -> Put:
+async def _put(
+    actor: Actor,
+    new: NewObservation,
+    etag: str,
+    storage: Storage,
+    models: EngineModels,
+    runtime: Runtime,
+    once: Once[Put] | None,
+) -> Put:
     account = account_of(actor.working.record)
-    part = await _gathered(actor, new, dependencies, account)
+    part = await _gathered(actor, new, models, runtime, account)
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
-        existing = await some(now, [now.working.id_of(new.external_id)], dependencies)
-        found = drop_expired(existing, now.working.record, dependencies.clock.now_us())
+        existing = await some(now, [now.working.id_of(new.external_id)], storage)
+        found = drop_expired(existing, now.working.record, runtime.clock.now_us())
         if etag and etag not in map(fragment_etag, found):
             current = fragment_etag(found[0]) if found else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
@@ -50,19 +65,21 @@ async def _put(actor: Actor, new: NewObservation, etag: str, dependencies: Depen
         seen = part.under(now.working.embedding.name)
         placed = replace(seen, fragment=seen.fragment.but(position=position))
         known = Known(by_key={fragment.external_id: fragment for fragment in existing})
-        decision, outcomes = await decide_observations(now.working, (), [placed], known, dependencies)
+        decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
         decision = decision.costing(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _result(decision, outcomes[position], revision)
 
-    return await decided(actor, once, dependencies, decide)
+    return await decided(actor, once, storage, decide)
 
 
-async def _gathered(actor: Actor, new: NewObservation, dependencies: Dependencies, account: Account) -> Gathered:
+async def _gathered(
+    actor: Actor, new: NewObservation, models: EngineModels, runtime: Runtime, account: Account
+) -> Gathered:
     record = actor.working.record
-    fragment = fragment_of(new, dependencies.ids.next(), dependencies.clock.now_us(), 0, record)
+    fragment = fragment_of(new, runtime.ids.next(), runtime.clock.now_us(), 0, record)
     own = {} if new.vector is None else {fragment.id: new.vector}
     space = actor.working.embedding
-    return (await dependencies.gatherer.gather([fragment], own, [new.importance], record, account, space))[0]
+    return (await models.gatherer.gather([fragment], own, [new.importance], record, account, space))[0]
 
 
 def _result(decision: Decision, outcome: Outcome, revision: int) -> Put:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -42,8 +42,8 @@ from memstream_server.ports.journal.writing import Outcome, Receipt
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.working_set import WorkingSet
 
 log = structlog.get_logger(__name__)
 
@@ -53,12 +53,37 @@ STORAGE_RETRY_S = 5.0
 """Pause before a decision that found the disk full is committed again, and what clients are told."""
 
 
+class Decider(Protocol):
+    """Decides and commits what a memory received."""
+
+    @property
+    def working(self) -> WorkingSet: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def revision(self) -> int: ...
+
+    def raise_if_failed(self) -> None: ...
+
+    def fail(self, error: EngineError) -> EngineError: ...
+
+    def store(self, batch: Batch) -> None: ...
+
+    async def store_at_once(self, batches: tuple[Batch, ...]) -> None: ...
+
+
 class Receiving:
     """One active memory's way in: its producers with their sessions, the order of receipt, the backlog."""
 
-    def __init__(self, image: Image, actor: Actor, dependencies: Dependencies) -> None:
-        self._actor = actor
-        self._dependencies = dependencies
+    def __init__(
+        self, image: Image, decider: Decider, storage: Storage, models: EngineModels, runtime: Runtime
+    ) -> None:
+        self._decider = decider
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         waiting = {receipt.producer for receipt in image.pending}
         self._producers = {  # those with a session, or with something that is not stored
             producer.name: ProducerState(
@@ -130,7 +155,7 @@ class Receiving:
 
         Raises JournalUnavailable when the write fails.
         """
-        self._actor.raise_if_failed()
+        self._decider.raise_if_failed()
         self._sessions += 1
         opening = asyncio.create_task(self._open(name, outcomes))
         self._opening.add(opening)
@@ -143,21 +168,21 @@ class Receiving:
             raise
 
     async def _open(self, name: str, outcomes: bool) -> ObserveSession:
-        epoch = self._actor.working.record.epoch
+        epoch = self._decider.working.record.epoch
         try:
             async with self._order:  # its producer's epoch is compared when it is written
                 pass
-            producer = await self._dependencies.journal.open_producer(self._actor.uid, epoch, name)
-            self._actor.raise_if_failed()
+            producer = await self._storage.journal.open_producer(self._decider.uid, epoch, name)
+            self._decider.raise_if_failed()
         except (Conflict, OutcomeUnknown) as error:
             self._sessions -= 1
-            raise self._actor.fail(
+            raise self._decider.fail(
                 JournalUnavailable("the memory is read again: try again", retry_after_s=0.1)
             ) from error
         except BaseException:
             self._sessions -= 1
             raise
-        state = self._producers.setdefault(name, ProducerState(name, revision=self._actor.revision))
+        state = self._producers.setdefault(name, ProducerState(name, revision=self._decider.revision))
         if state.session is not None:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
@@ -167,18 +192,18 @@ class Receiving:
         state.forget_after(state.received)
         state.stored = max(state.stored, producer.stored)
         session = ObserveSession(
-            self, state, Opened(state.received, state.stored, state.epoch, self._actor.uid, self._actor.revision)
+            self, state, Opened(state.received, state.stored, state.epoch, self._decider.uid, self._decider.revision)
         )
         state.session = session
         return session
 
     def anonymous(self, stored: int = 0) -> ObserveSession:
         """A session of its own for the unnumbered observations of one call, of which so many are stored."""
-        self._actor.raise_if_failed()
+        self._decider.raise_if_failed()
         self._sessions += 1
         state = ProducerState("", received=stored, stored=stored, submitted=stored, whole=True)
         self._unnumbered.add(state)
-        state.session = ObserveSession(self, state, Opened(0, 0, 0, self._actor.uid, self._actor.revision))
+        state.session = ObserveSession(self, state, Opened(0, 0, 0, self._decider.uid, self._decider.revision))
         return state.session
 
     def released(self, state: ProducerState) -> None:
@@ -195,18 +220,18 @@ class Receiving:
     @property
     def journal(self) -> Journal:
         """Where receipts are kept."""
-        return self._dependencies.journal
+        return self._storage.journal
 
     async def answered(self, request: str) -> None:
         """Waits while a batch that this request brought waits to be stored. Raises what ends the memory's actor."""
-        self._actor.raise_if_failed()
+        self._decider.raise_if_failed()
         if any(_request_of(batch) == request for batch in self._unstored.values()):
             waiter = self._answers.setdefault(request, asyncio.get_running_loop().create_future())
             await asyncio.shield(waiter)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """See ObserveSession.turn."""
-        return self._dependencies.turns.of(self._actor.working.record.namespace)
+        return self._runtime.turns.of(self._decider.working.record.namespace)
 
     def take_position(self) -> int:
         """The next place in the order of receipt, for a fragment that was not observed."""
@@ -220,7 +245,7 @@ class Receiving:
     @contextlib.contextmanager
     def put(self, new: NewObservation) -> Iterator[None]:
         """While an observation is stored without being received: it takes its place among what waits."""
-        most = self._dependencies.limits.memory_fragments_max
+        most = self._runtime.limits.memory_fragments_max
         if isinstance(self._fitting([new], most)[0], Refusal):
             raise room.full(most)
         self._puts += 1
@@ -230,7 +255,7 @@ class Receiving:
             self._puts -= 1
 
     def _fitting(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
-        return room.fitting(items, self._actor.working, self._backlog + self._puts, most) if most else items
+        return room.fitting(items, self._decider.working, self._backlog + self._puts, most) if most else items
 
     # ---- receipts
     def submit(
@@ -242,25 +267,32 @@ class Receiving:
         answer: Answer | None = None,
     ) -> asyncio.Future[None]:
         """Number, order and journal a batch; see ObserveSession.submit."""
-        self._actor.raise_if_failed()
+        self._decider.raise_if_failed()
         state.check_gap(first)
         new_from = max(first, state.expected())
         repeats, fresh = items[: new_from - first], items[new_from - first :]
         state.check_repeats(first, repeats)
         # A batch larger than the bound is taken when nothing waits: refused then, it would be refused for ever.
-        if self._backlog and self._backlog + len(fresh) > self._actor.working.record.policy.backlog_max:
+        if self._backlog and self._backlog + len(fresh) > self._decider.working.record.policy.backlog_max:
             raise BacklogFull(
                 f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
                 retry_after_s=0.5,
             )
-        most = self._dependencies.limits.memory_fragments_max
+        most = self._runtime.limits.memory_fragments_max
         given, fresh = fresh, self._fitting(fresh, most)
         if state.whole and fresh is not given:
             raise room.full(most)
         batch = None
         if fresh:
             batch = batch_of(
-                self._dependencies, self._actor.working.record, state, new_from, fresh, self._next_position, answer
+                self._models,
+                self._runtime,
+                self._decider.working.record,
+                state,
+                new_from,
+                fresh,
+                self._next_position,
+                answer,
             )
             if awaited is not AckLevel.RECEIVED and self._may_be_at_once(batch):
                 batch.at_once = True
@@ -286,9 +318,9 @@ class Receiving:
         Not behind anything that is not: that is received first, and stored whenever it comes to it. Not while a stream
         opens, which may be its producer's next one: the commit would be refused, and end the actor.
         """
-        record = self._actor.working.record
-        gatherer, embeddings = self._dependencies.gatherer, self._dependencies.embeddings
-        space = self._actor.working.embedding
+        record = self._decider.working.record
+        gatherer, embeddings = self._models.gatherer, self._models.embeddings
+        space = self._decider.working.embedding
         return (
             not (self._opening or batch.receipt.rejections)
             and self._backlog == self._storing
@@ -322,11 +354,11 @@ class Receiving:
     async def _journal(self, batch: Batch) -> None:
         """Returns once it is received."""
         async with self._order:
-            self._actor.raise_if_failed()
+            self._decider.raise_if_failed()
             if batch in self._waiting:
                 await self._store_waiting()
         if not batch.at_once:
-            await self._dependencies.journal.receive(batch.receipt)
+            await self._storage.journal.receive(batch.receipt)
 
     async def _store_waiting(self) -> None:
         """All that wait, in the name of the first. Where it fails the others find out by themselves."""
@@ -334,11 +366,11 @@ class Receiving:
         self._waiting.clear()
         self._at_once = asyncio.current_task()
         try:
-            await self._actor.store_at_once(batches)
+            await self._decider.store_at_once(batches)
         except BaseException as error:
             self._waiting.extendleft(reversed(batches[1:]))
             if isinstance(error, asyncio.CancelledError):
-                self._actor.raise_if_failed()  # then it was `end` that gave it up
+                self._decider.raise_if_failed()  # then it was `end` that gave it up
             raise
         finally:
             self._at_once = None
@@ -355,7 +387,7 @@ class Receiving:
         if first + len(items) - 1 > state.received and before is not None:
             await asyncio.wait({before})
             before.result()
-        again = await verify_repeats(self._dependencies.journal, self._actor.uid, state, first, items)
+        again = await verify_repeats(self._storage.journal, self._decider.uid, state, first, items)
         if session is not None:
             session.reject(again)
 
@@ -369,7 +401,7 @@ class Receiving:
         receipt = batch.receipt
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
-        self._dependencies.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
+        self._runtime.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
         state.advance(received=receipt.last_sequence)  # woken before the actor: the answer goes before the decision
         self._backlog -= batch.count  # counted again by _enqueue
         self._enqueue(batch)
@@ -377,7 +409,7 @@ class Receiving:
     def _enqueue(self, batch: Batch) -> None:
         self._backlog += batch.count
         self._unstored[batch.receipt.position] = batch
-        self._actor.store(batch)
+        self._decider.store(batch)
 
     def _unreceived(
         self, state: ProducerState, session: ObserveSession | None, batch: Batch | None, error: Exception
@@ -401,8 +433,8 @@ class Receiving:
         if isinstance(error, Conflict) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one did not follow on
         if not isinstance(error, JournalError):
-            log.error("receive_failed", memory=self._actor.uid, exc_info=error)
-        return self._actor.fail(JournalUnavailable(NOT_WRITTEN, retry_after_s=0.2))
+            log.error("receive_failed", memory=self._decider.uid, exc_info=error)
+        return self._decider.fail(JournalUnavailable(NOT_WRITTEN, retry_after_s=0.2))
 
     # ---- told by the actor
     def stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome]) -> None:
@@ -412,8 +444,8 @@ class Receiving:
             del self._unstored[batch.receipt.position]
             if batch.at_once:
                 self._storing -= batch.count
-                self._dependencies.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
-            self._dependencies.metrics.stored(batch.count, self._age_s(batch))
+                self._runtime.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
+            self._runtime.metrics.stored(batch.count, self._age_s(batch))
             if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
                 waiter.set_result(None)
             state, receipt = batch.producer, batch.receipt
@@ -423,11 +455,11 @@ class Receiving:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
                 state.session.decided([outcomes[part.position].of(number) for number, part in numbered])
             last = receipt.last_sequence
-            state.advance(received=last, stored=last, revision=self._actor.revision)
+            state.advance(received=last, stored=last, revision=self._decider.revision)
             self._let_go(state)
 
     def _age_s(self, batch: Batch) -> float | None:
-        return None if batch.arrived_s is None else self._dependencies.clock.monotonic_s() - batch.arrived_s
+        return None if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
 
     # ---- the end
     async def settled(self, timeout_s: float) -> None:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decision import Decision, packed
+from memstream_server.engine.build_commit import packed
+from memstream_server.engine.decision import Decision
 from memstream_server.engine.embeddings import Embedding
 from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
-from memstream_server.engine.gather import Embedded, compares_content
+from memstream_server.engine.gather import Embedded, compares_content, enhances_short_term
 from memstream_server.engine.operations import OperationCancelled, Progress
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job, MemoryRecord
@@ -34,7 +35,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.indexing import Indexer
     from memstream_server.engine.registry import Registry
 
@@ -54,10 +55,14 @@ HOW = "set next_embedding (and what belongs to it) to the model to go to and sta
 class Reembedding:
     """The work, what a start finds of it, and what other servers did. Made by the engine."""
 
-    def __init__(self, dependencies: Dependencies, registry: Registry, indexer: Indexer) -> None:
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
-        self._embeddings = dependencies.embeddings
+    def __init__(
+        self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, indexer: Indexer
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._journal = storage.journal
+        self._embeddings = models.embeddings
         self._registry = registry
         self._indexer = indexer
         self._removing: asyncio.Task[None] | None = None
@@ -174,7 +179,7 @@ class Reembedding:
         count: tuple[int, int],
     ) -> int:
         """Vectors for what lacks them now; returns for how many they were made. Asks the model outside any order."""
-        compared = self._dependencies.enhances(record)
+        compared = enhances_short_term(record.kind, record.policy)
         written, after, (done, total) = 0, -1, count
         while page := await self._journal.lacking(record.uid, embedding.name, compared, after, PAGE):
             after = page[-1].position
@@ -192,9 +197,9 @@ class Reembedding:
         if not fragments:
             return []
         asking = replace(record, policy=replace(record.policy, wait_for_models=False))
-        content = self._dependencies.enhances(record)
+        content = enhances_short_term(record.kind, record.policy)
         by_content = content and compares_content(record.kind, record.policy)
-        found = await self._dependencies.gatherer.embedded(fragments, by_content, asking, embedding)
+        found = await self._models.gatherer.embedded(fragments, by_content, asking, embedding)
         if any(one.missing for one in found):
             raise ModelUnavailable(f"{embedding.name} does not answer")
         return [_made(fragment, one, content) for fragment, one in zip(fragments, found, strict=True)]
@@ -210,7 +215,7 @@ class Reembedding:
                 why = ModelDown(
                     f"the next model does not answer, it is asked again: {error.summary}", retry_after_s=pause
                 )
-                await progress.waits(self._dependencies.failure_of(why))
+                await progress.waits(self._runtime.failure_of(why))
                 for _ in range(max(1, round(pause / RETRY_S))):
                     await asyncio.sleep(RETRY_S)
                     await progress.still()
@@ -242,7 +247,7 @@ class Reembedding:
             if not tended(record.uid):
                 continue
             if await self._lacks(record, name, refused):
-                now_us, id_ = self._dependencies.clock.now_us(), self._dependencies.ids.next()
+                now_us, id_ = self._runtime.clock.now_us(), self._runtime.ids.next()
                 job = Job(id_, record.uid, "backfill", "{}", now_us)
                 with contextlib.suppress(OwnedElsewhere, MemoryNotFound):  # whoever has it looks by itself
                     async with self._registry.use_uid(record.uid) as actor:
@@ -272,7 +277,7 @@ class Reembedding:
 
     async def _removed(self, space: Space) -> None:
         """A space's vectors, a slice at a time, and its collection."""
-        await asyncio.sleep(self._dependencies.limits.space_notice_s)
+        await asyncio.sleep(self._runtime.limits.space_notice_s)
         if self._registry.ownership.shared:  # every server follows by now: what one that ended has left lacking
             with contextlib.suppress(EngineError):
                 await self._leftovers(frozenset())

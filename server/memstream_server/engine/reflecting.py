@@ -18,7 +18,7 @@ from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.jobs import Jobs
     from memstream_server.engine.registry import Registry
 
@@ -30,11 +30,21 @@ _WITH_LONG_TERM = (MemoryKind.HYBRID, MemoryKind.LONG_TERM)
 class Reflecting:
     """Starts and does it."""
 
-    def __init__(self, runner: OperationRunner, jobs: Jobs, registry: Registry, dependencies: Dependencies) -> None:
+    def __init__(
+        self,
+        runner: OperationRunner,
+        jobs: Jobs,
+        registry: Registry,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
+    ) -> None:
         self._runner = runner
         self._jobs = jobs
         self._registry = registry
-        self._dependencies = dependencies
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         runner.register(TYPE, UNIT, self._work)
 
     async def start(self, namespace: str, memory: str, answer: AnswerOf = None) -> Operation:
@@ -48,10 +58,10 @@ class Reflecting:
     async def _work(self, operation: Operation, progress: Progress) -> None:
         self._check_model()
         mark = f"operation\n{operation.id}"
-        if await self._dependencies.journal.answer(mark) is None:
+        if await self._storage.journal.answer(mark) is None:
             async with self._registry.use(operation.namespace, operation.memory) as actor:
                 account = account_of(actor.working.record)
-                done = Answer(mark, b"", b"", self._dependencies.clock.now_us())
+                done = Answer(mark, b"", b"", self._runtime.clock.now_us())
                 since = actor.revision
                 try:
                     found = await self._jobs.reflections(actor, account)
@@ -63,7 +73,7 @@ class Reflecting:
         await progress.at(1, 1)
 
     def _check_model(self) -> None:
-        if self._dependencies.insights is None:
+        if self._models.insights is None:
             raise CapabilityMissing(
                 "no LLM derives insights on this server: set llm_model (and llm_insights), and restart it",
                 capability="REFLECTION",

@@ -32,7 +32,7 @@ from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineEvents, EngineModels, Runtime, Storage
     from memstream_server.engine.embeddings import Embedding
 
 log = structlog.get_logger(__name__)
@@ -51,8 +51,13 @@ CALM_S = 60.0
 class Registry:
     """All actors of this process."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
-        self._dependencies = dependencies
+    def __init__(
+        self, storage: Storage, models: EngineModels, runtime: Runtime, ownership: Ownership, events: EngineEvents
+    ) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._events = events
         self._actors: OrderedDict[str, Actor] = OrderedDict()
         self._sizes: dict[str, int] = {}
         """Bytes of each actor's working set when it was measured last."""
@@ -61,7 +66,8 @@ class Registry:
         self._uids: dict[tuple[str, str], str] = {}
         """By name, of memories that are active; and of those that were, where nobody else can rename or delete one."""
         self._activating: dict[str, asyncio.Task[Actor]] = {}
-        self.ownership = Ownership(dependencies, self._disowned)
+        self.ownership = ownership
+        ownership.on_loss(self._disowned)
         self._wanted: Counter[str] = Counter()
         """How many calls wait for an activation."""
         self._deleting: set[str] = set()
@@ -97,7 +103,7 @@ class Registry:
         uid = self._uids.get((namespace, name))
         if uid is not None and uid in self._actors and uid not in self._deleting and self.ownership.valid():
             return self._actors[uid].working.record
-        record = await self._dependencies.journal.get_memory(namespace, name)
+        record = await self._storage.journal.get_memory(namespace, name)
         if record is None:
             raise MemoryNotFound(
                 f"there is no memory {namespace}/{name}; create it first", namespace=namespace, memory=name
@@ -156,12 +162,11 @@ class Registry:
             task.exception()  # looked at, so that an activation nobody waits for any longer leaves no warning
 
     async def _activate(self, uid: str) -> Actor:
-        dependencies = self._dependencies
         try:
             epoch = await self.ownership.take(uid)
-            embedding = dependencies.embeddings.in_force
+            embedding = self._models.embeddings.in_force
             image, working = await self._read(uid, embedding)
-            await dependencies.understand(image.record.policy)
+            await self._models.prepare_language(image.record.policy)
         except Conflict as error:
             self.ownership.forget(uid)
             raise MemoryDeleted("the memory was deleted") from error
@@ -171,7 +176,7 @@ class Registry:
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
             self.ownership.forget(uid)
             raise MemoryDeleted("the memory was deleted")
-        actor = Actor(image, working, dependencies)
+        actor = Actor(image, working, self._storage, self._models, self._runtime, self._events)
         self._actors[uid] = actor
         self._sizes[uid] = working.size_bytes
         self._uids[image.record.namespace, image.record.name] = uid
@@ -182,9 +187,9 @@ class Registry:
 
     async def _read(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
         """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
-        vectors_max = self._dependencies.limits.dense_max(embedding.model.dimension)
+        vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max)
-        image = await self._dependencies.journal.load(uid, embedding.name, vectors_max, working)
+        image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
         working.woken(image)
         return image, working
 
@@ -196,12 +201,12 @@ class Registry:
         if self._activating:  # from now on memories are read in the space in force
             await asyncio.wait(set(self._activating.values()))
         for actor in self.actors():
-            if actor.working.embedding is not self._dependencies.embeddings.in_force:
+            if actor.working.embedding is not self._models.embeddings.in_force:
                 with contextlib.suppress(EngineError):
                     await actor.run(lambda now: self._moved(now, lately(now.uid)))
 
     async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
-        embedding, journal = self._dependencies.embeddings.in_force, self._dependencies.journal
+        embedding, journal = self._models.embeddings.in_force, self._storage.journal
         _, working = await self._read(actor.uid, embedding)
         if working.dense is None and lately:
             working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
@@ -209,15 +214,16 @@ class Registry:
         actor.working = working
         self._changed.add(actor.uid)
 
-    def lost(self, actor: Actor) -> None:
-        """An actor is finished before its time: forget it, and read the memory again, for observations may wait."""
-        if self._actors.get(actor.uid) is actor:
+    def handle_lost_actor(self, uid: str, error: Exception) -> None:
+        """Forget the memory's failed actor and load the memory again: observations may wait to be stored."""
+        actor = self._actors.get(uid)
+        if actor is not None and actor.failed is not None:
             self._forget(actor)
             self._unname(actor.working.record)
             self._ended.add(actor)
-            self.ownership.distrust(actor.uid)
-        if not self._closed and not isinstance(actor.failed, (MemoryNotFound, LeaseLost)):
-            self._spawn(self._revive(actor.uid, self._pause(actor.uid)))
+            self.ownership.distrust(uid)
+        if not self._closed and not isinstance(error, (MemoryNotFound, LeaseLost)):
+            self._spawn(self._revive(uid, self._pause(uid)))
 
     def _disowned(self) -> None:
         """The lease is lost: other processes may change every memory from here on."""
@@ -243,7 +249,7 @@ class Registry:
 
     def _pause(self, uid: str) -> float:
         """How long to wait before the memory is read again: longer when it fails over and over."""
-        now = self._dependencies.clock.monotonic_s()
+        now = self._runtime.clock.monotonic_s()
         at, last = self._losses.get(uid, (now, 0.0))
         pause = min(last * 2, REVIVE_PAUSE_MAX_S) if last and now - at < CALM_S else REVIVE_PAUSE_S
         self._losses = {known: loss for known, loss in self._losses.items() if now - loss[0] < CALM_S}
@@ -292,7 +298,7 @@ class Registry:
             self.ownership.forget(record.uid)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
-        now = await self._dependencies.journal.get_memory(record.namespace, record.name)
+        now = await self._storage.journal.get_memory(record.namespace, record.name)
         return now is None or now.uid != record.uid
 
     async def close(self) -> None:
@@ -326,7 +332,7 @@ class Registry:
 
     def _shrink(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
-        limits = self._dependencies.limits
+        limits = self._runtime.limits
         total = sum(self._sizes.values())
         for actor in list(self._actors.values()):
             if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
@@ -337,7 +343,7 @@ class Registry:
 
     def _settle(self) -> None:
         """After a use: if all were in use when the last one came, there may be one to evict by now."""
-        if len(self._actors) > self._dependencies.limits.active_memories_max:
+        if len(self._actors) > self._runtime.limits.active_memories_max:
             idle = next(filter(self._evictable, self._actors.values()), None)
             if idle is not None:
                 self._evict(idle)

@@ -18,9 +18,10 @@ import structlog
 from memstream_server.core.filters import visible
 from memstream_server.core.tiers import Recollected, recollect
 from memstream_server.core.values import Fragment, Vector
-from memstream_server.engine.decision import Decision, effective_policy, jobs_of
+from memstream_server.engine.decide import effective_policy, jobs_of
+from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import EngineError
-from memstream_server.engine.gather import compares_content
+from memstream_server.engine.gather import compares_content, enhances_short_term
 from memstream_server.engine.requests import Query, RecallAnswer
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.writing import Access, Accesses
@@ -28,7 +29,7 @@ from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.embeddings import Embedding
 
 log = structlog.get_logger(__name__)
@@ -45,8 +46,10 @@ observes waits behind them."""
 class Reinforcement:
     """Access statistics and offers of all memories. One background task each; started and stopped by the engine."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
-        self._dependencies = dependencies
+    def __init__(self, storage: Storage, models: EngineModels, runtime: Runtime) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
         self._accesses: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
         """By memory and the epoch at which this process has it."""
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
@@ -91,13 +94,18 @@ class Reinforcement:
 
     def _recalled(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
-        now_us = self._dependencies.clock.now_us()
+        now_us = self._runtime.clock.now_us()
         working = actor.working
         working.recalled(query.session, fragments, now_us)
         self.accessed(actor, [fragment.id for fragment in fragments], now_us)
         policy = working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
-        if wanted and fragments and self._dependencies.enhances(working.record) and working.state.short_term:
+        if (
+            wanted
+            and fragments
+            and enhances_short_term(working.record.kind, working.record.policy)
+            and working.state.short_term
+        ):
             self.offer(actor, fragments)
 
     def offer(self, actor: Actor, fragments: Sequence[Fragment]) -> None:
@@ -150,7 +158,7 @@ class Reinforcement:
         versions = {one.id: one.version for one in new}
 
         async def decide(now: Actor) -> Decision | None:
-            async with self._dependencies.turns.of(now.working.record.namespace):
+            async with self._runtime.turns.of(now.working.record.namespace):
                 if now.working.embedding is not space:
                     return None  # what was compared is of the former model
                 stale = now.working.stale
@@ -160,7 +168,7 @@ class Reinforcement:
 
     def _turn(self, actor: Actor, space: Embedding) -> AbstractAsyncContextManager[None]:
         """To make vectors, where no model is waited for."""
-        turns, namespace = self._dependencies.turns, actor.working.record.namespace
+        turns, namespace = self._runtime.turns, actor.working.record.namespace
         return turns.of(namespace) if space.model.instant else contextlib.nullcontext()
 
     def forget(self, ids: Collection[str]) -> None:
@@ -170,27 +178,27 @@ class Reinforcement:
 
     def _decide(self, actor: Actor, found: list[Recollected]) -> Decision | None:
         working = actor.working
-        policy = effective_policy(working.record.policy, self._dependencies)
-        there = visible(working.columns, self._dependencies.clock.now_us(), policy.retention.ttl_s)
+        policy = effective_policy(working.record.policy, self._models)
+        there = visible(working.columns, self._runtime.clock.now_us(), policy.retention.ttl_s)
         here = [one for one in found if (slot := working.columns.slot(one.id)) is not None and there[slot]]
         transition = recollect(working.state, here, policy, working.embedding.model.similarity_min)
         if not transition.events:
             return None
-        return Decision(transition=transition, jobs=jobs_of(working, transition, (), self._dependencies))
+        return Decision(transition=transition, jobs=jobs_of(working, transition, (), self._runtime))
 
     async def _content_vectors(self, actor: Actor, fragments: list[Fragment], space: Embedding) -> list[Vector | None]:
         """Comparable with the vectors of held fragments: of the content, or the indexed ones by policy."""
-        record, dependencies = actor.working.record, self._dependencies
+        record = actor.working.record
         by_content = compares_content(record.kind, record.policy)
         stored = [one.id for one in fragments if one.own_vector or not by_content]
         read = actor.working.vectors(stored)
         unread = [id_ for id_ in stored if id_ not in read]
-        packed = await dependencies.journal.vectors(record.uid, space.name, unread) if unread else {}
+        packed = await self._storage.journal.vectors(record.uid, space.name, unread) if unread else {}
         embedded = [one for one in fragments if by_content and not one.own_vector]
         keys = {one.id: (record.uid, one.id, one.version, space.name) for one in embedded}
         missing = [one for one in embedded if keys[one.id] not in self._content]
         if missing:
-            rows = await dependencies.gatherer.content_vectors([one.content for one in missing], record, space)
+            rows = await self._models.gatherer.content_vectors([one.content for one in missing], record, space)
             for fragment, row in zip(missing, rows, strict=True):
                 self._content[keys[fragment.id]] = row
         made = {id_: self._content[key] for id_, key in keys.items()}
@@ -203,7 +211,7 @@ class Reinforcement:
     # ---- accesses
     async def _access_loop(self) -> None:
         while True:
-            await asyncio.sleep(self._dependencies.limits.access_interval_s)
+            await asyncio.sleep(self._runtime.limits.access_interval_s)
             await self._write_accesses()
 
     async def _write_accesses(self) -> None:
@@ -226,7 +234,7 @@ class Reinforcement:
 
     async def _not_written(self, accesses: Sequence[Accesses]) -> list[tuple[Accesses, JournalError]]:
         """What is given to the journal at once is one commit there; what cannot be written fails by itself."""
-        writing = (self._dependencies.journal.touch(one) for one in accesses)
+        writing = (self._storage.journal.touch(one) for one in accesses)
         lost = []
         for one, error in zip(accesses, await asyncio.gather(*writing, return_exceptions=True), strict=True):
             if isinstance(error, JournalError):

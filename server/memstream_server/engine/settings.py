@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 _DENSE_SHARE = 4
 
@@ -47,3 +48,24 @@ class Limits:
         They leave when they are twice as many.
         """
         return min(self.dense_in_memory_max, self.active_bytes_max // (_DENSE_SHARE * 4 * dimension))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Of a process that shares its journal with others."""
+
+    lease_s: float = 10.0
+    renew_s: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """Of exports and imports."""
+
+    directory: Path
+    """Where lines are kept until they are sent or imported."""
+    disk_free_min_bytes: int
+    server: str
+    """The server's version."""
+    import_bytes_max: int
+    name_bytes_max: int

@@ -20,7 +20,8 @@ import structlog
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.engine.clock import encode_ulid
-from memstream_server.engine.decision import Decision, jobs_of
+from memstream_server.engine.decide import jobs_of
+from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import (
     DISK_FULL,
     NOT_WRITTEN,
@@ -32,6 +33,7 @@ from memstream_server.engine.errors import (
     QuotaExceeded,
     StorageIsFull,
 )
+from memstream_server.engine.gather import enhances_short_term
 from memstream_server.engine.operations import OperationRunner, Progress
 from memstream_server.engine.transfer.checking import Summary, Terms
 from memstream_server.engine.transfer.comparing import same_conversation, same_memory
@@ -47,7 +49,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.operations import AnswerOf
     from memstream_server.engine.registry import Registry
 
@@ -90,7 +92,9 @@ class Importer:
 
     def __init__(
         self,
-        dependencies: Dependencies,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
         registry: Registry,
         conversations: ConversationStore,
         runner: OperationRunner,
@@ -100,8 +104,10 @@ class Importer:
         bytes_max: int,
         name_bytes_max: int,
     ) -> None:
-        self._dependencies = dependencies
-        self._journal = dependencies.journal
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._journal = storage.journal
         self._registry = registry
         self._conversations = conversations
         self._runner = runner
@@ -137,13 +143,13 @@ class Importer:
     # ---- what the wire asks
     def intake(self, rename: str) -> Intake:
         """Takes the lines of an import. Blocking. Raises StorageIsFull."""
-        embedding = self._dependencies.embedding
+        embedding = self._models.embedding
         terms = Terms(embedding.dimension, embedding.name, self._name_bytes_max, self._speaks, rename)
         return Intake(self._disk, terms, self._bytes_max)
 
     def _speaks(self, language: str) -> bool:
         try:
-            self._dependencies.analyzer.terms("a", language)
+            self._models.analyzer.terms("a", language)
         except (KeyError, ValueError):
             return False
         return True
@@ -211,7 +217,7 @@ class Importer:
             return True
         differs = "it is of another kind, seed, policy or labels"
         if _described(existing) == _described_by(line):
-            now_us = self._dependencies.clock.now_us()
+            now_us = self._runtime.clock.now_us()
             differs = await self._journal.scan(
                 existing.uid, False, lambda scan: same_memory(scan, job.path, offset, now_us)
             )
@@ -225,7 +231,7 @@ class Importer:
         return True
 
     def _check_room(self, line: MemoryLine) -> None:
-        most = self._dependencies.limits.memory_fragments_max
+        most = self._runtime.limits.memory_fragments_max
         if most and line.fragments > most:
             raise QuotaExceeded(
                 f"memory {line.name} of the file has {line.fragments} fragments, at most {most} are allowed",
@@ -276,7 +282,7 @@ class Importer:
                 done += len(batch)
                 await _reached(progress, done, job.total)
             target = job.target.namespace, job.target.named(line, job.renamed)
-            renamed, most = (Event(EventType.MEMORY_UPDATED, ""),), self._dependencies.limits.namespace_memories_max
+            renamed, most = (Event(EventType.MEMORY_UPDATED, ""),), self._runtime.limits.namespace_memories_max
             await actor.run(lambda _: Decision(events=renamed, name=target, namespace_max=most))
             self._registry.renamed(actor, staged.namespace, staged.name)
 
@@ -309,13 +315,13 @@ class Importer:
         if not new:
             return
         record = actor.working.record
-        parts = await _while_wanted(gathered(new, record, self._dependencies), lambda: _reached(progress, done, total))
+        parts = await _while_wanted(gathered(new, record, self._models), lambda: _reached(progress, done, total))
 
         def decide(now: Actor) -> Decision:
             now.receiving.take_positions_until(new[-1].position)
             seen = [part.under(now.working.embedding.name) for part in parts]
-            transition = transition_of(now.working.state, new, seen, self._dependencies.enhances(record))
-            jobs = jobs_of(now.working, transition, seen, self._dependencies)
+            transition = transition_of(now.working.state, new, seen, enhances_short_term(record.kind, record.policy))
+            jobs = jobs_of(now.working, transition, seen, self._runtime)
             return Decision(transition=transition, gathered={part.fragment.id: part for part in seen}, jobs=jobs)
 
         await actor.run(decide)

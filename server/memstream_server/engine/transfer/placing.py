@@ -17,7 +17,7 @@ from memstream_server.engine.transfer.checking import values_of
 from memstream_server.engine.transfer.lines import FragmentLine
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels
     from memstream_server.ports.journal.records import MemoryRecord
 
 
@@ -57,7 +57,7 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
     )
 
 
-async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, dependencies: Dependencies) -> list[Gathered]:
+async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, models: EngineModels) -> list[Gathered]:
     """Terms and vectors of a batch, in its order. Waits while the model is down."""
     patient = replace(record, policy=replace(record.policy, wait_for_models=True))
     found: dict[str, Gathered] = {}
@@ -66,12 +66,12 @@ async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, dependen
         # Only what is held is compared by its content.
         asking = patient if held else replace(patient, kind=MemoryKind.LONG_TERM)
         content = held and compares_content(record.kind, record.policy)
-        given = {line.id: vector for line in part if (vector := _given(line, content, dependencies)) is not None}
-        fragments = [fragment_of(line, dependencies.embedding.name) for line in part]
+        given = {line.id: vector for line in part if (vector := _given(line, content, models)) is not None}
+        fragments = [fragment_of(line, models.embedding.name) for line in part]
         importances = [line.importance for line in part]
         for line, one in zip(
             part,
-            await dependencies.gatherer.gather(fragments, given, importances, asking, account_of(record)),
+            await models.gatherer.gather(fragments, given, importances, asking, account_of(record)),
             strict=True,
         ):
             if content and line.id in given and line.content_vector is not None:
@@ -81,9 +81,9 @@ async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, dependen
     return [found[line.id] for line in batch]
 
 
-def _given(line: FragmentLine, content: bool, dependencies: Dependencies) -> Vector | None:
+def _given(line: FragmentLine, content: bool, models: EngineModels) -> Vector | None:
     """The vector that came along, where it is of the server's model and nothing else has to be embedded."""
-    if line.vector is None or line.model != dependencies.embedding.name:
+    if line.vector is None or line.model != models.embedding.name:
         return None
     if content and line.content_vector is None and not line.own_vector:
         return None

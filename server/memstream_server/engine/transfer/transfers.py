@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.transfer.disk import Disk
@@ -11,23 +10,11 @@ from memstream_server.engine.transfer.exporting import Exporter, Part, Wanted
 from memstream_server.engine.transfer.importing import Importer
 
 if TYPE_CHECKING:
-    from memstream_server.engine.dependencies import Dependencies
+    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.operations import OperationRunner
     from memstream_server.engine.registry import Registry
-    from memstream_server.ports.conversations import ConversationStore
+    from memstream_server.engine.settings import TransferSettings
     from memstream_server.ports.journal.records import MemoryRecord
-
-
-@dataclass(frozen=True, slots=True)
-class TransferSettings:
-    """What the composition root gives."""
-
-    conversations: ConversationStore
-    disk: Disk
-    server: str
-    """The server's version."""
-    import_bytes_max: int
-    name_bytes_max: int
 
 
 class Transfers:
@@ -35,25 +22,28 @@ class Transfers:
 
     def __init__(
         self,
-        dependencies: Dependencies,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
         registry: Registry,
         runner: OperationRunner,
         delete: Callable[[MemoryRecord], Awaitable[None]],
+        settings: TransferSettings,
     ) -> None:
-        given = dependencies.transfers
-        self._operations = dependencies.operations
-        self._exporter = Exporter(
-            dependencies.journal, given.conversations, given.disk, given.server, dependencies.clock.now_us
-        )
+        disk = Disk(settings.directory, settings.disk_free_min_bytes)
+        self._operations = storage.operations
+        self._exporter = Exporter(storage.journal, storage.conversations, disk, settings.server, runtime.clock.now_us)
         self.imports = Importer(
-            dependencies,
+            storage,
+            models,
+            runtime,
             registry,
-            given.conversations,
+            storage.conversations,
             runner,
-            given.disk,
+            disk,
             delete,
-            bytes_max=given.import_bytes_max,
-            name_bytes_max=given.name_bytes_max,
+            bytes_max=settings.import_bytes_max,
+            name_bytes_max=settings.name_bytes_max,
         )
 
     async def start(self) -> None:
