@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch
-from memstream_server.rpc.repeats import answered, idempotent_call
+from memstream_server.rpc.repeats import idempotent_call, respond_once
 from tests.rpc.wire import Wire, refused
 from tests.support.fake_engine import FakeEngine
 
@@ -124,13 +124,13 @@ async def test_overtaking_repeat_gets_first_response() -> None:
         engine.keep(call.answer(first))
         raise AlreadyAnswered("meanwhile")
 
-    assert await answered(call, engine, overtaken) == first
+    assert await respond_once(call, engine, overtaken) == first
 
     async def refused_for_itself() -> pb.ClearMemoryResponse:
         raise EtagMismatch("stale")
 
     with pytest.raises(EtagMismatch):
-        await answered(None, engine, refused_for_itself)
+        await respond_once(None, engine, refused_for_itself)
 
 
 # ---- bad input

@@ -28,7 +28,7 @@ class EventLoop(asyncio.SelectorEventLoop):
     def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*Args], Any], *args: *Args) -> None:
         """As in asyncio, but first reads the bytes that gRPC's reader would leave."""
         if isinstance(fd, socket.socket) and _is_poller(callback):
-            super().add_reader(fd, _emptied, fd, callback, *args)
+            super().add_reader(fd, _drain_socket, fd, callback, *args)
         else:
             super().add_reader(fd, callback, *args)
 
@@ -39,7 +39,7 @@ def _is_poller(callback: Callable[..., Any]) -> bool:
     return type(getattr(handler, "__self__", None)).__name__ == "PollerCompletionQueue"
 
 
-def _emptied(bell: socket.socket, callback: Callable[[*Args], Any], *args: *Args) -> None:
+def _drain_socket(bell: socket.socket, callback: Callable[[*Args], Any], *args: *Args) -> None:
     """Reads all bytes but one, which the callback reads. It must run before the callback: an event precedes its byte,
     so only bytes read earlier surely belong to events that the callback finds."""
     try:

@@ -27,7 +27,7 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.patience import end_if_stalled
-from memstream_server.rpc.repeats import IdempotentCall, answered, idempotent_call
+from memstream_server.rpc.repeats import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
@@ -57,8 +57,8 @@ class ConversationService:
             found, request.namespace, request.message.conversation, self._limits, prefix="message."
         )
         message = wire.read_message(found, request.message, self._limits)
-        self._check(found, request.request_id)
-        return await self._once(
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.append(named, message, answer),
@@ -67,7 +67,7 @@ class ConversationService:
 
     async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> pb.ListMessagesResponse:
         found = Violations()
-        named = self._named(found, request)
+        named = self._conversation_of(found, request)
         size = validation.page_size(found, request.page_size, self._limits)
         agent = identifier(found, "agent", request.agent, self._limits)
         other = identifier(found, "other_agent", request.other_agent, self._limits)
@@ -75,9 +75,11 @@ class ConversationService:
             found.add("agent", "is required with other_agent")
         goal = wire.goal(found, "current_goal", request.current_goal, self._limits)
         found.check()
-        query = MessageQuery(agent, other, goal, _after(request), size + 1)
+        query = MessageQuery(agent, other, goal, _start_after(request), size + 1)
         rows = await self._conversations.messages(named, query)
-        shown, token = self._page(request, [wire.message_of(named, row) for row in rows], size, lambda row: row.number)
+        shown, token = self._page_of(
+            request, [wire.message_of(named, row) for row in rows], size, lambda row: row.number
+        )
         return pb.ListMessagesResponse(messages=shown, next_page_token=token)
 
     async def get_last_message(
@@ -91,15 +93,15 @@ class ConversationService:
         self, request: pb.WatchMessagesRequest, context: _Context
     ) -> AsyncIterator[pb.WatchMessagesResponse]:
         found = Violations()
-        named = self._named(found, request)
+        named = self._conversation_of(found, request)
         after = int(validation.within(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
         progress_s = PROGRESS_DEFAULT_S
         if request.HasField("progress_interval"):
             progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
         found.check()
         watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
-        told = watch.responses(self._conversations.watch(named, after))
-        async with aclosing(end_if_stalled(told, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
+        sent = watch.responses(self._conversations.watch(named, after))
+        async with aclosing(end_if_stalled(sent, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
             async for response in responses:
                 yield response
 
@@ -107,7 +109,7 @@ class ConversationService:
         self, request: pb.CompleteConversationRequest, _context: _Context
     ) -> pb.CompleteConversationResponse:
         named = self._checked_name(request, request.request_id)
-        return await self._once(
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.complete(named, answer),
@@ -116,7 +118,7 @@ class ConversationService:
 
     async def delete_messages(self, request: pb.DeleteMessagesRequest, _context: _Context) -> pb.DeleteMessagesResponse:
         named = self._checked_name(request, request.request_id)
-        return await self._once(
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.delete_messages(named, answer),
@@ -126,10 +128,10 @@ class ConversationService:
     # ---- plans
     async def save_plans(self, request: pb.SavePlansRequest, _context: _Context) -> pb.SavePlansResponse:
         found = Violations()
-        named = self._named(found, request)
+        named = self._conversation_of(found, request)
         plans = wire.read_plans(found, request.plans, request.conversation, self._limits)
-        self._check(found, request.request_id)
-        return await self._once(
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.save_plans(named, plans, answer),
@@ -138,16 +140,16 @@ class ConversationService:
 
     async def list_plans(self, request: pb.ListPlansRequest, _context: _Context) -> pb.ListPlansResponse:
         found = Violations()
-        named = self._named(found, request)
+        named = self._conversation_of(found, request)
         size = validation.page_size(found, request.page_size, self._limits)
         if len(request.sub_task_numbers) > self._limits.page_size_max:
             found.add("sub_task_numbers", f"has more than {self._limits.page_size_max} numbers")
         for place, number in enumerate(request.sub_task_numbers[: self._limits.page_size_max]):
             wire.plan_number(found, f"sub_task_numbers[{place}]", number)
         found.check()
-        query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _after(request), size + 1)
+        query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _start_after(request), size + 1)
         rows = await self._conversations.plans(named, query)
-        shown, token = self._page(
+        shown, token = self._page_of(
             request, [wire.plan_of(named, row) for row in rows], size, lambda row: row.sub_task_number
         )
         return pb.ListPlansResponse(plans=shown, next_page_token=token)
@@ -155,49 +157,49 @@ class ConversationService:
     async def update_plan(self, request: pb.UpdatePlanRequest, _context: _Context) -> pb.UpdatePlanResponse:
         found = Violations()
         change = wire.read_change(found, request, self._limits)
-        return await self._change(found, request, change, pb.UpdatePlanResponse)
+        return await self._change_plan(found, request, change, pb.UpdatePlanResponse)
 
     async def complete_plan(self, request: pb.CompletePlanRequest, _context: _Context) -> pb.CompletePlanResponse:
         found = Violations()
         result = wire.text(found, "result", request.result, self._limits)
-        return await self._change(
+        return await self._change_plan(
             found, request, PlanChange(PlanState.COMPLETE, result=result), pb.CompletePlanResponse
         )
 
     async def remove_plans(self, request: pb.RemovePlansRequest, _context: _Context) -> pb.RemovePlansResponse:
         named = self._checked_name(request, request.request_id)
-        return await self._once(
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.remove_plans(named, answer),
             lambda count: pb.RemovePlansResponse(removed=count),
         )
 
-    async def _change(self, found: Violations, request: Any, change: PlanChange, response: Callable[..., R]) -> R:
-        named = self._named(found, request)
+    async def _change_plan(self, found: Violations, request: Any, change: PlanChange, response: Callable[..., R]) -> R:
+        named = self._conversation_of(found, request)
         number = wire.plan_number(found, "sub_task_number", request.sub_task_number)
-        self._check(found, request.request_id)
-        return await self._once(
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.change_plan(named, number, change, answer),
             lambda plan: response(plan=wire.plan_of(named, plan)),
         )
 
-    def _named(self, found: Violations, request: Any) -> ConversationName:
+    def _conversation_of(self, found: Violations, request: Any) -> ConversationName:
         return wire.conversation_name(found, request.namespace, request.conversation, self._limits)
 
     def _checked_name(self, request: Any, request_id: str = "") -> ConversationName:
         found = Violations()
-        named = self._named(found, request)
-        self._check(found, request_id)
+        named = self._conversation_of(found, request)
+        self._check_request(found, request_id)
         return named
 
-    def _check(self, found: Violations, request_id: str) -> None:
+    def _check_request(self, found: Violations, request_id: str) -> None:
         identifier(found, "request_id", request_id, self._limits)
         found.check()
 
-    async def _once(
+    async def _respond_once(
         self,
         request: Any,
         namespace: str,
@@ -212,11 +214,13 @@ class ConversationService:
         async def act() -> R:
             return response(await write(None if call is None else lambda done: call.answer(response(done))))
 
-        return await answered(call, self._conversations, act)
+        return await respond_once(call, self._conversations, act)
 
-    def _page(self, request: Any, rows: Sequence[R], size: int, number: Callable[[R], int]) -> tuple[Sequence[R], str]:
+    def _page_of(
+        self, request: Any, rows: Sequence[R], size: int, number: Callable[[R], int]
+    ) -> tuple[Sequence[R], str]:
         """The rows of a page, from one row more than was asked for, and the token of the next page."""
-        shown = next(_parts(rows[:size], self._limits.page_bytes_max), [])
+        shown = next(_split_messages(rows[:size], self._limits.page_bytes_max), [])
         return shown, page_tokens.make(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
 
 
@@ -236,9 +240,9 @@ class _Watch:
         stream."""
         drained = asyncio.Event()
         draining = asyncio.create_task(drained.wait())
-        page = asyncio.create_task(_next(pages))
+        page = asyncio.create_task(_next_or_none(pages))
         try:
-            with self.drain.told(drained.set):
+            with self.drain.notify_on_drain(drained.set):
                 while not draining.done():
                     await asyncio.wait({page, draining}, timeout=self.progress_s, return_when=asyncio.FIRST_COMPLETED)
                     if not page.done():
@@ -248,11 +252,11 @@ class _Watch:
                     if (messages := page.result()) is None:
                         yield pb.WatchMessagesResponse(completed=True)
                         return
-                    page = asyncio.create_task(_next(pages))
+                    page = asyncio.create_task(_next_or_none(pages))
                     told = [wire.message_of(self.conversation, message) for message in messages]
-                    for part in _parts(told, self.bytes_max):
+                    for part in _split_messages(told, self.bytes_max):
                         yield pb.WatchMessagesResponse(messages=part)
-            raise self.drain.error()
+            raise self.drain.shutdown_error()
         finally:
             page.cancel()
             draining.cancel()
@@ -269,11 +273,11 @@ def _stalled(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStall
     return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s), number=number)
 
 
-async def _next(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:
+async def _next_or_none(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:
     return await anext(pages, None)
 
 
-def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
+def _split_messages(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
     """Splits messages into parts that fit, in order; a message that is too large is a part of its own."""
     part: list[R] = []
     size = 0
@@ -288,7 +292,7 @@ def _parts(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
         yield part
 
 
-def _after(request: Any) -> int:
+def _start_after(request: Any) -> int:
     return page_tokens.read_number(request) or 0
 
 

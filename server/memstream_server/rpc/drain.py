@@ -53,10 +53,10 @@ class Drain:
             self._memories.begin()
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
+    def count_stream(self) -> Iterator[None]:
         """Counts a stream as open."""
         if self.begun:
-            raise self.error()
+            raise self.shutdown_error()
         self.open_streams += 1
         self._none_open.clear()
         try:
@@ -67,7 +67,7 @@ class Drain:
                 self._none_open.set()
 
     @contextmanager
-    def told(self, callback: Callable[[], None]) -> Iterator[None]:
+    def notify_on_drain(self, callback: Callable[[], None]) -> Iterator[None]:
         """Runs `callback` when draining begins; at once if it has."""
         self._callbacks.add(callback)
         try:
@@ -77,7 +77,7 @@ class Drain:
         finally:
             self._callbacks.discard(callback)
 
-    async def finished(self, timeout_s: float) -> bool:
+    async def wait_finished(self, timeout_s: float) -> bool:
         """Waits until no stream is open; False if some are after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -86,10 +86,10 @@ class Drain:
             return False
         return True
 
-    def message(self) -> pb.GoingAway:
+    def going_away_message(self) -> pb.GoingAway:
         """The message to open streams."""
         return pb.GoingAway(grace=duration(self.grace_s), description=self.description)
 
-    def error(self) -> ShuttingDown:
+    def shutdown_error(self) -> ShuttingDown:
         """The error of a stream that has not ended within the grace period."""
         return ShuttingDown(f"{self.description}: reconnect")

@@ -130,7 +130,7 @@ class PermissionDenied(EngineError):
 def status_of(error: EngineError) -> status_pb2.Status:
     """The google.rpc.Status of an error: its code, ErrorInfo, and BadRequest and RetryInfo where they apply."""
     retry_s = error.retry_after_s if error.retry_after_s is not None else RETRY_S.get(error.reason)
-    return _status(
+    return _make_status(
         CODES.get(error.reason, _Code.INTERNAL), error.reason, error.message, error.details, error.violations, retry_s
     )
 
@@ -143,7 +143,7 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
     violations = violations_in(refused.message) if refused.reason == "INVALID_FIELD" else ()
     details = refused.details if isinstance(refused, Rejection) else {}
     code = _BY_NUMBER.get(refused.code, _Code.UNKNOWN)
-    return _status(code, refused.reason, refused.message, details, violations, None)
+    return _make_status(code, refused.reason, refused.message, details, violations, None)
 
 
 def status_of_any(error: BaseException) -> status_pb2.Status:
@@ -165,7 +165,7 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
         return status_of(JournalUnavailable(text, retry_after_s=0.5, incident=incident))
     log.error("defect", incident=incident, exc_info=error)
     text = f"a defect of the server; incident {incident} in its log"
-    return _status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
+    return _make_status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
 
 
 def failure_of(error: Exception) -> Failure:
@@ -210,7 +210,7 @@ def violations_in(message: str) -> tuple[FieldViolation, ...]:
     return tuple(FieldViolation(name, description) for name, colon, description in parts if colon)
 
 
-def _status(
+def _make_status(
     code: grpc.StatusCode,
     reason: str,
     message: str,
@@ -218,17 +218,17 @@ def _status(
     violations: Iterable[FieldViolation],
     retry_s: float | None,
 ) -> status_pb2.Status:
-    status = status_pb2.Status(code=code.value[0], message=_clipped(message, _MESSAGE_BYTES_MAX))
+    status = status_pb2.Status(code=code.value[0], message=_clip_text(message, _MESSAGE_BYTES_MAX))
     info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
     for key, value in details.items():
-        info.metadata[key] = _clipped(value, _DESCRIPTION_BYTES_MAX)
+        info.metadata[key] = _clip_text(value, _DESCRIPTION_BYTES_MAX)
     status.details.add().Pack(info)
     shown = list(violations)[:_VIOLATIONS_MAX]
     if shown:
         bad = error_details_pb2.BadRequest()
         for each in shown:
-            description = _clipped(each.description, _DESCRIPTION_BYTES_MAX)
-            bad.field_violations.add(field=_clipped(each.field, _DESCRIPTION_BYTES_MAX), description=description)
+            description = _clip_text(each.description, _DESCRIPTION_BYTES_MAX)
+            bad.field_violations.add(field=_clip_text(each.field, _DESCRIPTION_BYTES_MAX), description=description)
         status.details.add().Pack(bad)
     if retry_s is not None:
         delay = Duration(seconds=int(retry_s), nanos=round(retry_s % 1 * 1e9) % 1_000_000_000)
@@ -236,6 +236,6 @@ def _status(
     return status
 
 
-def _clipped(text: str, bytes_max: int) -> str:
+def _clip_text(text: str, bytes_max: int) -> str:
     data = printable(text).encode()
     return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

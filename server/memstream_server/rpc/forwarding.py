@@ -82,7 +82,7 @@ class _Retries:
     until_s: float
     tries: int = field(default=0)
 
-    async def exhausted(self) -> bool:
+    async def is_exhausted(self) -> bool:
         """Waits until the next try is due, or returns True if the time is over."""
         loop = asyncio.get_running_loop()
         self.tries += 1
@@ -155,7 +155,7 @@ class Forwarding:
                 except (OwnedElsewhere, OwnerUnreachable, LeaseLost) as error:
                     # The memory is moving, or its owner has just ended: another server will own it in a moment.
                     passes = requests is None and not _is_marked(context) and _is_retryable(error)
-                    if not passes or await wait.exhausted():
+                    if not passes or await wait.is_exhausted():
                         raise
 
         return answer
@@ -194,7 +194,7 @@ class Forwarding:
         following: asyncio.Task[bytes | None] = asyncio.create_task(_next_or_none(answers))
         told = False
         try:
-            with self._drain.told(drained.set):
+            with self._drain.notify_on_drain(drained.set):
                 while True:
                     await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
                     if following.done():
@@ -203,11 +203,11 @@ class Forwarding:
                         following = asyncio.create_task(_next_or_none(answers))
                         yield answer
                     elif told:
-                        raise self._drain.error()
+                        raise self._drain.shutdown_error()
                     else:
                         told, waiting = True, asyncio.create_task(_sleep(self._drain.grace_s))
                         if "going_away" in method.output_type.fields_by_name:
-                            yield GetMessageClass(method.output_type)(going_away=self._drain.message())
+                            yield GetMessageClass(method.output_type)(going_away=self._drain.going_away_message())
         finally:
             following.cancel()
             waiting.cancel()

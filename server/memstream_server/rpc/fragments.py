@@ -17,7 +17,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import answered, commit_with_answer, idempotent_call
+from memstream_server.rpc.repeats import commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter
@@ -65,7 +65,7 @@ class FragmentMethods:
         )
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        messages = _fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
+        messages = _take_fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
         if len(messages) < len(fragments):
             following = fragments[len(messages) - 1].position
         return pb.ListFragmentsResponse(
@@ -88,64 +88,68 @@ class FragmentMethods:
         call = idempotent_call(request, namespace, request_id, pb.PutFragmentResponse)
 
         async def put() -> pb.PutFragmentResponse:
-            return _put(
-                await self._engine.fragments.put(namespace, name, new, request.etag, commit_with_answer(call, _put))
+            return _put_response(
+                await self._engine.fragments.put(
+                    namespace, name, new, request.etag, commit_with_answer(call, _put_response)
+                )
             )
 
-        return await answered(call, self._engine, put)
+        return await respond_once(call, self._engine, put)
 
     async def update_fragment(self, request: pb.UpdateFragmentRequest, _context: _Context) -> pb.UpdateFragmentResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        change = _change(found, request, self._limits)
+        change = _read_change(found, request, self._limits)
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.UpdateFragmentResponse)
 
         async def update() -> pb.UpdateFragmentResponse:
-            return _updated(
-                await self._engine.fragments.update(namespace, name, change, commit_with_answer(call, _updated))
+            return _update_response(
+                await self._engine.fragments.update(namespace, name, change, commit_with_answer(call, _update_response))
             )
 
-        return await answered(call, self._engine, update)
+        return await respond_once(call, self._engine, update)
 
     async def forget_fragments(
         self, request: pb.ForgetFragmentsRequest, _context: _Context
     ) -> pb.ForgetFragmentsResponse:
-        namespace, name, which = self._which(request)
+        namespace, name, which = self._read_selection(request)
         call = idempotent_call(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
 
         async def forget() -> pb.ForgetFragmentsResponse:
-            return _forgotten(
-                await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, _forgotten))
+            return _forget_response(
+                await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, _forget_response))
             )
 
-        return await answered(call, self._engine, forget)
+        return await respond_once(call, self._engine, forget)
 
     async def restore_fragments(
         self, request: pb.RestoreFragmentsRequest, _context: _Context
     ) -> pb.RestoreFragmentsResponse:
-        namespace, name, which = self._which(request)
+        namespace, name, which = self._read_selection(request)
         call = idempotent_call(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
 
         async def restore() -> pb.RestoreFragmentsResponse:
-            return _restored(
-                await self._engine.fragments.restore(namespace, name, which, commit_with_answer(call, _restored))
+            return _restore_response(
+                await self._engine.fragments.restore(
+                    namespace, name, which, commit_with_answer(call, _restore_response)
+                )
             )
 
-        return await answered(call, self._engine, restore)
+        return await respond_once(call, self._engine, restore)
 
     async def erase_fragments(self, request: pb.EraseFragmentsRequest, _context: _Context) -> pb.EraseFragmentsResponse:
-        namespace, name, which = self._which(request)
+        namespace, name, which = self._read_selection(request)
         call = idempotent_call(request, namespace, request.request_id, pb.EraseFragmentsResponse)
 
         async def erase() -> pb.EraseFragmentsResponse:
-            answer = None if call is None else lambda operation: call.answer(_erasing(operation))
-            return _erasing(await self._engine.erasing.start(namespace, name, which, answer))
+            answer = None if call is None else lambda operation: call.answer(_erase_response(operation))
+            return _erase_response(await self._engine.erasing.start(namespace, name, which, answer))
 
-        return await answered(call, self._engine, erase)
+        return await respond_once(call, self._engine, erase)
 
-    def _which(
+    def _read_selection(
         self, request: pb.ForgetFragmentsRequest | pb.RestoreFragmentsRequest | pb.EraseFragmentsRequest
     ) -> tuple[str, str, list[str] | Filter]:
         """(namespace, memory, ids or a filter that is not empty). Raises InvalidField."""
@@ -168,7 +172,7 @@ class FragmentMethods:
         return namespace, name, list(request.ids) or chosen
 
 
-def _change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
+def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
     """The masked fields of the message; a masked expire_time that is not set removes the expiry."""
     message, paths = request.fragment, set(request.update_mask.paths)
     validation.fragment_id(found, "fragment.id", message.id)
@@ -210,29 +214,29 @@ def _check_mask(found: Violations, paths: Iterable[str]) -> None:
         found.add("update_mask", "has content and structured: a fragment says one of them")
 
 
-def _put(put: Put) -> pb.PutFragmentResponse:
+def _put_response(put: Put) -> pb.PutFragmentResponse:
     fragment = None if put.fragment is None else fragment_message(put.fragment)
     return pb.PutFragmentResponse(fragment=fragment, created=put.created, revision=put.revision)
 
 
-def _updated(result: tuple[Fragment, int]) -> pb.UpdateFragmentResponse:
+def _update_response(result: tuple[Fragment, int]) -> pb.UpdateFragmentResponse:
     fragment, revision = result
     return pb.UpdateFragmentResponse(fragment=fragment_message(fragment), revision=revision)
 
 
-def _forgotten(changed: Changed) -> pb.ForgetFragmentsResponse:
+def _forget_response(changed: Changed) -> pb.ForgetFragmentsResponse:
     return pb.ForgetFragmentsResponse(forgotten=changed.count, revision=changed.revision)
 
 
-def _restored(changed: Changed) -> pb.RestoreFragmentsResponse:
+def _restore_response(changed: Changed) -> pb.RestoreFragmentsResponse:
     return pb.RestoreFragmentsResponse(restored=changed.count, revision=changed.revision)
 
 
-def _erasing(operation: Operation) -> pb.EraseFragmentsResponse:
+def _erase_response(operation: Operation) -> pb.EraseFragmentsResponse:
     return pb.EraseFragmentsResponse(operation=operation_message(operation))
 
 
-def _fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
+def _take_fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
     """As many of the first messages as fit, at least one."""
     size = 0
     for number, message in enumerate(messages):

@@ -76,13 +76,13 @@ class Health:
         """Whether a service serves now. NOT_FOUND for an unknown name."""
         if request.service not in self._serving:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
-        return self._status(request.service)
+        return self._status_of(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, _context: _Context) -> AsyncIterator[_Status]:  # noqa: N802
         """The state now and after every change."""
         said: _Status | None = None
         while True:
-            changed, status = self._changed, self._status(request.service)
+            changed, status = self._changed, self._status_of(request.service)
             if status != said:
                 said = status
                 yield status
@@ -91,7 +91,7 @@ class Health:
             else:
                 await changed.wait()
 
-    def _status(self, service: str) -> _Status:
+    def _status_of(self, service: str) -> _Status:
         if service not in self._serving:
             return _Status(status=_Status.SERVICE_UNKNOWN)
         return _Status(status=_Status.SERVING if self._serving[service] else _Status.NOT_SERVING)

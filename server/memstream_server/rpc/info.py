@@ -70,11 +70,11 @@ class ServerService:
                 for one in info.spent
                 if whole
             ],
-            models=[_status(one, whole) for one in info.models],
+            models=[_model_status(one, whole) for one in info.models],
         )
 
 
-def _status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
+def _model_status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
     """`whole`: whether the caller may see when and how often models are called."""
     shown = pb.ModelStatus(role=status.role, model=status.model, state=_STATES[status.state], last_error=status.error)
     if whole:

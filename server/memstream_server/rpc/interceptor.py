@@ -78,7 +78,7 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
                 limit=self._streams_max,
             )
         with ExitStack() as stack:
-            stack.enter_context(self._drain.stream())
+            stack.enter_context(self._drain.count_stream())
             if self._metrics is not None:
                 gauge = self._metrics.streams.labels(rpc)
                 gauge.inc()

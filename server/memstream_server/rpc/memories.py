@@ -12,9 +12,9 @@ from memstream_server.engine.errors import EtagMismatch, MemoryExists
 from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
-from memstream_server.rpc.access.caller import readable
+from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.fragments import FragmentMethods
-from memstream_server.rpc.repeats import IdempotentCall, answer_of, answered, commit_with_answer, idempotent_call
+from memstream_server.rpc.repeats import IdempotentCall, answer_of, commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
@@ -47,18 +47,18 @@ class MemoryService(FragmentMethods):
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CreateMemoryResponse)
-        answer = _answering(call, lambda record: _created(record, True))
+        answer = _answer_of(call, lambda record: _create_response(record, True))
 
         async def create() -> pb.CreateMemoryResponse:
             record, created = await self._engine.memories.create(new, answer)
             if not created:
                 _check_same(request, record)
-            return _created(record, created)
+            return _create_response(record, created)
 
-        return await answered(call, self._engine, create)
+        return await respond_once(call, self._engine, create)
 
     async def get_memory(self, request: pb.GetMemoryRequest, _context: _Context) -> pb.GetMemoryResponse:
-        namespace, name = self._named(request)
+        namespace, name = self._memory_of(request)
         record = await self._engine.memories.get(namespace, name)
         return pb.GetMemoryResponse(memory=policies.memory_message(record))
 
@@ -84,16 +84,18 @@ class MemoryService(FragmentMethods):
         call = idempotent_call(request, namespace, request_id, pb.UpdateMemoryResponse)
 
         async def update() -> pb.UpdateMemoryResponse:
-            return _updated(await self._update(request, namespace, name, _answering(call, _updated)))
+            return _update_response(
+                await self._update_memory(request, namespace, name, _answer_of(call, _update_response))
+            )
 
-        return await answered(call, self._engine, update)
+        return await respond_once(call, self._engine, update)
 
-    async def _update(
+    async def _update_memory(
         self, request: pb.UpdateMemoryRequest, namespace: str, name: str, answer: AnswerOf | None
     ) -> MemoryRecord:
         for tries_left in reversed(range(_UPDATE_TRIES)):
             current = await self._engine.memories.get(namespace, name)
-            change = self._change(request, current)
+            change = self._read_change(request, current)
             try:
                 return await self._engine.memories.update(namespace, name, change, answer)
             except EtagMismatch:
@@ -101,7 +103,7 @@ class MemoryService(FragmentMethods):
                     raise
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _change(self, request: pb.UpdateMemoryRequest, current: MemoryRecord) -> MemoryChange:
+    def _read_change(self, request: pb.UpdateMemoryRequest, current: MemoryRecord) -> MemoryChange:
         found, paths = Violations(), request.update_mask.paths
         policy = policies.change_policy(found, current.policy, request.memory, paths)
         labels = policies.read_labels(found, request.memory.labels, self._limits) if "labels" in paths else None
@@ -120,7 +122,7 @@ class MemoryService(FragmentMethods):
             await self._engine.memories.delete(namespace, name, request.etag, answer)
             return pb.DeleteMemoryResponse()
 
-        return await answered(call, self._engine, delete)
+        return await respond_once(call, self._engine, delete)
 
     async def clone_memory(self, request: pb.CloneMemoryRequest, _context: _Context) -> pb.CloneMemoryResponse:
         found = Violations()
@@ -132,12 +134,12 @@ class MemoryService(FragmentMethods):
         request_id = identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CloneMemoryResponse)
-        answer = _answering(call, _cloned)
+        answer = _answer_of(call, _clone_response)
 
         async def clone() -> pb.CloneMemoryResponse:
-            return _cloned(await self._engine.memories.clone(namespace, name, new_namespace, new_name, answer))
+            return _clone_response(await self._engine.memories.clone(namespace, name, new_namespace, new_name, answer))
 
-        return await answered(call, self._engine, clone)
+        return await respond_once(call, self._engine, clone)
 
     async def clear_memory(self, request: pb.ClearMemoryRequest, _context: _Context) -> pb.ClearMemoryResponse:
         found = Violations()
@@ -150,11 +152,11 @@ class MemoryService(FragmentMethods):
         call = idempotent_call(request, namespace, request_id, pb.ClearMemoryResponse)
 
         async def clear() -> pb.ClearMemoryResponse:
-            return _cleared(
-                await self._engine.fragments.clear(namespace, name, tiers, commit_with_answer(call, _cleared))
+            return _clear_response(
+                await self._engine.fragments.clear(namespace, name, tiers, commit_with_answer(call, _clear_response))
             )
 
-        return await answered(call, self._engine, clear)
+        return await respond_once(call, self._engine, clear)
 
     async def list_namespaces(self, request: pb.ListNamespacesRequest, _context: _Context) -> pb.ListNamespacesResponse:
         found = Violations()
@@ -165,7 +167,7 @@ class MemoryService(FragmentMethods):
             return each[0]
 
         after = page_tokens.read_name(request)
-        namespaces = await readable(self._engine.memories.namespaces, after, size + 1, name, name)
+        namespaces = await list_readable(self._engine.memories.namespaces, after, size + 1, name, name)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
             next_page_token=page_tokens.make(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
@@ -174,7 +176,7 @@ class MemoryService(FragmentMethods):
     async def get_memory_stats(
         self, request: pb.GetMemoryStatsRequest, _context: _Context
     ) -> pb.GetMemoryStatsResponse:
-        statistics = await self._engine.memories.statistics(*self._named(request))
+        statistics = await self._engine.memories.statistics(*self._memory_of(request))
         return pb.GetMemoryStatsResponse(stats=policies.stats_message(statistics))
 
     async def reflect_memory(self, request: pb.ReflectMemoryRequest, _context: _Context) -> pb.ReflectMemoryResponse:
@@ -191,9 +193,9 @@ class MemoryService(FragmentMethods):
             answer = None if call is None else lambda operation: call.answer(response(operation))
             return response(await self._engine.reflecting.start(namespace, name, answer))
 
-        return await answered(call, self._engine, start)
+        return await respond_once(call, self._engine, start)
 
-    def _named(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
+    def _memory_of(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
         found = Violations()
         named = memory_name(found, request.namespace, request.memory, self._limits)
         found.check()
@@ -208,7 +210,7 @@ def _check_mask(found: Violations, paths: Any) -> None:
             found.add("update_mask", f'has {shown(path)}: "labels", "policy" and paths below it can be set')
 
 
-def _answering(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:
+def _answer_of(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:
     return None if call is None else lambda record: call.answer(response(record))
 
 
@@ -226,17 +228,17 @@ def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:
         )
 
 
-def _created(record: MemoryRecord, created: bool) -> pb.CreateMemoryResponse:
+def _create_response(record: MemoryRecord, created: bool) -> pb.CreateMemoryResponse:
     return pb.CreateMemoryResponse(memory=policies.memory_message(record), created=created)
 
 
-def _cloned(record: MemoryRecord) -> pb.CloneMemoryResponse:
+def _clone_response(record: MemoryRecord) -> pb.CloneMemoryResponse:
     return pb.CloneMemoryResponse(memory=policies.memory_message(record))
 
 
-def _cleared(changed: Changed) -> pb.ClearMemoryResponse:
+def _clear_response(changed: Changed) -> pb.ClearMemoryResponse:
     return pb.ClearMemoryResponse(cleared=changed.count, revision=changed.revision)
 
 
-def _updated(record: MemoryRecord) -> pb.UpdateMemoryResponse:
+def _update_response(record: MemoryRecord) -> pb.UpdateMemoryResponse:
     return pb.UpdateMemoryResponse(memory=policies.memory_message(record))

@@ -135,7 +135,7 @@ class ObserveStream:
         reader = asyncio.create_task(self._read_requests(requests))
         reader.add_done_callback(lambda _: self._wake.set())
         try:
-            with self._drain.told(self._on_drain):
+            with self._drain.notify_on_drain(self._on_drain):
                 async with aclosing(self._opening_messages()) as messages:
                     async for message in messages:
                         yield message
@@ -144,7 +144,7 @@ class ObserveStream:
                     self._wake.clear()
                     if self._drain.begun and not self._going_away:  # first, because pending responses may raise
                         self._going_away = True
-                        yield pb.ObserveResponse(going_away=self._drain.message())
+                        yield pb.ObserveResponse(going_away=self._drain.going_away_message())
                     ended = self._poll_progress()
                     due = self._pending_responses()
                     for response in due:
@@ -152,7 +152,7 @@ class ObserveStream:
                     if ended is not None:
                         raise ended
                     if self._grace_over:
-                        raise self._drain.error()
+                        raise self._drain.shutdown_error()
                     if due:
                         self._wake.set()  # more responses may be pending by now
                     elif self._is_finished(reader):

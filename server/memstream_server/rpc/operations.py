@@ -10,9 +10,9 @@ import grpc.aio
 from memstream.v1 import operation_service_pb2 as pb
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
-from memstream_server.rpc.access.caller import readable
+from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import answered, idempotent_call
+from memstream_server.rpc.repeats import idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -42,11 +42,11 @@ class OperationService:
             answer = None if call is None else lambda operation: call.answer(response(operation))
             return response(await self._engine.reindexing.start(request.embed, answer))
 
-        return await answered(call, self._engine, start)
+        return await respond_once(call, self._engine, start)
 
     async def start_purge(self, request: pb.StartPurgeRequest, _context: _Context) -> pb.StartPurgeResponse:
         found = Violations()
-        namespace, memory = self._where(found, request.namespace, request.memory)
+        namespace, memory = self._validate_scope(found, request.namespace, request.memory)
         identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request.request_id, pb.StartPurgeResponse)
@@ -58,15 +58,15 @@ class OperationService:
             answer = None if call is None else lambda operation: call.answer(response(operation))
             return response(await self._engine.purging.start(namespace, memory, answer))
 
-        return await answered(call, self._engine, start)
+        return await respond_once(call, self._engine, start)
 
     async def get_operation(self, request: pb.GetOperationRequest, _context: _Context) -> pb.GetOperationResponse:
-        operation = await self._engine.operations.get(self._id(request.id))
+        operation = await self._engine.operations.get(self._validate_id(request.id))
         return pb.GetOperationResponse(operation=operation_message(operation))
 
     async def list_operations(self, request: pb.ListOperationsRequest, _context: _Context) -> pb.ListOperationsResponse:
         found = Violations()
-        namespace, memory = self._where(found, request.namespace, request.memory)
+        namespace, memory = self._validate_scope(found, request.namespace, request.memory)
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
 
@@ -74,7 +74,7 @@ class OperationService:
             return await self._engine.operations.page(namespace, memory, before, limit)
 
         by_id, where = attrgetter("id"), attrgetter("namespace")
-        rows = await readable(fetch, page_tokens.read_name(request), size + 1, by_id, where)
+        rows = await list_readable(fetch, page_tokens.read_name(request), size + 1, by_id, where)
         shown = rows[:size]
         return pb.ListOperationsResponse(
             operations=[operation_message(row) for row in shown],
@@ -84,16 +84,16 @@ class OperationService:
     async def cancel_operation(
         self, request: pb.CancelOperationRequest, _context: _Context
     ) -> pb.CancelOperationResponse:
-        operation = await self._engine.operations.cancel(self._id(request.id))
+        operation = await self._engine.operations.cancel(self._validate_id(request.id))
         return pb.CancelOperationResponse(operation=operation_message(operation))
 
-    def _id(self, id: str) -> str:
+    def _validate_id(self, id: str) -> str:
         found = Violations()
         identifier(found, "id", id, self._limits, required=True)
         found.check()
         return id
 
-    def _where(self, found: Violations, namespace: str, memory: str) -> tuple[str, str]:
+    def _validate_scope(self, found: Violations, namespace: str, memory: str) -> tuple[str, str]:
         """Validates (namespace, memory). Both may be empty; a memory needs a namespace."""
         if memory and not namespace:
             found.add("namespace", "is required with memory")

@@ -28,24 +28,24 @@ NUMBER_MAX = 2**32 - 2
 def make(request: Message, payload: str) -> str:
     """The token that continues after `payload`."""
     data = payload.encode()
-    return base64.urlsafe_b64encode(_check(request, data) + data).decode()
+    return base64.urlsafe_b64encode(_compute_check(request, data) + data).decode()
 
 
 def read_number(request: Message) -> int | None:
     """The number that the request's page_token continues after; None for the first page. Raises PageTokenInvalid."""
-    payload = _payload(request)
+    payload = _read_payload(request)
     return number_in(payload) if payload else None
 
 
 def read_name(request: Message) -> str:
     """The name or id that it continues after; empty for the first page. Raises PageTokenInvalid."""
-    payload = _payload(request)
+    payload = _read_payload(request)
     return name_in(payload) if payload else ""
 
 
 def read_position(request: Message) -> tuple[int | None, str]:
     """(number, uid of the memory) of a payload `NUMBER:UID`; (None, "") for the first page. Raises PageTokenInvalid."""
-    payload = _payload(request)
+    payload = _read_payload(request)
     if not payload:
         return None, ""
     number, _, uid = payload.partition(":")
@@ -56,35 +56,35 @@ def number_in(payload: str) -> int:
     """A number as a server writes it. Raises PageTokenInvalid."""
     if _NUMBER.fullmatch(payload) and int(payload) <= NUMBER_MAX:
         return int(payload)
-    raise _invalid()
+    raise _invalid_token()
 
 
 def name_in(payload: str) -> str:
     """A name or an id as a server writes it. Raises PageTokenInvalid."""
     if _NAME.fullmatch(payload):
         return payload
-    raise _invalid()
+    raise _invalid_token()
 
 
-def _payload(request: Message) -> str:
+def _read_payload(request: Message) -> str:
     token: str = request.page_token  # type: ignore[attr-defined]  # every paginated request has one
     if not token:
         return ""
     try:
         data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
         payload = data[_CHECK_BYTES:]
-        if payload and len(token) <= _TOKEN_CHARS_MAX and data[:_CHECK_BYTES] == _check(request, payload):
+        if payload and len(token) <= _TOKEN_CHARS_MAX and data[:_CHECK_BYTES] == _compute_check(request, payload):
             return payload.decode()
     except (binascii.Error, UnicodeError):
         pass  # refused below
-    raise _invalid()
+    raise _invalid_token()
 
 
-def _invalid() -> PageTokenInvalid:
+def _invalid_token() -> PageTokenInvalid:
     return PageTokenInvalid("the page_token was not made by this call with these arguments; start without one")
 
 
-def _check(request: Message, payload: bytes) -> bytes:
+def _compute_check(request: Message, payload: bytes) -> bytes:
     arguments = type(request)()
     arguments.CopyFrom(request)
     arguments.ClearField("page_token")

@@ -33,7 +33,7 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
-from memstream_server.rpc.access.caller import again
+from memstream_server.rpc.access.caller import recheck_caller
 from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
@@ -108,7 +108,7 @@ class RecallStream:
         opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
         yield pb.RecallResponse(opened=opened)  # before any other message is written
         try:
-            with self._drain.told(self._on_drain):
+            with self._drain.notify_on_drain(self._on_drain):
                 self._start_task(self._wait_for_end(self._start_task(self._read_requests(requests))))
                 await self._ended.wait()
             if self._error is not None:
@@ -253,7 +253,7 @@ class RecallStream:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
         timeout_s = query_timeout_s(message)
         query = _with_time(query, timeout_s, None)
-        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, again)
+        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, recheck_caller)
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
@@ -272,9 +272,9 @@ class RecallStream:
         await self._write_message(pb.RecallResponse(failed=failed), query_id)
 
     async def _go_away(self) -> None:
-        await self._write_message(pb.RecallResponse(going_away=self._drain.message()))
+        await self._write_message(pb.RecallResponse(going_away=self._drain.going_away_message()))
         await asyncio.sleep(self._drain.grace_s)
-        self._end_stream(self._drain.error())
+        self._end_stream(self._drain.shutdown_error())
 
 
 def query_timeout_s(message: pb.RecallQuery) -> float | None:

@@ -28,7 +28,7 @@ Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
 def register(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
     """Adds every rpc of the services to the server. `wrap` may wrap a handler; a wrapped handler may return bytes."""
     for service, servicer in services:
-        handlers = {method.name: _handler(method, servicer, wrap) for method in service.methods}
+        handlers = {method.name: _make_handler(method, servicer, wrap) for method in service.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
@@ -48,26 +48,26 @@ def method_name(method: MethodDescriptor) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
 
 
-def _handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
+def _make_handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
-    behaviour = getattr(servicer, method_name(method), None) or _refusing(method)
+    behaviour = getattr(servicer, method_name(method), None) or _refusing_handler(method)
     if wrap is not None:
         behaviour = wrap(method, behaviour)
     make = kinds[method.client_streaming, method.server_streaming]
-    return make(behaviour, GetMessageClass(method.input_type).FromString, _serialised)
+    return make(behaviour, GetMessageClass(method.input_type).FromString, _serialize_response)
 
 
-def _serialised(message: Any) -> bytes:
+def _serialize_response(message: Any) -> bytes:
     data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
     return data
 
 
-def _refusing(method: MethodDescriptor) -> Any:
+def _refusing_handler(method: MethodDescriptor) -> Any:
     capability = RPC_RULES[path_of(method)].capability
     text = f"this server does not implement {method.full_name}"
 

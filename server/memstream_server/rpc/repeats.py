@@ -72,7 +72,7 @@ def commit_with_answer(call: IdempotentCall[R] | None, response: Callable[[T], R
     return None if call is None else Once(call.key, lambda result: call.answer(response(result)))
 
 
-async def answered(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
+async def respond_once(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
     """The first response if the request is a repeat, otherwise that of `act`.
 
     A repeat may overtake the original call after the client gave up on that. Then the engine refuses `act`, because the

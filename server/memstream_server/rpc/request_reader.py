@@ -148,7 +148,7 @@ class RequestReader:
             found = self._rpcs[path] = _Rpc(*bounds, table)
         return found
 
-    async def message(self, holder: str, context: _Context) -> Any:
+    async def read_only_message(self, holder: str, context: _Context) -> Any:
         """The bytes of a call's only message. Raises TimeoutError if it does not arrive in time."""
         async with asyncio.timeout(self.opening_max_s) as timeout:
             if holder:
@@ -191,52 +191,52 @@ class Requests:
 
     def close(self) -> None:
         """The call has ended."""
-        self._give(self._held)
+        self._give_back(self._held)
 
     async def only(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
-        if self._holder and not self._try_take(self._reader.message_bytes_max):
-            await self._take(self._reader.message_bytes_max)
+        if self._holder and not self._try_take_bytes(self._reader.message_bytes_max):
+            await self._take_bytes(self._reader.message_bytes_max)
         try:
-            data = await self._reader.message(self._holder, self._context)
+            data = await self._reader.read_only_message(self._holder, self._context)
         except TimeoutError:
-            raise self._overdue() from None
+            raise self._overdue_error() from None
         if data is grpc.aio.EOF:
             await asyncio.sleep(_CANCELLED_S)  # raises if the client has cancelled, which also ends the messages
             raise ProtocolViolation("the call has no message")
         if self._held:
-            self._give(max(0, self._held - len(data)))
+            self._give_back(max(0, self._held - len(data)))
         message = self._parse_small(data)
         if message is None:
-            message = await self._parse(data)
+            message = await self._parse_message(data)
         del data  # the frames of an error raised below would keep it until the garbage collector runs
-        return self._checked(message)
+        return self._check_message(message)
 
     def __aiter__(self) -> Requests:
         return self
 
     async def __anext__(self) -> Message:
-        self._give(self._held)
-        data = await (self._first() if self._check is not None else self._context.read())
+        self._give_back(self._held)
+        data = await (self._read_first() if self._check is not None else self._context.read())
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        if self._holder and not self._try_take(len(data)):
-            await self._take(len(data))
+        if self._holder and not self._try_take_bytes(len(data)):
+            await self._take_bytes(len(data))
         message = self._parse_small(data)
         if message is None:
-            message = await self._parse(data)
+            message = await self._parse_message(data)
         del data
-        return self._checked(message)
+        return self._check_message(message)
 
-    async def _first(self) -> Any:
+    async def _read_first(self) -> Any:
         """The first message, which must arrive in time."""
         try:
             async with asyncio.timeout(self._reader.opening_max_s):
                 return await self._context.read()
         except TimeoutError:
-            raise self._overdue() from None
+            raise self._overdue_error() from None
 
-    def _overdue(self) -> Exception:
+    def _overdue_error(self) -> Exception:
         if self._holder == ANYBODY:
             return QuotaExceeded(
                 "the call's message did not come in time", quota="anybody_reads", limit=ANYBODY_READS_MAX
@@ -251,20 +251,20 @@ class Requests:
             return None
         return self._decode_message(data)
 
-    async def _parse(self, data: bytes) -> Message | str:
+    async def _parse_message(self, data: bytes) -> Message | str:
         """The message, or the reason why the data are not one."""
         rpc = self._reader.rpc(self._path)
         if data[:2] == GZIP:
-            async with self._alone():
-                unzipped = await _unzipped(data, rpc.bytes_max)
+            async with self._examine_alone():
+                unzipped = await _decompress(data, rpc.bytes_max)
             if isinstance(unzipped, str):
                 return unzipped
             data = unzipped
         if len(data) > rpc.bytes_max:
             return f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}"
         if may_exceed(data, rpc.fields_max):
-            async with self._alone():
-                if await _counted(exceeds_fields(data, rpc.table, rpc.fields_max)):
+            async with self._examine_alone():
+                if await _run_scan(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
         return self._decode_message(data)
 
@@ -275,7 +275,7 @@ class Requests:
             return "the bytes sent are not a message of this rpc's type"
 
     @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
+    async def _examine_alone(self) -> AsyncIterator[None]:
         """Waits until no other message of the caller is being examined."""
         await self._reader.examined.take(self._holder, 1)
         try:
@@ -283,7 +283,7 @@ class Requests:
         finally:
             self._reader.examined.give(self._holder, 1)
 
-    def _checked(self, message: Message | str) -> Message:
+    def _check_message(self, message: Message | str) -> Message:
         if isinstance(message, str):
             raise InvalidField(message)
         check, self._check = self._check, None
@@ -291,23 +291,23 @@ class Requests:
             check(message)
         return message
 
-    def _try_take(self, size: int) -> bool:
+    def _try_take_bytes(self, size: int) -> bool:
         taken = self._reader.budget.try_take(self._holder, size)
         if taken:
             self._held += size
         return taken
 
-    async def _take(self, size: int) -> None:
+    async def _take_bytes(self, size: int) -> None:
         await self._reader.budget.take(self._holder, size)
         self._held += size
 
-    def _give(self, size: int) -> None:
+    def _give_back(self, size: int) -> None:
         if size:
             self._held -= size
             self._reader.budget.give(self._holder, size)
 
 
-async def _counted(scan: Generator[None, None, bool]) -> bool:
+async def _run_scan(scan: Generator[None, None, bool]) -> bool:
     """The result of the scan."""
     while True:
         try:
@@ -317,7 +317,7 @@ async def _counted(scan: Generator[None, None, bool]) -> bool:
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _unzipped(data: bytes, bytes_max: int) -> bytes | str:
+async def _decompress(data: bytes, bytes_max: int) -> bytes | str:
     """The decompressed data, or the reason why they cannot be decompressed."""
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:

@@ -99,7 +99,7 @@ class RpcServer:
         deadline = loop.time() + (self._drain.grace_s if grace_s is None else grace_s)
         self._drain.begin()
         self._health.end()
-        await self._drain.finished(max(0.0, deadline - loop.time()) + _STOP_S)
+        await self._drain.wait_finished(max(0.0, deadline - loop.time()) + _STOP_S)
         await self._health.close()
         await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:

@@ -86,7 +86,7 @@ class StreamService:
         found.check()
         first = request.first_sequence if producer else 1
         observe.check_numbers(first, len(request.observations), limits)
-        items = self._numbered(request, session) if producer else self._unnumbered(request, session)
+        items = self._read_numbered(request, session) if producer else self._read_unnumbered(request, session)
         digest = observations.digest_of(request.SerializeToString(deterministic=True)) if request_id else b""
         progress = await self._engine.observe_batch(
             namespace, memory, producer, first, items, level, request_id, digest
@@ -102,11 +102,11 @@ class StreamService:
             )
         )
 
-    def _numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+    def _read_numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
         messages = list(request.observations)
         return observations.read_batch(messages, session, self._limits, self._engine.dimension)[0]
 
-    def _unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+    def _read_unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
         found, items = Violations(), list[NewObservation | Refusal]()
         for number, message in enumerate(request.observations):
             digest = observations.digest_of(message.SerializeToString(deterministic=True))

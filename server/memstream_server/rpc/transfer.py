@@ -18,7 +18,7 @@ from memstream_server.engine.transfer.intake import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.memories import MemoryService
-from memstream_server.rpc.repeats import IdempotentCall, answered
+from memstream_server.rpc.repeats import IdempotentCall, respond_once
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -41,7 +41,7 @@ class TransferringMemoryService(MemoryService):
     async def export_memories(
         self, request: pb.ExportMemoriesRequest, _context: _Context
     ) -> AsyncIterator[pb.ExportMemoriesResponse]:
-        wanted = Wanted(*self._where(request.namespace, request.memory), request.include_vectors)
+        wanted = Wanted(*self._validate_target(request.namespace, request.memory), request.include_vectors)
         parts = self._engine.transfers.export(wanted)
         try:
             async for part in parts:
@@ -61,22 +61,22 @@ class TransferringMemoryService(MemoryService):
             )
         self._intakes += 1
         try:
-            opening = await self._opening(requests)
-            return await self._taken(opening, requests)
+            opening = await self._read_opening(requests)
+            return await self._take_upload(opening, requests)
         finally:
             self._intakes -= 1
 
-    async def _opening(self, requests: AsyncIterator[pb.ImportMemoriesRequest]) -> pb.ImportOpen:
+    async def _read_opening(self, requests: AsyncIterator[pb.ImportMemoriesRequest]) -> pb.ImportOpen:
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("message") != "open":
             raise ProtocolViolation("the first message of an import must be open")
-        self._where(first.open.namespace, first.open.memory)
+        self._validate_target(first.open.namespace, first.open.memory)
         found = Violations()
         identifier(found, "open.request_id", first.open.request_id, self._limits)
         found.check()
         return first.open
 
-    async def _taken(
+    async def _take_upload(
         self, opening: pb.ImportOpen, requests: AsyncIterator[pb.ImportMemoriesRequest]
     ) -> pb.ImportMemoriesResponse:
         imports = self._engine.transfers.imports
@@ -87,33 +87,35 @@ class TransferringMemoryService(MemoryService):
                     raise ProtocolViolation("after open, every message of an import must be lines")
                 await asyncio.to_thread(intake.take, request.lines)
             summary = await asyncio.to_thread(intake.finish)
-            return await self._begun(opening, intake, summary)
+            return await self._begin_import(opening, intake, summary)
         finally:
             await asyncio.shield(asyncio.to_thread(intake.close))
 
-    async def _begun(self, opening: pb.ImportOpen, intake: Intake, summary: Summary) -> pb.ImportMemoriesResponse:
+    async def _begin_import(
+        self, opening: pb.ImportOpen, intake: Intake, summary: Summary
+    ) -> pb.ImportMemoriesResponse:
         imports = self._engine.transfers.imports
         target = Target(opening.namespace, opening.memory)
         if opening.validate_only:
             await imports.check(intake, summary, target)
-            return _response(_checked(opening, summary))
-        call = _repeatable(opening, summary)
+            return _import_response(_validated_operation(opening, summary))
+        call = _idempotent_import(opening, summary)
         while call is not None and (first := await call.first_answer(self._engine)) is not None:
             again = await self._engine.operations.get(first.operation.id)
             if again.state not in (OperationState.FAILED, OperationState.CANCELLED):
-                return _response(again)
+                return _import_response(again)
             # A new operation continues where the last one stopped. Its response is stored as well and answers the next
             # repeat.
             call = replace(call, key=f"{call.key}\n{again.id}")
 
         async def begin() -> pb.ImportMemoriesResponse:
             await imports.check(intake, summary, target)
-            answer = None if call is None else lambda operation: call.answer(_response(operation))
-            return _response(await imports.begin(intake, summary, target, answer))
+            answer = None if call is None else lambda operation: call.answer(_import_response(operation))
+            return _import_response(await imports.begin(intake, summary, target, answer))
 
-        return await answered(call, self._engine, begin)
+        return await respond_once(call, self._engine, begin)
 
-    def _where(self, namespace: str, memory: str) -> tuple[str, str]:
+    def _validate_target(self, namespace: str, memory: str) -> tuple[str, str]:
         found = Violations()
         validation.name(found, "namespace", namespace, self._limits)
         if memory:
@@ -122,11 +124,11 @@ class TransferringMemoryService(MemoryService):
         return namespace, memory
 
 
-def _response(operation: Operation) -> pb.ImportMemoriesResponse:
+def _import_response(operation: Operation) -> pb.ImportMemoriesResponse:
     return pb.ImportMemoriesResponse(operation=operation_message(operation))
 
 
-def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
+def _validated_operation(opening: pb.ImportOpen, summary: Summary) -> Operation:
     """The response to validate_only: an operation that did not run, with what it would do."""
     return Operation(
         id="",
@@ -140,7 +142,7 @@ def _checked(opening: pb.ImportOpen, summary: Summary) -> Operation:
     )
 
 
-def _repeatable(opening: pb.ImportOpen, summary: Summary) -> IdempotentCall[pb.ImportMemoriesResponse] | None:
+def _idempotent_import(opening: pb.ImportOpen, summary: Summary) -> IdempotentCall[pb.ImportMemoriesResponse] | None:
     """A repeat has the same names and the same lines."""
     if not opening.request_id:
         return None

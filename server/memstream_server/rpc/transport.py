@@ -53,12 +53,12 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     Invalid files, as between the replacement of a certificate and of its key, leave the last valid ones in force.
     """
-    material = _Material(_read(files))
+    material = _Material(_read_files(files))
     refused: list[str] = []
 
     def changed() -> grpc.ServerCertificateConfiguration | None:  # runs in a thread of grpc
         try:
-            now = _read(files)
+            now = _read_files(files)
         except TlsError as error:
             if refused != [str(error)]:
                 refused[:] = [str(error)]
@@ -78,7 +78,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
-def _read(files: TlsFiles) -> tuple[bytes, ...]:
+def _read_files(files: TlsFiles) -> tuple[bytes, ...]:
     """Key, certificate, and the client CA if there is one; checks that they belong together."""
     paths = [files.key, files.certificate, *([files.client_ca] if files.client_ca is not None else [])]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -81,38 +81,38 @@ class WatchStream:
 
     async def responses(self) -> AsyncGenerator[pb.WatchResponse, None]:
         """Yields events and progress marks until the client or the server ends the stream."""
-        cursor = await self._start()
+        cursor = await self._find_start()
         steps = self._engine.watch(
             self._watching.namespace, self._watching.memory, cursor.memory_uid, cursor.revision, 0
         )
         draining = asyncio.create_task(self._drained.wait())
-        step = asyncio.create_task(_next(steps))
+        step = asyncio.create_task(_next_or_none(steps))
         try:
-            with self._drain.told(self._drained.set):
+            with self._drain.notify_on_drain(self._drained.set):
                 while not draining.done():
-                    if await self._look({step, draining}) and step.done():
+                    if await self._wait_for_task({step, draining}) and step.done():
                         if (told := step.result()) is None:
                             return
-                        step = asyncio.create_task(_next(steps))
-                        async for response in self._messages(cursor, *told):
+                        step = asyncio.create_task(_next_or_none(steps))
+                        async for response in self._build_messages(cursor, *told):
                             yield response
-                            self._sent()
+                            self._mark_sent()
                         if told[3]:
                             cursor = event_pb2.Cursor(memory_uid=told[0], revision=told[1])
                     if self._silence_s() >= self._watching.progress_s:
                         yield pb.WatchResponse(
                             progress=pb.WatchProgress(cursor=cursor, time=scalars.timestamp(time.time_ns() // 1_000))
                         )
-                        self._sent()
-            yield pb.WatchResponse(going_away=self._drain.message())
-            raise self._drain.error()
+                        self._mark_sent()
+            yield pb.WatchResponse(going_away=self._drain.going_away_message())
+            raise self._drain.shutdown_error()
         finally:
             step.cancel()
             draining.cancel()
             await asyncio.gather(step, draining, return_exceptions=True)
             await steps.aclose()
 
-    async def _start(self) -> event_pb2.Cursor:
+    async def _find_start(self) -> event_pb2.Cursor:
         """The start cursor. The engine refuses a void or compacted cursor."""
         watching = self._watching
         record = await self._engine.memories.get(watching.namespace, watching.memory)
@@ -125,7 +125,7 @@ class WatchStream:
             )
         return event_pb2.Cursor(memory_uid=watching.uid, revision=watching.revision, ordinal=watching.ordinal)
 
-    async def _look(self, tasks: set[asyncio.Task[Any]]) -> bool:
+    async def _wait_for_task(self, tasks: set[asyncio.Task[Any]]) -> bool:
         """Waits until a task is done or a progress mark is due; returns whether a task is done."""
         timeout = max(0.0, self._watching.progress_s - self._silence_s())
         done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -134,27 +134,27 @@ class WatchStream:
     def _silence_s(self) -> float:
         return asyncio.get_running_loop().time() - self._sent_s
 
-    def _sent(self) -> None:
+    def _mark_sent(self) -> None:
         self._sent_s = asyncio.get_running_loop().time()
 
-    async def _messages(
+    async def _build_messages(
         self, seen: event_pb2.Cursor, uid: str, revision: int, time_us: int, events: Sequence[Event]
     ) -> AsyncIterator[pb.WatchResponse]:
         """The wanted events of one transition after the cursor, each with the cursor that follows it."""
         skipped = seen.ordinal if revision == seen.revision + 1 else 0
-        chosen = [number for number, event in enumerate(events) if number >= skipped and self._wanted(event)]
+        chosen = [number for number, event in enumerate(events) if number >= skipped and self._is_wanted(event)]
         size = EVENTS_MAX // 16 if self._watching.include_fragments else EVENTS_MAX
         for start in range(0, len(chosen), size):
             part = [
                 fragments.event_message(events[number], uid, *_cursor_after(number, len(events), revision), time_us)
                 for number in chosen[start : start + size]
             ]
-            yield pb.WatchResponse(events=pb.WatchEvents(events=part, fragments=await self._fragments(part)))
+            yield pb.WatchResponse(events=pb.WatchEvents(events=part, fragments=await self._read_fragments(part)))
 
-    def _wanted(self, event: Event) -> bool:
+    def _is_wanted(self, event: Event) -> bool:
         return event.type in fragments.EVENT_TYPES and (not self._watching.types or event.type in self._watching.types)
 
-    async def _fragments(self, events: Sequence[event_pb2.Event]) -> list[fragment_pb2.Fragment]:
+    async def _read_fragments(self, events: Sequence[event_pb2.Event]) -> list[fragment_pb2.Fragment]:
         if not self._watching.include_fragments:
             return []
         ids = list(dict.fromkeys(event.fragment_id for event in events if event.fragment_id))
@@ -180,5 +180,5 @@ def _cursor_after(number: int, count: int, revision: int) -> tuple[int, int]:
     return (revision, 0) if number == count - 1 else (revision - 1, number + 1)
 
 
-async def _next(steps: AsyncGenerator[_Step, None]) -> _Step | None:
+async def _next_or_none(steps: AsyncGenerator[_Step, None]) -> _Step | None:
     return await anext(steps, None)

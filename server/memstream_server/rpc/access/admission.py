@@ -81,7 +81,7 @@ class Admission:
         """Counts one more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
         if limit and self._under_way[key] >= limit:
-            raise self._refusal(
+            raise self._refuse(
                 principal,
                 f"you have {limit} {what} under way, more at once are not allowed: try again soon",
                 quota=f"caller_{what}_max",
@@ -100,7 +100,7 @@ class Admission:
         """Counts one more stream of an unidentified connection until the end of the block. Raises QuotaExceeded."""
         for key, limit in ((peer, OPEN_STREAMS_OF_PEER_MAX), ("", OPEN_STREAMS_MAX)):
             if self._under_way[key, "open streams"] >= limit:
-                raise self._refusal(peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit)
+                raise self._refuse(peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit)
         keys = ((peer, "open streams"), ("", "open streams"))
         self._under_way.update(keys)
         try:
@@ -113,18 +113,18 @@ class Admission:
 
     def sent(self, principal: str, message: Message, *, first: bool = False) -> float:
         """Counts a message of a stream (`first`: its first one); returns the seconds until its rates allow it."""
-        costs = self._costs(message, first)
+        costs = self._costs_of(message, first)
         for rate, amount in costs:
             rate.charge(principal, amount)
         return max((rate.wait_s(principal) for rate, _ in costs), default=0.0)
 
     def call(self, principal: str, message: Message) -> None:
         """Counts the one request of a call, or refuses it. Raises QuotaExceeded."""
-        costs = self._costs(message, True)
+        costs = self._costs_of(message, True)
         for rate, _ in costs:
             owed_s = rate.wait_s(principal)
             if owed_s:
-                raise self._refusal(
+                raise self._refuse(
                     principal,
                     "you send more requests, observations or bytes a second than you are allowed to: "
                     f"try again in {owed_s:.1f} s, or use the streams, which wait",
@@ -135,7 +135,7 @@ class Admission:
         for rate, amount in costs:
             rate.charge(principal, amount)
 
-    def _refusal(
+    def _refuse(
         self, principal: str, message: str, retry_after_s: float | None = None, *, quota: str, limit: str | int
     ) -> QuotaExceeded:
         error = QuotaExceeded(message, retry_after_s=retry_after_s, quota=quota, limit=limit)
@@ -144,7 +144,7 @@ class Admission:
             self._refusals.charge(principal, 1)
         return error
 
-    def _costs(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
+    def _costs_of(self, message: Message, first: bool) -> list[tuple[Rate, float]]:
         """The rates that a message counts in: its bytes, its observations, and one request if it asks for something."""
         if not self._rates:
             return []

@@ -43,7 +43,7 @@ def may(verb: Verb, namespace: str) -> bool:
     return caller is None or caller.may(verb, namespace)
 
 
-async def again() -> None:
+async def recheck_caller() -> None:
     """Rechecks and charges the caller before the server acts for a stream as if the caller had sent a request. Raises
     Unauthenticated, PermissionDenied."""
     caller = CALLER.get()
@@ -51,7 +51,7 @@ async def again() -> None:
         await caller.again()
 
 
-async def readable(
+async def list_readable(
     fetch: Callable[[str, int], Awaitable[list[T]]],
     after: str,
     limit: int,

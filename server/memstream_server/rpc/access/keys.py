@@ -68,7 +68,7 @@ def create(file: Path, name: str) -> tuple[ApiKey, str]:
     id = secrets.token_hex(6)
     given = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
     key = ApiKey(id, name, _sha256(given), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    _change(file, lambda keys: [*keys, key])
+    _rewrite_file(file, lambda keys: [*keys, key])
     return key, given
 
 
@@ -82,7 +82,7 @@ def revoke(file: Path, id: str) -> ApiKey:
             raise AccessError(f"{file} has no key {id!r}: `memstream keys list` shows their ids")
         return [key for key in keys if key.id != id]
 
-    _change(file, without)
+    _rewrite_file(file, without)
     return gone[0]
 
 
@@ -98,7 +98,7 @@ def read(file: Path) -> list[ApiKey]:
         raise AccessError(f"{file}: {error}") from error
 
 
-def _change(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]]) -> None:
+def _rewrite_file(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]]) -> None:
     """Rewrites the file atomically, under a lock."""
     try:
         with _locked(file):

@@ -43,7 +43,7 @@ class Access:
 
 def open_access(settings: Settings) -> Access:
     """Reads the files that the settings name. Raises AccessError."""
-    files = _tls(settings)
+    files = _tls_files(settings)
     try:
         credentials = server_credentials(files) if files is not None else None
     except TlsError as error:
@@ -54,7 +54,7 @@ def open_access(settings: Settings) -> Access:
     keys, jwks = settings.api_keys_file, settings.jwt_jwks
     identities = Identities(
         keys=Watched(keys, parse_keys) if keys is not None else None,
-        tokens=_tokens(jwks, settings) if jwks else None,
+        tokens=_open_tokens(jwks, settings) if jwks else None,
         proxies=TrustedProxies(settings.trusted_proxies),
         peers=peers,
     )
@@ -69,13 +69,13 @@ def open_access(settings: Settings) -> Access:
     return Access(peers, credentials, identities, policy, admission)
 
 
-def _tokens(jwks: str, settings: Settings) -> JwtIdentities:
+def _open_tokens(jwks: str, settings: Settings) -> JwtIdentities:
     from memstream_server.rpc.access.tokens import JwtIdentities  # here, because PyJWT imports all of cryptography
 
     return JwtIdentities(jwks, settings.jwt_issuer, settings.jwt_audience)
 
 
-def _tls(settings: Settings) -> TlsFiles | None:
+def _tls_files(settings: Settings) -> TlsFiles | None:
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     return TlsFiles(

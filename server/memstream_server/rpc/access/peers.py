@@ -94,13 +94,13 @@ class Peers:
         """Metadata of a call that is forwarded to `path`: the client's, without credentials."""
         kept = [(key, value) for key, value in given if key not in CREDENTIALS]
         caller = CALLER.get()
-        return kept if caller is None else [*kept, (CALLER_HEADER, self._signed(caller.principal, path))]
+        return kept if caller is None else [*kept, (CALLER_HEADER, self._sign_principal(caller.principal, path))]
 
     def principal(self, header: str, path: str) -> str:
         """The principal that another server forwards the call for. Raises Unauthenticated."""
         try:
             said, mac = (base64.urlsafe_b64decode(part) for part in header.split("."))
-            if self._secret and hmac.compare_digest(mac, self._mac(said)):
+            if self._secret and hmac.compare_digest(mac, self._compute_mac(said)):
                 principal, signed_path, time_s = json.loads(said)
                 if signed_path == path and abs(time.time() - time_s) <= VALID_S:
                     return str(principal)
@@ -108,9 +108,9 @@ class Peers:
             pass  # refused below
         raise Unauthenticated(f"{CALLER_HEADER} is no other server's: they need one peer_secret, and clocks that agree")
 
-    def _signed(self, principal: str, path: str) -> str:
+    def _sign_principal(self, principal: str, path: str) -> str:
         said = json.dumps([principal, path, int(time.time())]).encode()
-        return ".".join(base64.urlsafe_b64encode(part).decode() for part in (said, self._mac(said)))
+        return ".".join(base64.urlsafe_b64encode(part).decode() for part in (said, self._compute_mac(said)))
 
-    def _mac(self, said: bytes) -> bytes:
+    def _compute_mac(self, said: bytes) -> bytes:
         return hmac.new(self._secret, b"memstream caller\n" + said, hashlib.sha256).digest()

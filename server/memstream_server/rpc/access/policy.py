@@ -74,14 +74,14 @@ def parse_policy(text: str) -> AccessPolicy:
     grants = said.get("grant", [])
     if not isinstance(grants, list):
         raise ValueError("grants are written [[grant]], with two brackets")
-    return AccessPolicy(tuple(_grant(number, each) for number, each in enumerate(grants, 1)))
+    return AccessPolicy(tuple(_parse_grant(number, each) for number, each in enumerate(grants, 1)))
 
 
-def _grant(number: int, said: Any) -> Grant:
+def _parse_grant(number: int, said: Any) -> Grant:
     where = f"grant {number}"
     if not isinstance(said, dict) or sorted(said) != sorted(_FIELDS):
         raise ValueError(f"{where} must have exactly {', '.join(_FIELDS)}")
-    who, namespaces, verbs = (_names(f"{where}: {field}", said[field]) for field in _FIELDS)
+    who, namespaces, verbs = (_parse_names(f"{where}: {field}", said[field]) for field in _FIELDS)
     for name in who:
         if name != "*" and not name.startswith(_KINDS):
             raise ValueError(f'{where}: who has {name!r}: names begin with key:, jwt: or uri:, or are "*"')
@@ -93,7 +93,7 @@ def _grant(number: int, said: Any) -> Grant:
     return Grant(Names.of(who), Names.of(namespaces), allowed)
 
 
-def _names(where: str, said: Any) -> list[str]:
+def _parse_names(where: str, said: Any) -> list[str]:
     if not isinstance(said, list) or not said or not all(isinstance(each, str) and each for each in said):
         raise ValueError(f"{where} must be a list of names")
     for name in said:

@@ -48,7 +48,7 @@ class TrustedProxies:
 def forwarded_uri(header: str) -> str:
     """The URI of the certificate that the nearest proxy has verified. Raises Unauthenticated without exactly one."""
     uris = []
-    for pair in _split(_split(header, ",")[-1], ";"):
+    for pair in _split_unquoted(_split_unquoted(header, ",")[-1], ";"):
         name, _, value = pair.strip().partition("=")
         if name.lower() == "uri":
             uris.append(re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value)
@@ -57,7 +57,7 @@ def forwarded_uri(header: str) -> str:
     return uris[0]
 
 
-def _split(text: str, separator: str) -> list[str]:
+def _split_unquoted(text: str, separator: str) -> list[str]:
     """Splits at separators outside of quotes; a backslash in quotes escapes the next character."""
     parts, begin, quoted, at = [], 0, False, 0
     while at < len(text):
