@@ -1,4 +1,4 @@
-"""Where Python values become wire messages and back: observations, fragments, queries and events."""
+"""Converts observations, fragments, queries and events between Python values and wire messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from memstream.wiretypes import (
 )
 
 Observable: TypeAlias = str | Structured | Observation
-"""What can be observed: words, a step of an agent in parts, or either with all that may be said of it."""
+"""What can be observed: text, a structured step of an agent, or an Observation, which adds optional fields."""
 
 _TIERS = members(Tier, fragment_pb2.Tier.DESCRIPTOR)
 _FRAGMENT_KINDS = members(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
@@ -62,17 +62,17 @@ _EVENT_REASONS = members(EventReason, event_pb2.EventReason.DESCRIPTOR)
 
 
 def structured_to_wire(value: Structured) -> fragment_pb2.StructuredObservation:
-    """A structured observation."""
+    """Converts a structured observation."""
     return fragment_pb2.StructuredObservation(**{part.name: getattr(value, part.name) for part in fields(Structured)})
 
 
 def structured_from_wire(wire: fragment_pb2.StructuredObservation) -> Structured:
-    """A structured observation."""
+    """Converts a structured observation."""
     return Structured(**{part.name: getattr(wire, part.name) for part in fields(Structured)})
 
 
 def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> fragment_pb2.Observation:
-    """An observation; `said` overrides what an Observation says itself."""
+    """Converts an observation; `said` overrides the fields of an Observation."""
     if isinstance(what, str) and not said:
         return _words(what)
     if not isinstance(what, Observation):
@@ -83,7 +83,7 @@ def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> 
 def _words(content: str) -> fragment_pb2.Observation:
     try:
         return fragment_pb2.Observation(content=content)
-    except ValueError as error:  # lone surrogates have no UTF-8
+    except ValueError as error:  # a lone surrogate cannot be encoded as UTF-8
         raise invalid("content", str(error)) from error
 
 
@@ -121,7 +121,7 @@ def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
 
 
 def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
-    """How far to wait."""
+    """Converts an acknowledgement level."""
     return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
 
 
@@ -131,7 +131,7 @@ def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
 
 
 def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
-    """A memory's kind; None leaves it to the server."""
+    """Converts a memory's kind; None lets the server choose."""
     return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
 
 
@@ -142,7 +142,7 @@ def event_types_to_wire(types: Several[EventType]) -> list[event_pb2.EventType.V
 
 
 def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
-    """Which fragments are meant."""
+    """Converts a filter."""
     with encoding("filter"):
         return fragment_pb2.FragmentFilter(
             sessions=value.sessions,
@@ -168,7 +168,7 @@ def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) ->
 def query_to_wire(
     query_id: str, what: str | Structured, **options: Unpack[RecallOptions]
 ) -> stream_service_pb2.RecallQuery:
-    """A query. `timeout_s` is the caller's own and does not travel."""
+    """Converts a query. `timeout_s` is not part of it: the caller handles it."""
     if isinstance(what, Structured):
         wire = stream_service_pb2.RecallQuery(structured=structured_to_wire(what))
     else:
@@ -232,7 +232,7 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
 
 
 def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: stream_service_pb2.RecallDone) -> Answer:
-    """A query's answer from its parts; the working memory is put together again from what travelled once."""
+    """Assembles the answer to a query; the wire sends each fragment once, in the ranking or in working memory."""
     recollections: list[Recollection] = []
     in_order: list[str] = []
     known: dict[str, Fragment] = {}
@@ -282,18 +282,18 @@ def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
 
 
 def rejected_from_wire(wire: stream_service_pb2.RejectedObservation) -> Rejected:
-    """An observation refused, and why."""
+    """Converts a rejection."""
     return Rejected(wire.sequence, from_status(wire.status))
 
 
 def outcome_from_wire(wire: stream_service_pb2.ObservationOutcome) -> Outcome:
-    """What became of an observation."""
+    """Converts the outcome of an observation."""
     type_ = _EVENT_TYPES.get(wire.type, EventType.UNKNOWN)
     return Outcome(wire.sequence, wire.fragment_id, type_, wire.other_id, _TIERS.get(wire.tier))
 
 
 def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:
-    """How far a batch has come."""
+    """Converts the acknowledgement of a batch."""
     return BatchResult(
         received=wire.received,
         stored=wire.stored,
@@ -305,17 +305,17 @@ def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:
 
 
 def cursor_to_wire(value: Cursor) -> event_pb2.Cursor:
-    """Where a watch resumes."""
+    """Converts a cursor."""
     return event_pb2.Cursor(memory_uid=value.memory_uid, revision=value.revision, ordinal=value.ordinal)
 
 
 def cursor_from_wire(wire: event_pb2.Cursor) -> Cursor:
-    """Where a watch resumes."""
+    """Converts a cursor."""
     return Cursor(wire.memory_uid, wire.revision, wire.ordinal)
 
 
 def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> Event:
-    """One step of one fragment."""
+    """Converts an event."""
     return Event(
         cursor=cursor_from_wire(wire.cursor),
         time=optional_moment(wire.time, wire.HasField("time")),

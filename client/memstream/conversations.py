@@ -35,9 +35,9 @@ _AHEAD_MAX = 1000
 
 @check_methods
 class Conversation:
-    """A conversation by name; making one calls nobody. It begins with its first message or plan.
+    """A handle of a conversation; creating one sends nothing. The first message or plan creates the conversation.
 
-    Before that, what reads or changes it raises ConversationNotFound. Every method raises a MemstreamError.
+    Before that, methods that read or change it raise ConversationNotFound. Every method raises a MemstreamError.
     """
 
     def __init__(self, link: Link, path: MemoryPath) -> None:
@@ -65,7 +65,7 @@ class Conversation:
     # Messages.
 
     async def append(self, sender: str, content: str, **said: Unpack[MessageFields]) -> Message:
-        """Appends a message, durable when this returns. Opens a completed conversation again."""
+        """Appends a message; it is durable when this returns. Reopens a completed conversation."""
         request = pb.AppendMessageRequest(
             namespace=self.namespace,
             message=pb.ConversationMessage(conversation=self.name, sender=sender, content=content, **said),
@@ -77,7 +77,7 @@ class Conversation:
     async def messages(
         self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
     ) -> AsyncIterator[Message]:
-        """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
+        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal."""
 
         async def fetch(token: str) -> tuple[list[Message], str]:
             request = pb.ListMessagesRequest(
@@ -96,23 +96,23 @@ class Conversation:
             yield message
 
     async def last_message(self) -> Message:
-        """The last one. Raises ConversationNotFound when there is none."""
+        """The last message. Raises ConversationNotFound when there is none."""
         request = pb.GetLastMessageRequest(namespace=self.namespace, conversation=self.name)
         return message_from_wire((await self._link.call(self._link.conversations.GetLastMessage, request)).message)
 
     def watch(self, after_number: Position = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
-        """The messages after a number and those to come; it ends when the conversation is completed."""
+        """Watches the messages after a number, including new ones, until the conversation is completed."""
         return ConversationWatch(self._link, self._path, after_number, progress_interval)
 
     async def complete(self) -> None:
-        """Ends the watches. A later message opens the conversation again."""
+        """Completes the conversation, which ends its watches. A later message reopens it."""
         request = pb.CompleteConversationRequest(
             namespace=self.namespace, conversation=self.name, request_id=new_request_id()
         )
         await self._link.call(self._link.conversations.CompleteConversation, request)
 
     async def delete_messages(self) -> int:
-        """Deletes all messages; how many they were. Their numbers are not given again."""
+        """Deletes all messages and returns how many; their numbers are not reused."""
         request = pb.DeleteMessagesRequest(
             namespace=self.namespace, conversation=self.name, request_id=new_request_id()
         )
@@ -121,7 +121,7 @@ class Conversation:
     # Plans.
 
     async def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
-        """Saves plans together; one of an existing number replaces it. As saved, with their times."""
+        """Saves plans in one transaction; a plan replaces the one with its number. Returns them with their times."""
         request = pb.SavePlansRequest(
             namespace=self.namespace,
             conversation=self.name,
@@ -134,7 +134,7 @@ class Conversation:
     async def plans(
         self, numbers: Several[Int32] = (), *, to_do: bool = False, page_size: Count = 0
     ) -> AsyncIterator[Plan]:
-        """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
+        """Plans in order of number: all, those of `numbers`, or the open ones (TODO or RETRYING)."""
 
         async def fetch(token: str) -> tuple[list[Plan], str]:
             request = pb.ListPlansRequest(
@@ -161,7 +161,7 @@ class Conversation:
         agent_model: str | None = None,
         result: str | None = None,
     ) -> Plan:
-        """Sets what is given. Raises ConversationNotFound when there is no such plan."""
+        """Sets the fields passed. Raises ConversationNotFound when there is no such plan."""
         request = pb.UpdatePlanRequest(
             namespace=self.namespace,
             conversation=self.name,
@@ -187,16 +187,16 @@ class Conversation:
         return plan_from_wire((await self._link.call(self._link.conversations.CompletePlan, request)).plan)
 
     async def remove_plans(self) -> int:
-        """Removes all plans; how many they were."""
+        """Removes all plans and returns how many."""
         request = pb.RemovePlansRequest(namespace=self.namespace, conversation=self.name, request_id=new_request_id())
         return (await self._link.call(self._link.conversations.RemovePlans, request)).removed
 
 
 class ConversationWatch(AsyncIterator[Message]):
-    """Messages as they come, over any number of connections, once each; iteration ends with the conversation.
+    """New messages, once each, across reconnections; iteration ends when the conversation is completed.
 
-    `number` is of the last message that was handed out: a later watch goes on after it. Waiting for the next one may be
-    cancelled and resumed.
+    `number` is the number of the last message returned: pass it to a later watch to resume. Waiting for the next
+    message may be cancelled and resumed.
     """
 
     def __init__(
@@ -243,9 +243,9 @@ class ConversationWatch(AsyncIterator[Message]):
         return message
 
     async def aclose(self) -> None:
-        """Ends the watch; iterating on raises StreamClosed."""
+        """Ends the watch; further iteration raises StreamClosed."""
         self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))  # before anything that may be cancelled
+        self._end(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -271,7 +271,7 @@ class ConversationWatch(AsyncIterator[Message]):
         self._changed.set()
 
     async def _connection(self, backoff: Backoff) -> None:
-        """One connection; it returns when the conversation is completed."""
+        """Runs one connection; returns when the conversation is completed."""
         call: _Call = self._link.conversations.WatchMessages(self._request, metadata=self._link.metadata())
         self.connections += 1
         try:

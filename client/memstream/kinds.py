@@ -1,7 +1,7 @@
-"""From an annotation to what an argument may be.
+"""Derives the Kind (what an argument may be) from an annotation.
 
-Rules beyond the annotation: a bool is no number, a number is finite, a time has a zone, a string can be written as
-UTF-8, and a string is no collection of strings.
+Rules beyond the annotation: a bool is not a number, numbers are finite, times have a zone, strings are valid UTF-8, and
+a string is not a collection of strings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ITEMS: dict[object, tuple[type, str]] = {
 
 @cache
 def kind_of(hint: Any) -> Kind:
-    """The kind that an annotation means."""
+    """The Kind of an annotation."""
     if (plain := _PLAIN.get(hint)) is not None:
         return plain
     origin, inside = get_origin(hint), get_args(hint)

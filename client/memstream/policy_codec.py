@@ -1,4 +1,4 @@
-"""Policies on the wire, by the names they share with the contract: a new field is one line in policy.py."""
+"""Converts policies by the field names they share with the contract: a new field needs one line in policy.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P = TypeVar("P")
 
 
 def policy_to_wire(policy: PolicyLike | None) -> memory_pb2.Policy:
-    """The fields that are set; None or an empty policy takes every default of the profile."""
+    """Converts the fields that are set; None or an empty policy means the profile's defaults."""
     wire = memory_pb2.Policy()
     for path, value in _leaves(policy or {}, Policy, ""):
         with encoding(f"policy.{path}"):
@@ -32,17 +32,17 @@ def policy_to_wire(policy: PolicyLike | None) -> memory_pb2.Policy:
 
 
 def policy_paths(policy: PolicyLike) -> list[str]:
-    """An update mask of the fields that are set, for instance ["policy.recall.alpha"]."""
+    """The update mask of the fields that are set, for instance ["policy.recall.alpha"]."""
     return [f"policy.{path}" for path, _ in _leaves(policy, Policy, "")]
 
 
 def policy_from_wire(wire: memory_pb2.Policy) -> Policy:
-    """A complete policy."""
+    """Converts a complete policy."""
     return _read(wire, Policy)
 
 
 def _leaves(values: object, kind: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of every field that is set, checked against the dataclass `kind`."""
+    """Yields (path, value) of every field that is set, checked against the dataclass `kind`."""
     hints = get_type_hints(kind)
     for name, value in _mapping(values, kind, f"policy.{prefix}".removesuffix(".")).items():
         if name not in hints:
@@ -86,7 +86,7 @@ def _number(enum: EnumDescriptor, value: object) -> int:
 
 
 def _enum(wire: Message, name: str) -> EnumDescriptor | None:
-    # The stubs name the C implementation's class beside the public one, which it stands for.
+    # The stubs add the class of the C implementation to the public one; it has the same interface.
     return cast("EnumDescriptor | None", wire.DESCRIPTOR.fields_by_name[name].enum_type)
 
 

@@ -1,4 +1,4 @@
-"""Memories, operations and the server from the wire."""
+"""Converts memories, operations and server information from the wire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATES = members(OperationState, operation_pb2.OperationState.DESCRIPTOR)
 
 
 def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
-    """A memory as the server describes it."""
+    """Converts a memory."""
     return MemoryInfo(
         namespace=wire.namespace,
         name=wire.name,
@@ -43,12 +43,12 @@ def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
 
 
 def stats_from_wire(wire: memory_pb2.MemoryStats) -> MemoryStats:
-    """How much a memory holds."""
+    """Converts the counts of a memory."""
     return MemoryStats(**{each.name: getattr(wire, each.name) for each in fields(MemoryStats)})
 
 
 def operation_from_wire(wire: operation_pb2.Operation) -> Operation:
-    """A piece of long work."""
+    """Converts an operation."""
     return Operation(
         id=wire.id,
         namespace=wire.namespace,
@@ -65,7 +65,7 @@ def operation_from_wire(wire: operation_pb2.Operation) -> Operation:
 
 
 def limits_from_wire(wire: server_service_pb2.Limits) -> Limits:
-    """What a server accepts."""
+    """Converts the limits of a server."""
     names = (each.name for each in fields(Limits) if each.name != "request_id_retention")
     return Limits(
         **{name: getattr(wire, name) for name in names}, request_id_retention=delta(wire.request_id_retention)
@@ -73,7 +73,7 @@ def limits_from_wire(wire: server_service_pb2.Limits) -> Limits:
 
 
 def model_status_from_wire(wire: server_service_pb2.ModelStatus) -> ModelStatus:
-    """How the calls of one model go."""
+    """Converts the status of a model."""
     return ModelStatus(
         role=wire.role,
         model=wire.model,
@@ -86,7 +86,7 @@ def model_status_from_wire(wire: server_service_pb2.ModelStatus) -> ModelStatus:
 
 
 def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> ServerInfo:
-    """What the server is."""
+    """Converts the information about a server."""
     return ServerInfo(
         version=wire.version,
         start_time=optional_moment(wire.start_time, wire.HasField("start_time")),

@@ -1,10 +1,10 @@
-"""Jinja2 templates in a sandbox: what a template may reach, and how much it may make, is bounded.
+"""Jinja2 templates in a sandbox that limits their access and their output.
 
-Rule 1. A template sees the values it is given and nothing behind them: no attributes with underscores, no calls but
-        `range`, no changes of what it was given (jinja2's ImmutableSandboxedEnvironment, and less).
-Rule 2. It ends: ranges have at most RANGE_MAX numbers, a template has at most LOOPS_MAX loops, and what it makes has
-        at most OUTPUT_CHARS_MAX characters, counted while it is being made; so has every value on the way there.
-Rule 3. A name it was not given is a mistake, not an empty text.
+Rule 1. A template sees only the values passed to it: no attributes with underscores, no calls but `range`, no mutation
+        (stricter than jinja2's ImmutableSandboxedEnvironment).
+Rule 2. It terminates: ranges have at most RANGE_MAX numbers, a template at most LOOPS_MAX loops, and the output, like
+        every intermediate value, at most OUTPUT_CHARS_MAX characters, counted during rendering.
+Rule 3. An undefined name is an error, not an empty text.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TEMPLATE_CHARS_MAX = 65_536
 OUTPUT_CHARS_MAX = 65_536
 RANGE_MAX = 1_000
 LOOPS_MAX = 2
-"""Loops in one template, nested or not: with RANGE_MAX, a million turns at most over ranges."""
+"""Loops in one template, nested or not: with RANGE_MAX, at most a million iterations over ranges."""
 
 
 def render(field: str, template: str, values: Mapping[str, object]) -> str:
-    """The template with the values in it. Raises InvalidRequest, naming `field`, when it is refused or fails."""
+    """Renders a template. Raises InvalidRequest, which names `field`, when it is not allowed or fails."""
     return _bounded(field, template, values) if template else ""
 
 
@@ -50,7 +50,7 @@ def _bounded(field: str, template: str, values: Mapping[str, object]) -> str:
         raise _refused(field, f"is no template that can be used: {error.message}") from error
     except InvalidRequest:
         raise
-    except Exception as error:  # a template may fail in any way Python can: 1 / 0, a filter of the wrong type
+    except Exception as error:  # a template can raise any exception: 1 / 0, a filter on the wrong type
         raise _refused(field, f"failed with {type(error).__name__}: {error}") from error
     return "".join(parts)
 
@@ -79,7 +79,7 @@ def _compiled(template: str) -> Any:
 
 
 def _weighing(tree: Any) -> Any:
-    """The tree with a look at what each of its parts makes that may make much of little, one after another."""
+    """Adds size checks to the tree, on every node whose output can be much larger than its input."""
     from jinja2 import nodes
     from jinja2.visitor import NodeTransformer
 
@@ -109,7 +109,7 @@ def _sandbox() -> SandboxedEnvironment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """With the operators and filters that make much of little bounded."""
+        """A sandbox that limits the operators and filters whose output can be much larger than their input."""
 
         intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -120,10 +120,10 @@ def _sandbox() -> SandboxedEnvironment:
             return _weighed(super().call_binop(context, operator, left, right))
 
         def is_safe_callable(self, obj: Any) -> bool:
-            return obj is _range  # not even a text's methods: "".ljust(n) and "".replace make as much as they are told
+            return obj is _range  # not even methods of strings: "".ljust(n) and "".replace have unbounded output
 
     def joined(values: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
-        """jinja2's join, counted while it is being made."""
+        """jinja2's join, with a size limit."""
         between, parts, left = str(d), list[str](), OUTPUT_CHARS_MAX
         for value in values if attribute is None else map(make_attrgetter(sandbox, attribute), values):
             parts.append(str(value))
@@ -133,7 +133,7 @@ def _sandbox() -> SandboxedEnvironment:
         return between.join(parts)
 
     def added(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
-        """jinja2's sum, of numbers alone."""
+        """jinja2's sum, for numbers only."""
         if not isinstance(start, int | float):
             raise SecurityError("sum adds numbers")
         return sum(values if attribute is None else map(make_attrgetter(sandbox, attribute), values), start)
@@ -146,7 +146,7 @@ def _sandbox() -> SandboxedEnvironment:
 
 
 def _weighed(value: Any) -> Any:
-    """The value. Raises SecurityError where it would fill more than all that a template may make."""
+    """Returns the value. Raises SecurityError if it is larger than the whole output may be."""
     from jinja2.exceptions import SecurityError
 
     left, inside = OUTPUT_CHARS_MAX, [value]
@@ -180,4 +180,4 @@ _FILTERS = (
     *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "string", "striptags"),
     *("sum", "title", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"),
 )
-"""Those that cannot make much of little: center, indent, replace and tojson pad as they are told to."""
+"""Filters with bounded output; center, indent, replace and tojson can pad without limit."""

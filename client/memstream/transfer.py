@@ -1,4 +1,4 @@
-"""Export and import of memories: lines of JSON out of a server and into one (docs/export.md)."""
+"""Export and import of memories as JSON Lines (docs/export.md)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from memstream.v1 import memory_service_pb2 as pb
 
 _Import: TypeAlias = grpc.aio.StreamUnaryCall[pb.ImportMemoriesRequest, pb.ImportMemoriesResponse]
 PART_BYTES = 256 << 10
-"""Lines of one message, about."""
+"""Approximate size of one message."""
 
 Source: TypeAlias = Path | str | AsyncIterable[bytes]
-"""A file, or the bytes of an export however they are cut."""
+"""A file, or the bytes of an export in chunks of any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPart:
-    """Whole lines, each with its end; `done` fragments of `total` were sent with this part."""
+    """Whole lines with their line ends; `done` of `total` fragments are exported with this part."""
 
     lines: bytes
     done: int
@@ -73,7 +73,8 @@ async def imported(
 
 
 async def _taken(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
-    """Whether the call goes on. One that has ended early says why in its answer; a write says grpc's own INTERNAL."""
+    """Whether the call is still open. If it ended early, its answer has the error; the write only has gRPC's
+    INTERNAL."""
     try:
         await call.write(request)
     except (asyncio.InvalidStateError, grpc.RpcError):
@@ -82,7 +83,7 @@ async def _taken(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
 
 
 async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
-    """The bytes of a source, cut at the ends of lines; a last line without its end gets one."""
+    """The bytes of a source, split at line ends; a missing last line end is added."""
     rest = bytearray()
     async for chunk in _chunks(source):
         rest += chunk

@@ -22,15 +22,15 @@ from memstream.wiretypes import duration
 
 _Call: TypeAlias = grpc.aio.UnaryStreamCall[stream_service_pb2.WatchRequest, stream_service_pb2.WatchResponse]
 Start: TypeAlias = Cursor | Literal["now", "beginning"]
-"""Where a watch begins."""
+"""The start of a watch."""
 _AHEAD_MAX = 1000
 
 
 class Watch:
-    """A memory's events; made by `Memory.watch`. Iterate over it; leave `async with`, or `aclose`, to end it.
+    """A memory's events, created by `Memory.watch`. Iterate over it; leaving `async with`, or `aclose`, ends it.
 
-    `cursor` is where a later watch would go on: after the last event that was handed out, or the last mark that nothing
-    happened. Waiting for the next event may be cancelled (or timed out) and resumed; nothing is lost by it.
+    `cursor` is the position for a later watch: after the last event returned or the last progress mark. Waiting for the
+    next event may be cancelled (or time out) and resumed without loss.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Watch:
             progress_interval=None if progress_interval is None else duration(progress_interval),
             include_fragments=include_fragments,
         )
-        # Events to hand out, and (as a Cursor) the marks between them; read ahead of the caller, but not far.
+        # Events and (as a Cursor) progress marks, read ahead of the caller up to _AHEAD_MAX.
         self._ahead: deque[Event | Cursor] = deque()
         self._seen: Cursor | None = None
         self._changed = asyncio.Event()
@@ -75,7 +75,7 @@ class Watch:
         return self
 
     async def __anext__(self) -> Event:
-        """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound where there is no going on."""
+        """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound if the watch cannot continue."""
         await self._begin()
         self._link.check_loop()
         while True:
@@ -92,18 +92,18 @@ class Watch:
             await self._changed.wait()
 
     async def aclose(self) -> None:
-        """Ends the watch; iterating on raises StreamClosed."""
+        """Ends the watch; further iteration raises StreamClosed."""
         self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))  # before anything that may be cancelled
+        self._end(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _begin(self) -> None:
         if self._fresh():
-            # Asked for once and by name: a server's "now" would move when a connection is made anew.
+            # Resolve "now" once: the server's "now" would move with each reconnect.
             first = self.cursor or await self._first_cursor()
-            if self._fresh():  # nobody has begun or ended it meanwhile
+            if self._fresh():  # no other task has started or ended it during the await
                 self.cursor = self._seen = first
                 self._task = asyncio.create_task(self._run(), name=f"memstream watch {self.memory}")
 

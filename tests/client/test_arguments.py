@@ -318,7 +318,7 @@ def test_an_id_that_fits_no_name_is_refused(length: int) -> None:
     if length <= 94:
         assert memstream.user_id_of(memstream.memory_name(user_id)) == user_id
     else:
-        with pytest.raises(memstream.InvalidArgument, match="has 95 bytes of UTF-8, of which a name holds 94"):
+        with pytest.raises(memstream.InvalidArgument, match="has 95 bytes of UTF-8, but a name holds 94"):
             memstream.memory_name(user_id)
 
 
