@@ -21,7 +21,7 @@
     │   │   └── ProducerSuperseded     another process opened a stream under this producer's name
     │   ├── PreconditionFailed
     │   │   ├── ProtocolViolation      stream messages in an order the contract does not allow
-    │   │   ├── SequenceGap            a number is missing; the stream reconnects and continues by itself
+    │   │   ├── SequenceGap            a number is missing; the stream reconnects and continues
     │   │   ├── SequenceConflict       two processes share a producer name; give each its own
     │   │   ├── ModelMismatch          the operator: run `memstream reindex`
     │   │   └── KindMismatch           this kind of memory lacks the tier or operation
@@ -29,7 +29,7 @@
     │   │   ├── CursorCompacted        events that old are deleted; list the fragments and watch from there
     │   │   └── CursorVoid             the memory was recreated or restored; list it and watch from there
     │   ├── CapabilityMissing          the server lacks a capability; see `server_info().capabilities`
-    │   ├── WindowExceeded             more in flight than granted; the stream reconnects by itself
+    │   ├── WindowExceeded             more in flight than granted; the stream reconnects
     │   ├── Unauthenticated            pass a valid token
     │   ├── PermissionDenied           ask for the right, or use another namespace
     │   ├── EventLoopMismatch          a client or stream was used outside of its event loop
@@ -206,7 +206,7 @@ class ProtocolViolation(PreconditionFailed):
 
 
 class SequenceGap(PreconditionFailed):
-    """A batch did not start at the expected number. Streams recover by themselves; renumber an observe_batch."""
+    """A batch did not start at the expected number. Streams recover automatically; renumber an observe_batch."""
 
 
 class SequenceConflict(PreconditionFailed):
@@ -242,7 +242,7 @@ class CapabilityMissing(Refused):
 
 
 class WindowExceeded(Refused):
-    """More was sent than the window allows. Streams reconnect by themselves, with an empty window."""
+    """More was sent than the window allows. Streams reconnect automatically, with an empty window."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -354,8 +354,8 @@ class ServerBehind(MemstreamError):
     def __init__(self, expected_sequence: int, acknowledged: int) -> None:
         super().__init__(
             f"the server expects observation {expected_sequence} although it had acknowledged {acknowledged}: "
-            "it was restored from an older backup, or the memory was made anew. A new stream of this producer goes on "
-            f"from {expected_sequence}; send again what it lacks"
+            "it was restored from an older backup, or the memory was recreated. Open a new stream of this producer and "
+            f"send the observations from {expected_sequence} on again"
         )
         self.expected_sequence = expected_sequence
         self.acknowledged = acknowledged

@@ -1,9 +1,9 @@
-"""LangGraph's BaseStore over a server: a namespace is a long-term memory of its own, an item a fragment.
+"""LangGraph's BaseStore on a server: each namespace is a long-term memory, each item a fragment.
 
-Rule 1. As in LangGraph's own stores, a batch reads first and writes then, and of several writes of one key the last
-        counts. What a put returned from, every later read of any process sees.
-Rule 2. Nothing leaves but by delete and ttl: these memories have no other tier, no capacity and no reflection.
-Rule 3. All work runs on the SDK's own event loop, so one store serves graphs with and without one, in any thread.
+Rule 1. As in LangGraph's own stores, a batch reads before it writes, and the last write of a key wins. When a put
+        returns, every later read of any process sees it.
+Rule 2. Items leave only by delete and ttl: these memories have no other tier, no capacity and no reflection.
+Rule 3. All work runs on the SDK's event loop, so one store serves sync and async graphs in any thread.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weig
 
 T = TypeVar("T")
 BATCH_MAX = 128
-"""Observations in one call: below the server's bounds of a batch and, with the longest values, of a message."""
+"""Observations in one call: below the server's limits of a batch and, with the longest values, of a message."""
 RECALL_MAX = 1_000
 """Recollections of one query."""
 NAMED_MAX = 1_000
-"""Ids that a query can leave out, or be kept to."""
+"""Ids that a query can exclude, or be restricted to."""
 PAGE = 1_000
 CALLS_MAX = 16
-"""Calls in flight on behalf of one operation."""
+"""Calls in flight for one operation."""
 POLICY = {
     "score_importance": False,
     "reflection": {"threshold": 0, "insight_on_promotion": False},
     "recall": {"reinforce": False},
     "retention": {"forget_grace": timedelta(0)},
 }
-"""Of every memory made here: no LLM is asked, and what is deleted is erased by the next maintenance."""
+"""Policy of every memory created here: no LLM calls, and deleted items are erased by the next maintenance."""
 
 
 class _What(TypedDict):
-    """Of every memory, also of one that is there already."""
+    """Arguments of `create_memory` for every memory, including existing ones."""
 
     kind: MemoryKind
     labels: dict[str, str]
@@ -77,10 +77,11 @@ class _What(TypedDict):
 
 @check_made
 class MemstreamStore(BaseStore):
-    """A store in the memstream namespace `namespace`, which is best left to it alone.
+    """A store in the memstream namespace `namespace`; use a namespace that holds nothing else.
 
-    `fields` are the paths of a value that are searched (LangGraph's syntax; "$" is all of it) where a put says nothing
-    else; the server embeds them. `ttl` is LangGraph's TTLConfig; expired items are never read, and the server erases
+    `fields`: the paths of a value that are searched unless a put overrides them (LangGraph's syntax; "$" is the whole
+    value); the server embeds them. `ttl`: LangGraph's TTLConfig; expired items are never returned, and the server
+    erases
     them, so `omit_expired` and `sweep_interval_minutes` have no effect.
     """
 
@@ -102,10 +103,10 @@ class MemstreamStore(BaseStore):
         return LOOP.run(self._batch(_checked(ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """The same, from any event loop."""
+        """As `batch`, from any event loop."""
         return await asyncio.wrap_future(LOOP.submit(self._batch(_checked(ops))))
 
-    # ---- on the SDK's own event loop
+    # ---- runs on the SDK's event loop
 
     async def _batch(self, ops: Sequence[Op]) -> list[Result]:
         results = list(await asyncio.gather(*(self._read(op) for op in ops)))
@@ -129,7 +130,7 @@ class MemstreamStore(BaseStore):
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
 
     async def _namespaces(self, prefix: Namespace = ()) -> list[Namespace]:
-        """Those that there is a memory for, below a prefix."""
+        """The namespaces below a prefix that have a memory."""
         listed = self._client.asynchronous.list_memories(
             self._namespace, name_prefix=name_prefix(prefix), page_size=PAGE
         )
@@ -158,7 +159,7 @@ class MemstreamStore(BaseStore):
             try:
                 expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
                 await self._memory(one.namespace).update_fragment(one.id, expire_time=expires, etag=one.etag)
-            except (NotFound, EtagMismatch):  # deleted, put or refreshed since it was read
+            except (NotFound, EtagMismatch):  # deleted, written or refreshed since it was read
                 return
 
         expiring = {one.id: (one, one.ttl_s) for one in items if one.ttl_s is not None}
@@ -179,7 +180,7 @@ class MemstreamStore(BaseStore):
             await self._make(namespace)
         try:
             done = await self._memory(namespace).observe_batch(observations)
-        except MemoryNotFound:  # deleted by somebody since
+        except MemoryNotFound:  # deleted concurrently
             await self._make(namespace)
             done = await self._memory(namespace).observe_batch(observations)
         for refused in done.rejected:
@@ -190,7 +191,7 @@ class MemstreamStore(BaseStore):
         what: _What = {"kind": MemoryKind.LONG_TERM, "labels": {LABEL: namespace_label(namespace)}}
         try:
             await client.create_memory(path, policy=POLICY, **what)
-        except MemoryExists:  # its policy may have been changed since
+        except MemoryExists:  # its policy may have been changed
             await client.create_memory(path, exist_ok=True, **what)
         self._made.add(namespace)
 
@@ -241,10 +242,10 @@ class MemstreamStore(BaseStore):
         return sorted(found, key=lambda one: one[1] or 0.0, reverse=True)
 
     async def _recalled(self, namespace: Namespace, op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
-        """The `end` best that pass the filter, which the server does not know.
+        """The best `end` items that pass the filter, which the server cannot evaluate.
 
-        It is asked for the next best until there are as many; and where more were in vain than a query can leave out,
-        for what passes by name.
+        Queries for the next best until there are enough. When more items failed the filter than a query can exclude,
+        queries for the passing items by external id.
         """
         found: dict[str, tuple[Kept, float | None]] = {}
         seen: list[str] = []
@@ -264,7 +265,7 @@ class MemstreamStore(BaseStore):
     async def _asked(
         self, namespace: Namespace, op: SearchOp, limit: int, chosen: Filter, seen: list[str]
     ) -> tuple[dict[str, tuple[Kept, float | None]], bool]:
-        """(what passes of one answer by id, whether there is no more); the ids of the answer go to `seen`."""
+        """(passing items of one answer by id, whether the memory is exhausted); adds the answer's ids to `seen`."""
         try:
             answer = await self._memory(namespace).recall_once(
                 op.query or "",
@@ -288,7 +289,7 @@ class MemstreamStore(BaseStore):
     # ---- list namespaces
 
     async def _list(self, op: ListNamespacesOp) -> list[Namespace]:
-        """Those that hold something, which only their memories know: they are asked until there are enough."""
+        """Namespaces that hold items; queries their memories one by one until there are enough."""
         meant = [each for each in await self._namespaces(_prefix(op)) if meets(each, op.match_conditions)]
         found: dict[Namespace, None] = {}
         end = op.offset + op.limit
@@ -316,7 +317,7 @@ def _checked(ops: Iterable[Op]) -> list[Op]:
 
 
 def _prefix(op: ListNamespacesOp) -> Namespace:
-    """What all namespaces meant begin with: the first prefix asked for, up to a wildcard."""
+    """The common prefix of all matching namespaces: the first prefix condition, up to a wildcard."""
     for condition in op.match_conditions or ():
         if condition.match_type == "prefix":
             return tuple(itertools.takewhile(lambda label: label != "*", condition.path))
@@ -324,7 +325,7 @@ def _prefix(op: ListNamespacesOp) -> Namespace:
 
 
 async def _each(keys: Iterable[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
-    """What `work` gives for each key, in order, a bounded number at once."""
+    """The results of `work` for each key, in order, with bounded concurrency."""
     free = asyncio.Semaphore(CALLS_MAX)
 
     async def one(key: Any) -> T:

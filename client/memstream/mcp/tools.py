@@ -1,7 +1,7 @@
-"""The four tools over a client.
+"""The four tools, implemented with a client.
 
-Rule 1. The memory that the host configured is made when it is first used; any other must exist.
-Rule 2. Contents travel as fields of results, never as instructions or descriptions.
+Rule 1. The host's configured memory is created on first use; any other must exist.
+Rule 2. Content is returned only in fields of results, never in instructions or descriptions.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from memstream.mcp.schema import (
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
 
 PAGE = 1_000
-"""Fragments asked of the server at once when a page starts in the middle."""
+"""Page size at the server when a page starts in the middle."""
 
 
 class Tools:
-    """What each tool does; a MemstreamError it raises is told as `advice` of it."""
+    """The tools; `advice` turns a MemstreamError of theirs into text for the model."""
 
     def __init__(self, client: Client, path: str, target: str = "the server") -> None:
         self.path = client.memory(path).path
@@ -61,7 +61,7 @@ class Tools:
         key: Key = "",
         memory: Memory = "",
     ) -> Observed:
-        """Remember something. When this returns it is stored, and every later recall can find it."""
+        """Remember something. It is stored when this returns, and every later recall can find it."""
         given: dict[str, MetadataValue] = dict(metadata or {})
         observation = Observation(
             content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
@@ -88,7 +88,7 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
     ) -> Recollections:
-        """Ask what is remembered about something; the best answers come first, beside what is recent."""
+        """Ask what is remembered about something; returns the best answers first, and recent fragments."""
         path = await self._there(memory)
         options = RecallOptions(limit=limit, filter=_filter(speaker, session, since, until, metadata))
         answer = await self._client.memory(path).recall_once(query, **options)
@@ -116,7 +116,7 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
     ) -> Listing:
-        """Go through everything that is remembered, page by page. To find something, use recall."""
+        """List everything that is remembered, page by page. To find something, use recall."""
         path = await self._there(memory)
         page: list[Fragment] = []
         begun = not after
@@ -126,7 +126,7 @@ class Tools:
             if fragment.id == after:
                 begun = True
                 page.clear()
-            # Ids are nearly in order of receipt, as the listing is: that will do where `after` is gone meanwhile.
+            # The listing is in order of receipt, ids nearly so: good enough if `after` no longer exists.
             elif len(page) <= limit and (begun or fragment.id > after):
                 page.append(fragment)
             if begun and len(page) > limit:
@@ -143,7 +143,7 @@ class Tools:
         return self.path
 
     def advice(self, error: errors.MemstreamError) -> str:
-        """What went wrong and what to do, for a model to read."""
+        """The error and what to do about it, for a model to read."""
         if isinstance(error, errors.MemoryNotFound):
             self._made = False
             return f"{error.message}; leave `memory` out for {self.path}, or ask for the right name"
