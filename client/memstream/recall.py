@@ -31,8 +31,6 @@ from memstream.values import Answer, RecallOptions, Structured
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
 """Queries in flight, if the server does not announce a limit."""
-TIMEOUT_MAX_S = 1e9
-"""The longest query timeout that is sent to the server."""
 AGAIN_S = 1.0
 """Delay before resending a standing query after a transient error, if the server gives none."""
 
@@ -291,7 +289,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
 
 
 def _timed(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
-    """Sets the timeout at which the server stops the query; not for one that is expired or unlimited."""
-    if 0 < timeout_s <= TIMEOUT_MAX_S:
+    """Sets the timeout at which the server stops the query; not for one that has expired."""
+    if timeout_s > 0:
         query.timeout.FromTimedelta(timedelta(seconds=max(timeout_s, 1e-6)))
     return query

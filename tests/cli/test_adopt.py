@@ -99,8 +99,8 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
     named = ("--speaker-field", "author", "--time-field", "at", "--metadata-field", "topic", "--model", MODEL)
     words = (str(lite), "notes", "adopted/joy", *named)
     done = run("adopt", *words, target=server.address)
-    assert (done.returncode, done.stdout) == (0, "adopted 3 rows of notes as long-term memory of adopted/joy\n")
-    assert done.stderr == "left out 1 rows without text\n"
+    assert (done.returncode, done.stdout) == (0, "adopted 3 rows of notes as long-term fragments of adopted/joy\n")
+    assert done.stderr == "skipped 1 rows without text\n"
     assert everything(lite, "notes") == before
 
     with sync.connect(server.address) as client:
@@ -131,7 +131,7 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
         # The memory has gone on: the rows are known to be there, by the request of the first time.
         count = len(tiers)
         again = adopt(server, *words)
-        assert (again.exit_code, "has the 3 rows of notes already: nothing was changed" in again.stdout) == (0, True)
+        assert (again.exit_code, "already has the 3 rows of notes: nothing was changed" in again.stdout) == (0, True)
         assert len(list(joy.list_fragments())) == count
 
     taken = {
@@ -186,7 +186,7 @@ def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: Serve
             "no field is named text or content: name the text with --text-field, of id (int64), "
             "vector (float_vector), body (dynamic)",
         ),
-        ("notes", ("--text-field", "at"), 2, "at is no text: name it with --text-field, of pk (varchar)"),
+        ("notes", ("--text-field", "at"), 2, "at is not a text field: name one with --text-field, of pk (varchar)"),
         ("notes", ("--text-field", "gone"), 1, "no row of notes has text in gone"),
         ("notes", ("--model", "other-2"), 2, "the server's vectors are of hashing-1, those of other-2 cannot"),
         ("small", ("--model", MODEL), 2, "vec has 4 numbers, hashing-1 has 384: it is of another model"),
@@ -222,7 +222,7 @@ def test_a_collection_that_changes_while_it_is_read_is_not_adopted(
     done = adopt(server, *words)
     assert (done.exit_code, "was changed while it was read" in done.stderr) == (1, True)
     done = adopt(server, *words)
-    assert (done.exit_code, done.stdout) == (0, "adopted 2 rows of moving as long-term memory of adopted/moving\n")
+    assert (done.exit_code, done.stdout) == (0, "adopted 2 rows of moving as long-term fragments of adopted/moving\n")
 
 
 def test_another_memory_of_that_name_is_left_as_it_is(server: ServerProcess, lite: Path) -> None:

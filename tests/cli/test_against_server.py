@@ -299,7 +299,7 @@ def test_backup_of_a_running_server_restores_into_another(server: ServerProcess,
     assert run("restore", copy, "--data", place).returncode == 0
     assert run("restore", copy, "--data", place).returncode == 2
     forced = run("restore", copy, "--data", place, "--force")
-    assert "the journal that was there is gone" in forced.stdout
+    assert "the previous journal was replaced" in forced.stdout
     with ServerProcess(Path(place)) as other:
         told = json.loads(run("recall", "demo/saved", "bees", "--json", target=other.address).stdout)
         assert told["recollections"][0]["fragment"]["content"] == "the bees are on the roof"

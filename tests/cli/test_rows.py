@@ -110,7 +110,7 @@ def test_vectors_are_taken_over_at_unit_length() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"text": 5}, "text is no text but 5"),
+        ({"text": 5}, "text is not text but 5"),
         ({"text": "ü" * 51}, "text has 102 bytes, the server takes 100 at most"),
         ({"written": "yesterday"}, "written must be ISO 8601, is 'yesterday'"),
         ({"written": 10**18}, "written must be a time in seconds, milliseconds or microseconds"),

@@ -1,9 +1,9 @@
-"""Where observations are read from: files and standard input, each with the producer that numbers them.
+"""Feeds: files and standard input, each with the producer that numbers its observations.
 
-Rule 1: a file read again under its producer continues where the server is, by counting its observations. So a line
-that is not an observation must not change the count: a file with such a line is refused before anything is sent.
-Rule 2: a pipe has no identity and cannot be read again: its producer is its own, nothing is skipped, and a line that
-is not an observation is reported and left out.
+Rule 1: when a file is sent again by its producer, the observations that the server has received are skipped by count.
+A malformed line would shift that count, so a file with one is rejected before anything is sent.
+Rule 2: a pipe has no identity and cannot be read twice. It gets a producer of its own, nothing is skipped, and a
+malformed line is reported and skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._~-]+")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One producer's input, in order. `resume`: what the server has received from this producer is skipped."""
+    """One producer's input, in order. `resume`: skip what the server has received from this producer."""
 
     producer: str
     files: tuple[str, ...]
@@ -47,13 +47,13 @@ class Feed:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be read twice."""
+        """Whether it can be read more than once."""
         return all(is_regular(file) for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line and what is wrong with it."""
+    """An invalid or rejected line, and why."""
 
     file: str
     line: int
@@ -65,14 +65,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """How many observations a feed holds, and which of its lines are none."""
+    """The number of observations in a feed, and its malformed lines."""
 
     observations: int
     malformed: tuple[Problem, ...]
 
 
 class Places:
-    """The file and line of every observation sent, by its place among them, from 0."""
+    """The file and line of every observation sent, by index from 0."""
 
     def __init__(self) -> None:
         self._lines = array("Q")
@@ -83,26 +83,26 @@ class Places:
         return len(self._lines)
 
     def add(self, file: str, line: int) -> None:
-        """The next observation is that line of that file."""
+        """Records the file and line of the next observation."""
         if not self._files or self._files[-1] != file:
             self._starts.append(len(self._lines))
             self._files.append(file)
         self._lines.append(line)
 
     def find(self, place: int) -> tuple[str, int]:
-        """File and line of an observation; ("", 0) for one that was not sent from here."""
+        """File and line of an observation; ("", 0) for one that this run did not send."""
         if not 0 <= place < len(self._lines):
             return "", 0
         return self._files[bisect_right(self._starts, place) - 1], self._lines[place]
 
 
 def is_regular(file: str) -> bool:
-    """Whether this is a file that can be read twice."""
+    """Whether this is a regular file, which can be read twice."""
     return file != STDIN and Path(file).is_file()
 
 
 def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
-    """The feeds of a command line. `resume` None: where the input can be read twice. Raises ValueError, OSError."""
+    """The feeds of a command line. `resume` None: resume regular files. Raises ValueError, OSError."""
     files = tuple(files) or (STDIN,)
     for file in files:
         if file != STDIN and not Path(file).exists():
@@ -110,9 +110,9 @@ def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> lis
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     if STDIN in files and len(files) > 1:
-        raise ValueError("standard input (-) goes alone")
+        raise ValueError("standard input (-) cannot be combined with files")
     if resume and producer is None and not all(is_regular(file) for file in files):
-        raise ValueError("to resume from a pipe give it a lasting name with --producer")
+        raise ValueError("to resume from a pipe, name its producer with --producer")
     groups = [files] if producer is not None else [(file,) for file in files]
     return [_feed(group, producer, resume) for group in groups]
 
@@ -126,7 +126,7 @@ def _feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> 
 def lasting_name(file: str) -> str:
     """The producer of a file: its name, and a digest of host, path and first line.
 
-    The first line, so that another file under the same path (a rotated log) is not taken for a continued one.
+    The first line distinguishes another file with the same path, for instance a rotated log.
     """
     path = Path(file).resolve()
     with path.open("rb") as handle:
@@ -137,7 +137,7 @@ def lasting_name(file: str) -> str:
 
 
 def contents(feed: Feed, form: Format) -> Contents:
-    """Read a repeatable feed once through, without sending anything. Raises OSError."""
+    """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
     observations = 0
     malformed: list[Problem] = []
     for file in feed.files:
@@ -157,7 +157,7 @@ def _lines(file: str) -> Iterator[tuple[int, bytes]]:
 
 
 async def records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
-    """File, line and what it says, as soon as it can be read. Raises OSError."""
+    """Yields file, line and parsed observation as input arrives. Raises OSError."""
     for file in feed.files:
         reader = RecordReader(form)
         number = 0
@@ -170,9 +170,9 @@ async def records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Obs
 
 
 async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
-    """Lines as they come, read by a thread: a pipe that is silent must not hold up the stream.
+    """Yields lines as they arrive. A thread reads them, because a silent pipe would block the event loop.
 
-    A daemon, because a thread that waits for the keyboard cannot be told to stop.
+    The thread is a daemon, because a thread that reads from the keyboard cannot be stopped.
     """
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue()
@@ -191,7 +191,7 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
         except OSError as error:
             hand(error)
         except RuntimeError:
-            return  # the loop was closed meanwhile: nobody wants the rest
+            return  # the loop is closed: the rest is not needed
 
     threading.Thread(target=read, name="memstream input", daemon=True).start()
     while (item := await ready.get()) is not None:
@@ -202,8 +202,8 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
 
 
 def _whole_lines(file: str) -> Iterator[list[bytes]]:
-    # Unbuffered: a read returns what is there, so that a line typed, or written by `tail -f`, goes at once. And not
-    # sys.stdin, whose lock, held by a waiting thread, makes an interrupted interpreter abort.
+    # Unbuffered: a read returns what is available, so that lines from a keyboard or `tail -f` are sent at once. Not
+    # # sys.stdin: a waiting thread holds its lock, and an interrupted interpreter would abort.
     with open(0 if file == STDIN else file, "rb", buffering=0, closefd=file != STDIN) as handle:
         yield from _split(handle)
 

@@ -18,7 +18,7 @@ from memstream_server.cli.server import Server, server_options
 T = TypeVar("T")
 
 ROWS = 50
-"""Rows of a table when --limit is not given; JSON is then complete."""
+"""Default --limit of a table; JSON has no limit by default."""
 _WORDS_SHOWN = 200
 _PAGE = 500
 
@@ -26,9 +26,9 @@ _PAGE = 500
 @click.command("list", short_help="List namespaces, a namespace's memories, or a memory's fragments.")
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", required=False)
 @filter_options
-@click.option("--forgotten", is_flag=True, help="The forgotten fragments instead of the remembered ones.")
+@click.option("--forgotten", is_flag=True, help="List forgotten fragments instead of the others.")
 @click.option(
-    "--limit", type=click.IntRange(min=0), help=f"At most so many, 0 for all. Default: {ROWS}; with --json all."
+    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
 )
 @server_options
 @json_option
@@ -37,7 +37,7 @@ def list_command(
 ) -> None:
     """List the namespaces, the memories of a NAMESPACE, or the fragments of a MEMORY (NAMESPACE/NAME).
 
-    The flags that choose are for fragments. With --json each is a line of its own.
+    Filter flags apply to fragments. With --json, each item is one line.
 
     \b
       memstream list
@@ -46,7 +46,7 @@ def list_command(
       memstream list demo/joy --tier long_term --json | wc -l
     """
     if (chosen is not None or forgotten) and (name is None or "/" not in name):
-        raise click.UsageError("Filters choose fragments: name a memory, as NAMESPACE/NAME.")
+        raise click.UsageError("Filters apply to fragments: name a memory, as NAMESPACE/NAME.")
     most = (0 if as_json else ROWS) if limit is None else limit
     if name is None:
         _namespaces(server, most, as_json)
@@ -103,7 +103,7 @@ def _page(most: int) -> int:
 
 
 async def _each(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
-    """Print or note the first `most` (0: all); whether there are more."""
+    """Prints or collects the first `most` items (0: all) and returns whether there are more."""
     count = 0
     async for item in items:
         if most and count == most:

@@ -1,7 +1,7 @@
-"""What commands print: JSON with stable names for programs, tables for people.
+"""Output of commands: JSON with stable names for programs, tables for people.
 
-JSON carries the SDK's values under the SDK's field names (memstream.values, memstream.resources): times as RFC 3339 in
-UTC, durations in seconds, enums by value. A listing is one JSON object a line, anything else a single object.
+JSON has the SDK's values under the SDK's field names (memstream.values, memstream.resources): times as RFC 3339 in UTC,
+durations in seconds, enums by value. A listing is one JSON object per line, anything else a single object.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from memstream.values import Fragment
 from memstream_server.core.printable import number_text, printable
 
 _LAYOUT = "\n\t"
-"""What a text of several lines may have of what does not print."""
+"""Control characters allowed in a text of several lines."""
 UNSIZED_WIDTH = 160
-"""Columns of a table that is not written to a terminal."""
+"""Width of a table that is not written to a terminal."""
 
 
 def plain(value: object) -> Any:
-    """The value as what json.dumps takes."""
+    """Converts a value to what json.dumps accepts."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -52,19 +52,19 @@ def plain(value: object) -> Any:
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on standard output."""
+    """Prints one line of JSON on standard output."""
     click.echo(json.dumps(plain(value), ensure_ascii=False))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Plain text in and out: no markup, so that what a memory holds is shown as it is."""
+    """A console without markup, so that content of a memory is shown unchanged."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else UNSIZED_WIDTH
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
 
 
 def write(out: Console, *parts: RenderableType) -> None:
-    """Print tables and texts without the blanks that fill up their lines; texts from outside are escaped."""
+    """Prints tables and texts without trailing blanks; escapes untrusted text."""
     with out.capture() as captured:
         for part in parts:
             out.print(_escaped(part) if isinstance(part, str | Text) else part)
@@ -73,12 +73,12 @@ def write(out: Console, *parts: RenderableType) -> None:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line for people; what it repeats from outside is escaped."""
+    """Prints a line for people; escapes untrusted text."""
     click.echo(printable(text, _LAYOUT), err=err)
 
 
 class SafeTable(Table):
-    """A table whose cells cannot drive the terminal, whatever a memory or a server says."""
+    """A table that escapes control characters in its cells: they come from memories and servers."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(_escaped(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
@@ -93,24 +93,24 @@ def _escaped(text: str | Text) -> Text:
 
 
 def shown(text: str, longest: int | None = None) -> Text:
-    """Text of a memory, cut at `longest`; what does not print is escaped, or a memory could drive the terminal."""
+    """Text of a memory, truncated to `longest`; escapes control characters, which could control the terminal."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 1].rstrip() + "…"
     return _escaped(text)
 
 
 def one_line(text: str, longest: int) -> Text:
-    """The same, without line breaks."""
+    """As `shown`, without line breaks."""
     return shown(" ".join(text.split()), longest)
 
 
 def when(time: datetime | None) -> str:
-    """A time in UTC, to the minute."""
+    """Formats a time in UTC, to the minute."""
     return "" if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def words(fragment: Fragment) -> str:
-    """What a fragment says; a structured one its values, a line each."""
+    """The content of a fragment; of a structured one its values, one line each."""
     if fragment.structured is None:
         return fragment.content
     values = ((field.name, getattr(fragment.structured, field.name)) for field in fields(fragment.structured))
@@ -118,7 +118,7 @@ def words(fragment: Fragment) -> str:
 
 
 def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTable:
-    """An empty table; `numbers` are set to the right, `wide` takes what room there is."""
+    """An empty table; columns in `numbers` are right-aligned, `wide` takes the remaining width."""
     grid = SafeTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(numbers)
     for name in columns:
@@ -130,7 +130,7 @@ def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTab
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> SafeTable:
-    """Names and values in two columns; what is empty or None is left out."""
+    """Names and values in two columns; empty values and None are omitted."""
     grid = SafeTable(box=None, padding=(0, 2), show_header=False, pad_edge=False, collapse_padding=True)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""`memstream recall`: one query, its ranked answer, and why; with --follow, what changes in it."""
+"""`memstream recall`: one query, its ranked answer and explanation; with --follow, changes of the answer."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ _WORDS_SHOWN = 1_000
 _NEAR_MISSES = 10
 
 
-@click.command("recall", short_help="Ask what a memory knows.")
+@click.command("recall", short_help="Query a memory.")
 @click.argument("memory")
 @click.argument("query")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), help="Recollections wanted. Default: by the memory's policy."
+    "-n", "--limit", type=click.IntRange(min=1), help="Maximum number of recollections. Default: the memory's policy."
 )
-@click.option("--explain", is_flag=True, help="Say how each score came about, and what came close.")
-@click.option("--working", is_flag=True, help="Show the working memory (the short-term tier) too.")
+@click.option("--explain", is_flag=True, help="Show the parts of each score, and near misses.")
+@click.option("--working", is_flag=True, help="Also show the working memory (the short-term tier).")
 @filter_options
-@click.option("--min-relevance", type=click.FloatRange(0, 1), help="Leave out what is less relevant.")
+@click.option("--min-relevance", type=click.FloatRange(0, 1), help="Minimum relevance of a recollection.")
 @click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
 @click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
 @click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
-@click.option("--now", type=Moment(), metavar="TIME", help="The time recency counts from. Default: the server's clock.")
-@click.option("--token-budget", type=click.IntRange(min=0), default=0, help="Most tokens of the whole answer.")
-@click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision can be seen.")
+@click.option("--now", type=Moment(), metavar="TIME", help="Reference time of recency. Default: the server's clock.")
 @click.option(
-    "--reinforce/--no-reinforce", default=None, help="Strengthen what is found. Default: by the memory's policy."
+    "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
+)
+@click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision is visible.")
+@click.option(
+    "--reinforce/--no-reinforce", default=None, help="Reinforce the recollections. Default: the memory's policy."
 )
 @click.option(
-    "--fold/--no-fold", default=None, help="One place for what says the same. Default: by the memory's policy."
+    "--fold/--no-fold", default=None, help="Rank fragments with the same content as one. Default: the memory's policy."
 )
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on until interrupted: what enters the answer, changes in it and leaves it."
+    "-f", "--follow", is_flag=True, help="Show what enters, changes in and leaves the answer, until interrupted."
 )
 @server_options
 @json_option
@@ -70,9 +72,9 @@ def recall_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Ask what MEMORY (NAMESPACE/NAME) knows of QUERY; the best comes first.
+    """Recall what MEMORY (NAMESPACE/NAME) knows about QUERY, best first.
 
-    With --explain each score is shown as the sum it is: value x weight of every part.
+    With --explain, each score is shown as a sum: value x weight of every part.
 
     \b
       memstream recall demo/joy "what is my name?"
@@ -80,13 +82,13 @@ def recall_command(
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
-    With --follow each change is lines of "+" (entered), "~" (changed) and "-" (left), or one JSON object.
+    With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
 
     \b
       memstream recall demo/joy "where is the key?" -n 3 --follow
     """
     if follow and (working or reinforce):
-        raise Misuse("--follow shows no working memory and reinforces nothing: leave out --working and --reinforce")
+        raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -109,7 +111,7 @@ def recall_command(
         options["fold"] = fold
 
     if follow:
-        with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+        with contextlib.suppress(KeyboardInterrupt):  # the normal end
             server.ask(lambda client: _follow(client.memory(memory), query, options, as_json=as_json))
         return
 
@@ -147,7 +149,7 @@ def _print_change(change: AnswerChange, known: Mapping[str, Recollection]) -> No
 
 
 def print_answer(answer: Answer, explain: bool, working: bool) -> None:
-    """The ranking as a table, then what --explain and --working ask for, then a line of figures."""
+    """Prints the ranking as a table, then the parts of --explain and --working, then a line of figures."""
     out = console()
     if answer.recollections:
         grid = table(
@@ -175,7 +177,7 @@ def _told(hit: Recollection) -> Text:
     if hit.folded_ids:
         lines.append(Text(f"(+{len(hit.folded_ids):,} alike)", style="dim"))
     if hit.truncated:
-        lines.append(Text("(cut to fit the token budget)", style="dim"))
+        lines.append(Text("(truncated to fit the token budget)", style="dim"))
     if hit.explanation is not None:
         lines.append(Text(sum_of_parts(hit.explanation), style="cyan"))
     return Text("\n").join(lines)
@@ -206,7 +208,7 @@ def _print_working_memory(out: Console, answer: Answer) -> None:
 
 
 def figures(answer: Answer) -> str:
-    """One line: how many there were to choose from, and how long it took."""
+    """One line: the number of candidates, and the time taken."""
     took_s = sum(answer.timings.values())
     parts = [
         f"{len(answer):,} of {answer.eligible:,}, {answer.considered:,} considered",

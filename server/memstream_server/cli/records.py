@@ -1,4 +1,4 @@
-"""What a line of input means: plain words, or a JSON object with the fields of an observation."""
+"""Parses a line of input: plain text, or a JSON object with the fields of an observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memstream_server.cli.options import zoned
 
 
 class Format(StrEnum):
-    """How input is written. AUTO: JSONL when the first line that is not blank is a JSON object, else lines."""
+    """Formats of input. AUTO: JSONL if the first non-blank line is a JSON object, else lines."""
 
     AUTO = "auto"
     LINES = "lines"
@@ -25,20 +25,20 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A line that cannot be sent, and why."""
+    """Why a line cannot be sent."""
 
     problem: str
 
 
 class RecordReader:
-    """Turns the lines of one file into observations, in order."""
+    """Parses the lines of one file into observations, in order."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
         self._first = True
 
     def read(self, line: bytes) -> Observation | Malformed | None:
-        """The observation of a line; None for a blank one."""
+        """Parses a line; None for a blank one."""
         if self._first:
             line = line.removeprefix(b"\xef\xbb\xbf")
         line = line.strip()
@@ -64,7 +64,7 @@ def _is_object(text: str) -> bool:
 
 
 class _Twice(ValueError):
-    """A key that an object has twice, of which JSON would keep the last."""
+    """A duplicate key of an object, of which json would keep the last."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def record(text: str) -> Observation | Malformed:
-    """The observation of a JSON object; its keys are those of FIELDS and of a body."""
+    """Parses a JSON object; its keys are one of BODIES and any of FIELDS."""
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except _Twice as error:
@@ -86,9 +86,9 @@ def record(text: str) -> Observation | Malformed:
     if not isinstance(value, dict):
         return Malformed(f"is {_kind(value)}, not a JSON object")
     try:
-        said = _said(value)  # before the body: a misspelt "text" is told as such
+        said = _said(value)  # before the body, to report a misspelt "text"
         observation = Observation(_body(value), **said)
-        observation_to_wire(observation)  # what it refuses would never get a number
+        observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
         return Malformed(str(error))
     return observation
@@ -115,7 +115,7 @@ def _said(value: Mapping[str, Any]) -> dict[str, Any]:
         if key not in FIELDS:
             known = ", ".join([*BODIES, *FIELDS])
             raise ValueError(
-                f"{key!r} is no field of an observation (those are {known}); metadata takes any other value"
+                f"{key!r} is not a field of an observation (those are {known}); put other values into metadata"
             )
         name, read = FIELDS[key]
         if name in said:
@@ -182,7 +182,7 @@ def _vector(key: str, value: object) -> list[float]:
 
 
 BODIES = ("text", "content", "structured")
-"""Keys of what is observed, of which a record has one."""
+"""Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "speaker": ("speaker", _text),
     "session": ("session", _text),
@@ -196,4 +196,4 @@ FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "ttl": ("ttl", _span),
     "token_count": ("token_count", _whole),
 }
-"""Other keys of a record: the observation's field and how its value is read. null is as if left out."""
+"""Other keys of a record: the observation's field and the parser of its value. null means absent."""

@@ -1,4 +1,4 @@
-"""Rows of a collection of text and vectors as lines of an export: the long-term fragments of a new memory.
+"""Converts rows of a collection of text and vectors to lines of an export: the long-term fragments of a new memory.
 
 Pure: no I/O, no clock. The same rows, fields and time give the same bytes.
 """
@@ -31,24 +31,24 @@ from memstream_server.engine.transfer.lines import (
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000
 _UNIT_MAX = 100_000_000_000
-"""A larger number is not of that unit: as seconds it would be of the year 5138."""
+"""A larger number has a smaller unit: as seconds it would be in the year 5138."""
 NAMED = ("speaker", "session", "external_id")
 
 
 class Unfit(ValueError):
-    """A row that cannot become a fragment; the text says which one, and why."""
+    """A row that cannot become a fragment; the message names the row and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which field of a row says what; empty: none does."""
+    """The field of a row for each attribute; empty: none."""
 
     key: str
     """The primary key."""
     text: str
     vector: str = ""
     id: str = ""
-    """For external_id; the primary key where it is empty."""
+    """For external_id; empty: the primary key."""
     speaker: str = ""
     session: str = ""
     time: str = ""
@@ -56,14 +56,14 @@ class Columns:
     metadata: tuple[str, ...] = ()
 
     def named(self) -> tuple[str, ...]:
-        """All that are to be read."""
+        """All fields to read."""
         one = (self.key, self.text, self.vector, self.id, self.speaker, self.session, self.time, self.importance)
         return tuple(name for name in (*one, *self.metadata) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What holds for all rows."""
+    """Parameters of all rows."""
 
     collection: str
     namespace: str
@@ -71,23 +71,23 @@ class Adoption:
     columns: Columns
     importance: float
     time_us: int
-    """When: of creation, and of rows that say none."""
+    """Creation time of the fragments, and time of rows without one."""
     model: str = ""
-    """Whose the vectors are; empty leaves them where they are."""
+    """The model of the vectors; empty: do not read vectors."""
     content_bytes_max: int = 0
-    """Of the server; 0: it did not say."""
+    """The server's limit; 0: not announced."""
     name_bytes_max: int = 0
 
 
 def identity(adoption: Adoption, key: object) -> str:
-    """The ULID of a row in this memory: the time of the adoption, and a hash of where the row comes from."""
+    """The ULID of a row in this memory: the time of the adoption, and a hash of collection and primary key."""
     where = f"{adoption.namespace}/{adoption.memory}\n{adoption.collection}\n{type(key).__name__}:{key}"
     digest = blake2b(where.encode(), digest_size=10).digest()
     return encode_ulid(adoption.time_us // 1_000 << 80 | int.from_bytes(digest))
 
 
 def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
-    """The first line, and that of the memory."""
+    """The first line, and the line of the memory."""
     header = Header(
         format="memstream-export", version=1, server=server, time_us=adoption.time_us, vectors=bool(adoption.model)
     )
@@ -110,7 +110,7 @@ def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, f
 
 
 def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
-    """The line of a row; None where it has no text. Raises Unfit."""
+    """The line of a row; None if it has no text. Raises Unfit."""
     columns = adoption.columns
     text = row.get(columns.text)
     if text is None or (isinstance(text, str) and not text.strip()):
@@ -139,7 +139,7 @@ def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes
 
 
 def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
-    """The encoded line. Raises ValueError, in the words of the row and not of the line's number, as a server would."""
+    """Encodes a line after the server's checks. Raises ValueError, which names fields of the row, not a line number."""
     for name in NAMED:
         size = len(getattr(line, name).encode())
         if name_bytes_max and size > name_bytes_max:
@@ -155,12 +155,12 @@ def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
 
 def _content(name: str, text: object, bytes_max: int) -> str:
     if not isinstance(text, str):
-        raise ValueError(f"{name} is no text but {text!r}")
+        raise ValueError(f"{name} is not text but {text!r}")
     size = len(text.encode())
     if bytes_max and size > bytes_max:
         raise ValueError(
-            f"{name} has {size:,} bytes, the server takes {bytes_max:,} at most: start it with a larger "
-            "content_max_bytes, or divide the text"
+            f"{name} has {size:,} bytes, the server accepts at most {bytes_max:,}: start it with a larger "
+            "content_max_bytes, or split the text"
         )
     return text
 
@@ -181,7 +181,7 @@ def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
 
 
 def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
-    """ISO 8601, or a number since the Unix epoch: seconds, or milliseconds or smaller where it is too large."""
+    """Parses ISO 8601, or a number since the Unix epoch in seconds, ms or µs, depending on its size."""
     field = adoption.columns.time
     value = row.get(field) if field else None
     if value is None:
@@ -200,12 +200,12 @@ def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
 
 
 def _metadata(value: object) -> MetadataValue:
-    """As it is, or as JSON where it is more than one value."""
+    """The value itself, or JSON for a list or object."""
     return value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _vector(field: str, value: object) -> bytes | None:
-    """Of unit length; None for a vector of zeros, which says nothing. Raises ValueError."""
+    """Normalises a vector to unit length; None for a zero vector. Raises ValueError."""
     if value is None:
         return None
     vector = np.asarray(value, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""`memstream serve`: a flag for every setting, made from the Settings class, and a server until SIGTERM."""
+"""`memstream serve`: runs a server until SIGTERM, with a flag for every field of Settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from memstream_server.core.printable import number_text
 from memstream_server.settings import Settings, SettingsError, load, unknown_variables
 
 _SHORT = {"data_dir": "--data"}
-"""Second names of flags."""
+"""Aliases of flags."""
 _UNITS = {"seconds", "bytes", "characters"}
-"""Units that the meaning of a setting does not name by itself."""
+"""Units that --help adds to the description of a setting."""
 _OF_THE_CLIENT = {
     *("MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"),
     *("MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY"),
 }
-"""Variables of the other commands: no settings, and not misspelt ones either."""
+"""Variables of other commands: not settings, so they cause no warning."""
 
 _GC_THRESHOLDS = (1_000, 3, 700)
 """New containers before the young are collected, and how many collections of the younger come before one of the older:
@@ -37,9 +37,9 @@ as rare as one in two million."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
 
-Every setting is a flag here, a variable (MEMSTREAM_ and the name in capitals) and a name in the TOML file of --config;
-a flag wins over a variable, a variable over the file. Give secrets as variables: flags are seen by every user of the
-machine. docs/settings.md explains each setting.
+Set each setting by flag, environment variable (MEMSTREAM_ and the name in capitals) or in the TOML file of --config; a
+flag overrides a variable, a variable overrides the file. Pass secrets as variables: other users of the machine can see
+flags. docs/settings.md explains each setting.
 
 \b
   memstream serve
@@ -49,7 +49,7 @@ machine. docs/settings.md explains each setting.
 
 
 def flags() -> list[click.Option]:
-    """One option a setting; None where it was not given, so that the environment and the file have their say."""
+    """One option per setting; None if it was not passed, so that the environment and the file apply."""
     return [_flag(name, field) for name, field in Settings.model_fields.items()]
 
 
@@ -94,7 +94,7 @@ def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
 
 
 def run(config: Path | None, as_json: bool, **given: Any) -> None:
-    """Serve; ends by returning, or by a Failure that says why the server did not start."""
+    """Serves until a signal. Raises Failure if the server cannot start."""
     try:
         settings = load(config, given)
     except SettingsError as error:
@@ -114,7 +114,7 @@ def _announcer(as_json: bool) -> Callable[[str], None]:
 
 def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
-    # Before numpy is imported: its threads cost more than they bring on the small searches made here.
+    # Before numpy is imported: its threads slow down small searches.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     import structlog
@@ -142,13 +142,13 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
 serve_command = click.Command(
     "serve",
     help=_HELP,
-    short_help="Run a server until it is told to stop.",
+    short_help="Run a server until SIGTERM or SIGINT.",
     callback=run,
     params=[
         click.Option(
-            ["--config"], type=click.Path(path_type=Path), help="TOML file of settings; else $MEMSTREAM_CONFIG."
+            ["--config"], type=click.Path(path_type=Path), help="TOML file of settings. Default: $MEMSTREAM_CONFIG."
         ),
         *flags(),
-        click.Option(["--json", "as_json"], is_flag=True, help="Announce in JSON, a line each."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Announce as JSON Lines."),
     ],
 )

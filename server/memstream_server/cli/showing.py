@@ -1,4 +1,4 @@
-"""`memstream show`, `stats` and `info`: one memory, one fragment, the counts of a memory, the server."""
+"""`memstream show`, `stats` and `info`: show a memory, a fragment, a memory's counts, or the server."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def _print_fragment(fragment: Fragment) -> None:
     write(console(), facts(about), "", shown(words(fragment)), *merged)
 
 
-@click.command("stats", short_help="Count what a memory holds.")
+@click.command("stats", short_help="Count a memory's fragments.")
 @click.argument("memory")
 @server_options
 @json_option
 def stats_command(memory: str, server: Server, as_json: bool) -> None:
-    """Count what MEMORY (NAMESPACE/NAME) holds, by tier, and what is still on its way.
+    """Count the fragments of MEMORY (NAMESPACE/NAME) by tier, and the observations not yet stored or indexed.
 
     \b
       memstream stats demo/joy
@@ -94,13 +94,13 @@ def stats_command(memory: str, server: Server, as_json: bool) -> None:
         write(console(), facts((field.name, getattr(stats, field.name)) for field in fields(stats)))
 
 
-@click.command("info", short_help="Show what the server is and can do.")
+@click.command("info", short_help="Show the server's version, models, capabilities and limits.")
 @server_options
 @json_option
 def info_command(server: Server, as_json: bool) -> None:
     """Show the server's version, models, stores, capabilities and limits.
 
-    Exits 1 when no server answers, so it serves as a check in scripts.
+    The exit code is 1 when no server answers, so scripts can use it as a check.
     """
 
     async def asked(client: Client) -> ServerInfo:
@@ -123,7 +123,7 @@ def info_command(server: Server, as_json: bool) -> None:
 
 def _going(status: ModelStatus) -> str:
     if status.state is ModelState.UNKNOWN:
-        return f"{status.model}: not asked yet"
+        return f"{status.model}: not called yet"
     if status.state is ModelState.SERVING:
         return f"{status.model}: serving{_since(', last success', status.last_success_time)}"
     in_a_row = f", {status.consecutive_failures:,} in a row" if status.consecutive_failures else ""

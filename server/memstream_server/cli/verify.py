@@ -1,4 +1,4 @@
-"""`memstream verify`: whether a journal holds what its event logs say, without changing it."""
+"""`memstream verify`: checks a journal against its event logs, without changing it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from memstream_server.adapters.journal.report import Report
 
 
-@click.command("verify", short_help="Check that a journal holds what its event logs say.")
+@click.command("verify", short_help="Check a journal against its event logs.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @place_options
 @json_option
 def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None:
-    """Check the journal of a data directory, of a database, or the backup FILE. Nothing is changed.
+    """Check the journal of a data directory or database, or the backup FILE, without changing it.
 
-    Every memory's events are folded from the first on and compared with its fragments; numbers, receipts, vectors and
-    lineage are checked too, and so are conversations and operations. A server may run meanwhile: each memory is read at
-    one moment. Exit code 1 when something is not as it must be.
+    The command replays every memory's events from the first and compares the result with its fragments. It also checks
+    numbers, receipts, vectors, lineage, conversations and operations. The server may be running: each memory is read as
+    one snapshot. The exit code is 1 if there is a violation.
 
     \b
       memstream verify --data ./data
@@ -64,7 +64,7 @@ def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[Loo
 
 
 def _bar() -> Progress:
-    """On standard error, and only for people."""
+    """A progress bar on standard error, if that is a terminal."""
     out = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
@@ -91,7 +91,7 @@ def _show(where: str, report: Report) -> None:
     out = console()
     write(out, grid)
     for name, first in report.compacted.items():
-        say(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
+        say(f"{name}: its events are kept from revision {first} on, so older fragments were only compared from there")
     for id_, what in report.unfinished.items():
         say(f"operation {id_} has not ended: {shown(what)}")
     if report.violations:
@@ -101,4 +101,4 @@ def _show(where: str, report: Report) -> None:
         write(out, found)
     count = sum(report.violated.values())
     more = f", {len(report.violations):,} of them shown" if count > len(report.violations) else ""
-    say(f"{where}: {f'{count:,} violations{more}' if count else 'everything is as its events say'}")
+    say(f"{where}: {f'{count:,} violations{more}' if count else 'no violations'}")
