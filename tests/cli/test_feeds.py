@@ -17,7 +17,7 @@ def written(directory: Path, name: str, text: str) -> str:
     return str(directory / name)
 
 
-def test_a_file_keeps_its_producer_while_it_grows(tmp_path: Path) -> None:
+def test_growing_file_keeps_its_producer(tmp_path: Path) -> None:
     file = written(tmp_path, "notes.txt", "one\n")
     before = lasting_name(file)
     written(tmp_path, "notes.txt", "one\ntwo\n")
@@ -26,7 +26,7 @@ def test_a_file_keeps_its_producer_while_it_grows(tmp_path: Path) -> None:
     assert before.endswith("-notes.txt")
 
 
-def test_another_file_under_the_same_path_is_another_producer(tmp_path: Path) -> None:
+def test_new_first_line_makes_another_producer(tmp_path: Path) -> None:
     file = written(tmp_path, "notes.txt", "one\n")
     before = lasting_name(file)
     written(tmp_path, "notes.txt", "two\n")
@@ -38,13 +38,13 @@ def test_files_of_one_name_in_two_directories_are_two_producers(tmp_path: Path) 
     assert lasting_name(written(tmp_path, "a", "x")) != lasting_name(written(tmp_path / "other", "a", "x"))
 
 
-def test_a_producers_name_is_one_the_server_takes(tmp_path: Path) -> None:
+def test_producer_name_of_a_file_is_valid(tmp_path: Path) -> None:
     name = lasting_name(written(tmp_path, "Ärger & " + "x" * 200 + ".txt", "x"))
     assert len(name) <= 128
     assert name.replace("-", "").replace("_", "").replace(".", "").isascii()
 
 
-def test_each_file_has_its_producer_unless_one_is_named(tmp_path: Path) -> None:
+def test_each_file_has_a_producer_by_default(tmp_path: Path) -> None:
     files = [written(tmp_path, "a", "x"), written(tmp_path, "b", "y")]
     apart = plan(files, None, None)
     assert [(feed.files, feed.resume) for feed in apart] == [((files[0],), True), ((files[1],), True)]
@@ -52,7 +52,7 @@ def test_each_file_has_its_producer_unless_one_is_named(tmp_path: Path) -> None:
     assert not plan(files, None, False)[0].resume
 
 
-def test_standard_input_is_a_new_producer_each_time_and_skips_nothing() -> None:
+def test_standard_input_is_a_new_producer_each_time() -> None:
     (one,), (other,) = plan([], None, None), plan([STDIN], None, None)
     assert one.files == other.files == (STDIN,)
     assert one.producer != other.producer
@@ -62,7 +62,7 @@ def test_standard_input_is_a_new_producer_each_time_and_skips_nothing() -> None:
 
 
 @pytest.mark.parametrize(("files", "resume"), [(["-", "/dev/null"], None), (["-"], True), ([], True)])
-def test_what_cannot_be_resumed_is_refused(files: list[str], resume: bool | None) -> None:
+def test_resume_of_a_pipe_is_rejected(files: list[str], resume: bool | None) -> None:
     with pytest.raises(ValueError, match=r"standard input|pipe"):
         plan(files, None, resume)
 
@@ -75,7 +75,7 @@ def test_contents_counts_and_names_malformed_lines(tmp_path: Path) -> None:
     assert str(found.malformed[0]) == f"{file}:3: text must be text, is a number"
 
 
-async def test_records_come_in_order_with_their_places(tmp_path: Path) -> None:
+async def test_records_have_order_file_and_line(tmp_path: Path) -> None:
     long = "x" * 200_000
     first = written(tmp_path, "a", f"one\n\n{long}\nthree")
     second = written(tmp_path, "b", "")
@@ -89,13 +89,13 @@ async def test_records_come_in_order_with_their_places(tmp_path: Path) -> None:
     ]
 
 
-async def test_more_lines_than_are_read_ahead(tmp_path: Path) -> None:
+async def test_pipe_with_many_lines_is_read_completely(tmp_path: Path) -> None:
     file = written(tmp_path, "a", "".join(f"line {number} {'x' * 100}\n" for number in range(20_000)))
     numbers = [number async for _, number, _ in records(plan([file], None, None)[0], Format.LINES)]
     assert numbers == list(range(1, 20_001))
 
 
-async def test_a_line_comes_through_a_pipe_while_it_stays_open(tmp_path: Path) -> None:
+async def test_open_pipe_delivers_lines_at_once(tmp_path: Path) -> None:
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
     feed = plan([pipe], None, None)[0]
@@ -112,12 +112,12 @@ async def test_a_line_comes_through_a_pipe_while_it_stays_open(tmp_path: Path) -
         os.close(keep_open)
 
 
-async def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+async def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await anext(records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES))
 
 
-def test_places_of_several_files() -> None:
+def test_places_find_file_and_line() -> None:
     places = Places()
     for file, line in (("a", 1), ("a", 3), ("b", 2)):
         places.add(file, line)

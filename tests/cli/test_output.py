@@ -67,7 +67,7 @@ def test_plain_values() -> None:
     assert plain(NotFound("gone", reason="MEMORY_NOT_FOUND")) == {"reason": "MEMORY_NOT_FOUND", "message": "gone"}
 
 
-def test_an_answer_as_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(answer(HIT))
     said = json.loads(capsys.readouterr().out)
     assert said["recollections"][0]["fragment"]["tier"] == "long_term"
@@ -95,11 +95,11 @@ def test_folded_recollections_are_counted(capsys: pytest.CaptureFixture[str]) ->
     assert "alike" not in capsys.readouterr().out
 
 
-def test_a_score_is_shown_as_its_sum() -> None:
+def test_score_is_shown_as_a_sum() -> None:
     assert sum_of_parts(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/2)"
 
 
-def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_table_shows_content_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(answer(HIT, degraded="dense: index down"), explain=True, working=True)
     out = capsys.readouterr().out
     assert "1   0.455       0.405   2026-05-08 12:00 · Bob · monday" in out
@@ -110,12 +110,12 @@ def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixt
     assert "degraded: dense: index down" in out
 
 
-def test_an_empty_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(answer(), explain=False, working=False)
     assert capsys.readouterr().out.startswith("nothing recalled\n0 of 12")
 
 
-def test_a_memory_cannot_drive_the_terminal() -> None:
+def test_memory_content_cannot_control_the_terminal() -> None:
     assert shown("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\\x1b[2Jb\\x9bc\\u202ed\te\nf"
     assert one_line("a\n\n b\tc", 10).plain == "a b c"
     assert shown("abcdef", 4).plain == "abc…"
@@ -124,7 +124,7 @@ def test_a_memory_cannot_drive_the_terminal() -> None:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200f\x7f"
 
 
-def test_nothing_printed_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     said = replace(fragment(HOSTILE), speaker=HOSTILE, session=HOSTILE)
     parts = (ScorePart(HOSTILE, 0.9, 0.45, 0.405, {}),)
     hit = Recollection(said, 0.4, 0.4, 1, True, Explanation(parts, HOSTILE))
@@ -157,5 +157,5 @@ def test_tables_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "name   count\n────────────\na          1\nx   1,000\non  yes\n"
 
 
-def test_words_of_a_structured_fragment() -> None:
+def test_structured_fragment_is_shown_by_line() -> None:
     assert words(fragment("", Structured(thought="go", action="walk"))) == "thought: go\naction: walk"

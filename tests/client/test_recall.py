@@ -23,7 +23,7 @@ def knows_done_in_recollections(request: pytest.FixtureRequest, server: Scripted
     server.knows_done_in_recollections = request.param
 
 
-async def test_an_answer(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_answer_is_decoded(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall(session="monday") as recall:
         answer = await recall.query("Bob?", explain=True, limit=2)
     assert [hit.fragment.content for hit in answer] == ["Bob?", "second"]
@@ -54,7 +54,7 @@ async def test_many_queries_one_cancelled(memory: memstream.Memory, server: Scri
             await slow[1]
 
 
-async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_queries_over_the_limit_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(10)]
@@ -66,9 +66,7 @@ async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Memor
     assert [answer[0].fragment.content for answer in answers] == [f"slow {n}" for n in range(10)]
 
 
-async def test_queries_in_flight_are_asked_again_after_a_break(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_queries_in_flight_are_resent_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(drop_after=3), Plan(drop_after=1, drop_status=grpc.StatusCode.INTERNAL)]
     async with memory.recall() as recall:
         answers = await asyncio.gather(*(recall.query(f"line {n}") for n in range(3)))
@@ -78,9 +76,7 @@ async def test_queries_in_flight_are_asked_again_after_a_break(
         assert recall.connections == 3
 
 
-async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_queries_are_resent_to_older_and_newer_servers(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(drop_after=2)]
     async with memory.recall() as recall:
         assert (await recall.query("first"))[0].fragment.content == "first"
@@ -89,7 +85,7 @@ async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
         assert recall.connections == 2
 
 
-async def test_queries_beyond_what_the_next_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_queries_over_the_next_servers_limit_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(4)]
@@ -119,7 +115,7 @@ async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
     assert isinstance(fine, memstream.Answer)
 
 
-async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_query_timeout_cancels_the_query(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         with pytest.raises(memstream.DeadlineExceeded):
@@ -138,14 +134,14 @@ async def test_timeout_is_sent_with_query(memory: memstream.Memory, server: Scri
     assert sent[:3] == [2_500, round(memory._link.settings.timeout_s * 1_000), 10**12]
 
 
-async def test_opening_a_memory_that_is_not_there(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_opening_a_missing_memory_raises(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND"))]
     with pytest.raises(memstream.MemoryNotFound):
         async with memory.recall():
             pytest.fail("opened")
 
 
-async def test_closing_needs_no_server(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_close_needs_no_server(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall() as recall:
         await recall.query("quick")
         await server.stop()
@@ -153,7 +149,7 @@ async def test_closing_needs_no_server(memory: memstream.Memory, server: Scripte
         await recall.query("late")
 
 
-async def test_a_closed_stream_says_so(memory: memstream.Memory) -> None:
+async def test_closed_stream_raises_stream_closed(memory: memstream.Memory) -> None:
     async with memory.recall() as recall:
         pass
     with pytest.raises(memstream.StreamClosed):
@@ -193,7 +189,7 @@ async def test_recall_once_carries_every_option(memory: memstream.Memory, server
     assert (floor.key, [each.int_value for each in floor.values]) == ("floor", [1, 2])
 
 
-async def test_watch_goes_on_after_breaks(
+async def test_watch_continues_after_breaks(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -215,7 +211,7 @@ async def test_watch_goes_on_after_breaks(
         await anext(watch)
 
 
-async def test_two_tasks_that_begin_a_watch_share_its_events(
+async def test_two_tasks_share_the_events_of_a_watch(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -230,7 +226,7 @@ async def test_two_tasks_that_begin_a_watch_share_its_events(
     assert len(server.watched) == 1
 
 
-async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
+async def test_watch_closed_while_starting_makes_no_call(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -244,7 +240,7 @@ async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
     assert (watch.connections, server.watched) == (0, [])
 
 
-async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
+async def test_closed_watch_drops_events_read_ahead(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -258,7 +254,7 @@ async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
     assert watch.cursor == first.cursor
 
 
-async def test_a_watch_whose_closing_is_cancelled_is_closed(
+async def test_cancelled_close_still_closes_the_watch(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -270,7 +266,7 @@ async def test_a_watch_whose_closing_is_cancelled_is_closed(
         await asyncio.wait_for(waiting, 5)
 
 
-async def test_a_stream_whose_abandoning_is_cancelled_is_over(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_cancelled_abandon_still_ends_the_stream(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     recall = await memory.recall().__aenter__()
     asked = asyncio.create_task(recall.query("slow"))
@@ -288,7 +284,7 @@ async def cancelled_at_its_first_wait(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_watch_from_compacted_cursor_raises(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.watch_plans = [Plan(refuse=status(grpc.StatusCode.OUT_OF_RANGE, "CURSOR_COMPACTED", oldest_revision="4"))]
     with pytest.raises(memstream.CursorCompacted) as caught:
         await anext(memory.watch(memstream.Cursor("01HUID", 1)))

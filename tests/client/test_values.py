@@ -40,7 +40,7 @@ def test_durations_survive(value: timedelta) -> None:
     assert delta(duration(value)) == value
 
 
-def test_times_of_other_zones_are_the_same_moment() -> None:
+def test_times_are_converted_to_utc() -> None:
     here = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
     assert moment(timestamp("t", here)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
 
@@ -53,7 +53,7 @@ def test_vectors_survive(numbers: list[float]) -> None:
     assert (again.content, again.speaker, list(again.embedding)) == ("x", "Bob", numbers)
 
 
-def test_an_observation_with_everything() -> None:
+def test_observation_with_all_fields_is_encoded() -> None:
     when = datetime(2026, 5, 8, 12, tzinfo=UTC)
     said = memstream.Observation(
         "words",
@@ -93,13 +93,13 @@ def test_an_observation_with_everything() -> None:
         {"speaker": 7},
     ],
 )
-def test_what_cannot_be_sent_is_refused_here(said: dict[str, Any]) -> None:
+def test_invalid_observation_is_rejected_before_sending(said: dict[str, Any]) -> None:
     with pytest.raises(memstream.InvalidRequest):
         observation_to_wire("x", **said)
 
 
 @pytest.mark.parametrize("what", [7, None, "\ud800", b"bytes"])
-def test_content_that_is_no_text_is_refused_here(what: Any) -> None:
+def test_invalid_text_is_rejected_before_sending(what: Any) -> None:
     with pytest.raises(memstream.InvalidRequest):
         observation_to_wire(what)
 
@@ -109,13 +109,13 @@ def test_unset_fields_of_a_fragment_are_none() -> None:
     assert (fragment.tier, fragment.observe_time, fragment.structured) == (memstream.Tier.SENSORY, None, None)
 
 
-def test_enums_name_what_the_contract_names() -> None:
+def test_enums_match_the_contract() -> None:
     assert event_types_to_wire([memstream.EventType.OBSERVED]) == [1]
     with pytest.raises(ValueError, match="UNKNOWN"):
         event_types_to_wire([memstream.EventType.UNKNOWN])
 
 
-def test_a_policy_as_dataclass_and_as_dict() -> None:
+def test_policy_can_be_dataclass_or_dict() -> None:
     typed = memstream.Policy(
         profile=memstream.Profile.DBGPT,
         short_term=memstream.ShortTermPolicy(
@@ -151,7 +151,7 @@ def test_a_policy_as_dataclass_and_as_dict() -> None:
         ({"retention": {"ttl": "1d"}}, "policy.retention.ttl"),
     ],
 )
-def test_a_bad_policy_names_the_field(policy: dict[Any, Any], field: str) -> None:
+def test_invalid_policy_names_the_field(policy: dict[Any, Any], field: str) -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
         policy_to_wire(policy)
     assert caught.value.argument == field
@@ -165,7 +165,7 @@ def test_every_reason_has_its_exception() -> None:
         assert type(error).__name__ not in ("MemstreamError", "Refused", "Transient"), reason
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
+def test_docstring_shows_the_exception_tree() -> None:
     drawn = [line.split("──")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "──" in line]
     made = [
         name
@@ -201,11 +201,11 @@ def test_retry_after_and_foreign_statuses() -> None:
         (memstream.StreamClosed("x"), False),
     ],
 )
-def test_what_is_worth_reconnecting_for(error: memstream.MemstreamError, cut: bool) -> None:
+def test_is_cut_accepts_transient_errors(error: memstream.MemstreamError, cut: bool) -> None:
     assert is_cut(error) is cut
 
 
-def test_backoff_gives_up_and_starts_afresh() -> None:
+def test_backoff_gives_up_and_resets() -> None:
     now = [0.0]
     retry = memstream.Retry(first_s=1.0, later_s=10.0, delay_min_s=0.1, delay_max_s=0.4)
     backoff = Backoff(retry, lambda: now[0], draw=lambda: 1.0)
@@ -240,7 +240,7 @@ def add(ledger: Ledger, count: int) -> None:
         ledger.add(observation, observation.ByteSize())
 
 
-def test_numbers_another_process_has_used_are_told() -> None:
+def test_numbers_used_by_another_process_raise() -> None:
     ledger = Ledger(10)
     ledger.opened(opened(1))
     add(ledger, 2)
@@ -258,7 +258,7 @@ def test_stale_acknowledgements_change_nothing() -> None:
     assert (ledger.received, ledger.stored, ledger.revision) == (3, 2, 5)
 
 
-def test_beyond_the_window_only_numbers_are_held() -> None:
+def test_over_the_buffer_only_numbers_are_kept() -> None:
     ledger = Ledger(10)
     ledger.opened(opened(1, window_bytes=20))
     add(ledger, 1)
@@ -307,7 +307,7 @@ class ModelServer:
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 9)), max_size=80), st.integers(1, 6))
-def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, int]], window: int) -> None:
+def test_numbers_arrive_in_order_for_any_schedule(steps: list[tuple[str, int]], window: int) -> None:
     """a: add, s: send, r: the server reads and acknowledges, x: reads only, k: stores and acknowledges, o: break."""
     ledger, server = Ledger(3), ModelServer()
     sent: list[memstream.Sent] = []
@@ -345,6 +345,6 @@ def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, in
     assert [each.sequence for each in ledger.rejected] == [each.sequence for each in sent if each.sequence % 3 == 0]
 
 
-def test_the_sdk_imports_nothing_of_the_server() -> None:
+def test_sdk_imports_nothing_of_the_server() -> None:
     for file in Path(memstream.__file__).parent.rglob("*.py"):
         assert "memstream_server" not in file.read_text(), file
