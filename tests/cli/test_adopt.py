@@ -1,4 +1,4 @@
-"""`memstream adopt`: a Milvus Lite collection becomes the long-term memory of a memory on a real server."""
+"""`memstream adopt` imports a Milvus Lite collection into a memory on a real server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MODEL = "hashing-1"
 
 
 def adopt(server: ServerProcess, *words: str) -> Result:
-    """In this process, which has pymilvus imported already."""
+    """Runs the command in this process, which has already imported pymilvus."""
     return CliRunner().invoke(root, ["adopt", *words], env={"MEMSTREAM_TARGET": server.address})
 
 
 @contextmanager
 def milvus(path: Path) -> Iterator[Any]:
-    """A client of a Lite directory that lets go of it again, as the end of a process does."""
+    """A client of a Lite directory that releases it afterwards, as the end of a process does."""
     from milvus_lite.server_manager import server_manager_instance
     from pymilvus import MilvusClient
 
@@ -128,7 +128,7 @@ def test_adopted_hybrid_memory_accepts_observations(server: ServerProcess, lite:
         assert "I keep bees on the roof" in contents
         assert any(content.startswith("Bob plants") for content in contents)
 
-        # The memory has gone on: the rows are known to be there, by the request of the first time.
+        # The memory has changed since; the request id of the first run shows that the rows are imported.
         count = len(tiers)
         again = adopt(server, *words)
         assert (again.exit_code, "already has the 3 rows of notes: nothing was changed" in again.stdout) == (0, True)

@@ -1,4 +1,4 @@
-"""The command line against a real server in a process of its own."""
+"""The command line against a real server in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(server: ServerProcess, memory: str) -> list[str]:
 
 
 def revision(server: ServerProcess, memory: str) -> int:
-    """0 while there is no such memory, 1 while it has nothing stored."""
+    """The memory's revision; 0 if there is no such memory."""
     stats = run("stats", memory, "--json", target=server.address)
     return int(json.loads(stats.stdout)["revision"]) if stats.returncode == 0 else 0
 
@@ -191,7 +191,9 @@ def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> Non
         )
         assert done.returncode == 0, done.stderr
         assert "standard input: 1 observations stored" in done.stdout
-    assert held(server, "demo/pipe") == ["the same words"]  # the second is a repeat, not taken for the first sent again
+    assert held(server, "demo/pipe") == [
+        "the same words"
+    ]  # the second counts as a repeated observation, not as a resend
     (line,) = run("list", "demo/pipe", "--json", target=server.address).stdout.splitlines()
     assert json.loads(line)["duplicate_count"] == 1
 
@@ -228,7 +230,7 @@ def test_missing_resource_exits_4_invalid_name_2(server: ServerProcess) -> None:
 
 
 def shell(line: str, server: ServerProcess) -> subprocess.CompletedProcess[str]:
-    """What a shell makes of a line."""
+    """Runs a line in a shell."""
     words = ["bash", "-c", line.replace("memstream", shlex.join(COMMAND))]
     return subprocess.run(
         words, env=environment(server.address), capture_output=True, text=True, timeout=120, check=False

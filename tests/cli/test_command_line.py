@@ -1,4 +1,4 @@
-"""Parsing, help and failures: what needs no server."""
+"""Parsing, help and failures, without a server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def invoke(*words: str) -> tuple[int, str, str]:
 
 
 def imported(*words: str) -> set[str]:
-    """Which of HEAVY a command imports."""
+    """The heavy modules that a command imports."""
     program = (
         "import sys\nfrom memstream_server.cli import main\n"
         f"sys.argv = ['memstream', *{list(words)!r}]\n"

@@ -1,4 +1,4 @@
-"""Which producer numbers an input, and where its lines are."""
+"""Producers of input files, and positions of their lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memstream healthcheck` finds its server by the server's settings, with every kind of TLS."""
+"""`memstream healthcheck` connects by the server's settings, with every kind of TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def checked(*flags: str, **settings: str) -> tuple[int, str]:
-    """Exit code and standard error of a check with such settings of the server."""
+    """Exit code and standard error of a check with these settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
     done = subprocess.run(
         [sys.executable, "-m", "memstream_server", "healthcheck", *flags],
@@ -89,7 +89,7 @@ def test_healthcheck_trusts_the_certificate_of_any_name(start: Start, tmp_path: 
 
 
 def test_healthcheck_presents_a_client_certificate(start: Start, tmp_path: Path) -> None:
-    """The server's own, or another one where the clients' CA did not sign that."""
+    """The server's certificate, or another one if the clients' CA did not sign it."""
     authority, clients = Authority(tmp_path / "tls"), Authority(tmp_path / "clients", "clients")
     policy = tmp_path / "policy.toml"
     policy.write_text("")

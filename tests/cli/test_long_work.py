@@ -1,4 +1,4 @@
-"""Long work on the command line, against a real server."""
+"""Operations on the command line, against a real server."""
 
 from __future__ import annotations
 

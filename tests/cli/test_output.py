@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands: JSON, tables and escaping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of input means."""
+"""Parsing of input lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a collection as lines of an export: what each field becomes, and which rows cannot be taken."""
+"""Conversion of a collection's rows to lines of an export: fields, defaults and rejected rows."""
 
 from __future__ import annotations
 

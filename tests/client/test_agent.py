@@ -64,7 +64,7 @@ async def test_default_memory_keeps_five_turns(client: memstream.Client, path: s
 
 
 async def test_templates_of_the_example_render(client: memstream.Client, path: str) -> None:
-    """With the line breaks of DB-GPT's templates, whose `\\` joins lines."""
+    """Formats a text like DB-GPT's templates, in which `\\` joins lines."""
 
     class Joy(AgentMemory):
         write_memory_template = (

@@ -1,4 +1,4 @@
-"""Arguments that do not fit: each error names the argument, says what came and what is allowed, once."""
+"""Invalid arguments: each error names the argument, the value received and the values allowed, once."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_invalid_arguments_reach_no_server(
     argument: str,
 ) -> None:
     async def called() -> None:
-        result = getattr(memory, method)(*map(copy.copy, given), **named)  # an iterator is used up
+        result = getattr(memory, method)(*map(copy.copy, given), **named)  # an iterator can be read only once
         if inspect.isawaitable(result):
             await result
 
@@ -255,7 +255,7 @@ def test_help_names_the_options() -> None:
     assert "speaker" in inspect.signature(memstream.ObserveStream.send).parameters
 
 
-# ---- what an error says
+# ---- messages of errors
 
 
 def test_server_error_repeats_no_violation() -> None:

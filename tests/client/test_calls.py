@@ -1,4 +1,4 @@
-"""Unary calls, listings, errors and the blocking facade."""
+"""Unary calls, listings, errors and the blocking SDK."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_call_fails_at_once_without_retries(
 
 @pytest.fixture
 def blocking_server() -> Iterator[ScriptedServer]:
-    # On the facade's own loop: grpc.aio wants one a process.
+    # On the blocking SDK's loop: grpc.aio supports one per process.
     scripted = ScriptedServer()  # type: ignore[abstract]  # the rpcs it lacks answer UNIMPLEMENTED
     LOOP.run(scripted.start())
     yield scripted
@@ -255,7 +255,7 @@ def test_call_after_the_loop_ended_raises() -> None:
             __del__ = close
 
         held = Held()
-        atexit.register(lambda: held.close())  # before the import: it is run after the loop's own
+        atexit.register(lambda: held.close())  # before the import, so it runs after the SDK's own handler
         import memstream.sync
         held.client = memstream.sync.connect("127.0.0.1:1")
         print(held.client.memory("ns/m").path)

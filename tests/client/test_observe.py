@@ -121,7 +121,7 @@ async def test_window_limits_bytes(memory: memstream.Memory, server: ScriptedSer
         server.acking.set()
         await blocked
         with pytest.raises(memstream.InvalidRequest):
-            await stream.send("z" * 5000)  # no window would ever admit it
+            await stream.send("z" * 5000)  # larger than any window
     assert [len(each) for each in server.contents()] == [600, 600]
 
 
@@ -161,7 +161,7 @@ async def test_observation_over_a_smaller_window_is_rejected(memory: memstream.M
 
 async def test_single_item_is_sent_at_once_many_in_batches(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
-        await (await stream.send("alone"))  # no flush asked for
+        await (await stream.send("alone"))  # without a flush
         for n in range(500):
             await stream.send(f"line {n}")
     assert server.batch_sizes[0] == 1
@@ -206,14 +206,14 @@ async def test_flush_survives_a_break(memory: memstream.Memory, server: Scripted
 
 async def test_stored_level_arrives_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
-    server.indexing.clear()  # or the server would acknowledge that
+    server.indexing.clear()  # else the server would acknowledge it as indexed
     async with memory.observe("p") as stream:
         sent = await stream.send("one")
         await until(lambda: stream.received == 1)
         await server.stop()
         server.storing.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # nothing is sent or asked for over the new connection
+        await asyncio.wait_for(sent, 10)  # the new connection sends nothing
         assert (stream.stored, stream.revision) == (1, 1)
 
 
@@ -228,7 +228,7 @@ async def test_indexed_level_arrives_after_a_break(memory: memstream.Memory, ser
         await server.start(server.target)
         await asyncio.wait_for(flush, 10)
     async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
-        await asyncio.wait_for(stream.flush(), 10)  # of what an earlier process has sent
+        await asyncio.wait_for(stream.flush(), 10)  # of an earlier process
 
 
 async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memory, server: ScriptedServer) -> None:
@@ -240,7 +240,7 @@ async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memo
         await server.stop()
         server.acking.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # the index may be out of reach for long
+        await asyncio.wait_for(sent, 10)  # must not wait for the index, which may be unavailable
         assert (stream.received, stream.stored) == (1, 1)
 
 
@@ -250,7 +250,7 @@ async def test_flush_waiting_for_index_ends_with_stream(memory: memstream.Memory
         await stream.send("one")
         flush = asyncio.create_task(stream.flush())
         await until(lambda: stream.stored == 1)
-        await stream.close()  # waits for what is stored, and nothing is said after it
+        await stream.close()  # waits for the last acknowledgement
         with pytest.raises(memstream.StreamClosed):
             await asyncio.wait_for(flush, 10)
 
@@ -285,7 +285,7 @@ async def test_rejection_is_the_same_after_a_break(memory: memstream.Memory, ser
 async def test_missed_results_arrive_after_reconnect(
     memory: memstream.Memory, server: ScriptedServer, page: int
 ) -> None:
-    """Stored and refused while nothing was acknowledged: the new connection brings what became of them."""
+    """Observations are stored and rejected without acknowledgement; the new connection reports the results."""
     server.resume_page = page
     async with memory.observe("p", outcomes=True) as stream:
         first = await stream.send("one")
@@ -373,7 +373,7 @@ async def test_lost_unstored_numbers_are_resent(memory: memstream.Memory, server
 
 
 async def test_revision_of_restored_server_is_used(memory: memstream.Memory, server: ScriptedServer) -> None:
-    """A recall with a revision of before the restore would wait for it in vain."""
+    """A recall with a revision from before the restore would wait forever."""
     server.storing.clear()
     async with memory.observe("p") as stream:
         sent = [await stream.send(f"line {n}") for n in range(3)]

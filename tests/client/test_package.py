@@ -1,4 +1,4 @@
-"""The package `memstream`: its names are there when they are asked for, and not before."""
+"""The package `memstream` imports its public names lazily."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import memstream
 
 
 def run(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a program in a new interpreter."""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
@@ -44,7 +44,7 @@ def test_every_public_name_is_an_attribute_and_listed() -> None:
 
 
 def test_public_modules_do_not_import_the_package() -> None:
-    """It would be imported in the middle of itself: these modules say `import memstream.errors as errors`."""
+    """A lazy lookup would be a circular import: these modules use `import memstream.errors as errors`."""
     folder = Path(memstream.__path__[0])
     files = [*folder.glob("*.py"), *folder.glob("sync/*.py")]
     asking = [

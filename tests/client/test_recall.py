@@ -1,4 +1,4 @@
-"""The Recall stream: many queries in flight, one cancelled, all asked again after a break."""
+"""The Recall stream: many queries in flight, one cancelled, all resent after a break."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.scripts import Plan, status, until
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["done in the last part", "done by itself"])
 def knows_done_in_recollections(request: pytest.FixtureRequest, server: ScriptedServer) -> None:
-    """Every test with a server of now, and with an older one."""
+    """Runs every test with a current and with an older server."""
     server.knows_done_in_recollections = request.param
 
 
@@ -44,7 +44,7 @@ async def test_many_queries_one_cancelled(memory: memstream.Memory, server: Scri
     async with memory.recall() as recall:
         slow = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(3)]
         await until(lambda: len(server.queries) == 3)
-        assert (await recall.query("quick"))[0].fragment.content == "quick"  # overtakes those that are waiting
+        assert (await recall.query("quick"))[0].fragment.content == "quick"  # overtakes the waiting queries
         slow[1].cancel()
         await until(lambda: server.cancelled == [server.queries[1].query_id])
         server.answering.set()
@@ -96,12 +96,12 @@ async def test_queries_over_the_next_servers_limit_wait(memory: memstream.Memory
         await until(lambda: len(server.queries) > 4)
         asked[2].cancel()
         await asyncio.sleep(0.05)
-        assert len(server.queries) == 6  # what is more would be refused
+        assert len(server.queries) == 6  # the server would reject more
         server.answering.set()
         answers = await asyncio.gather(*asked[:2], asked[3])
     assert [answer[0].fragment.content for answer in answers] == ["slow 0", "slow 1", "slow 3"]
     assert [query.text for query in server.queries[4:]] == ["slow 0", "slow 1", "slow 3"]
-    assert server.cancelled == []  # it was not asked for there
+    assert server.cancelled == []  # the query was never sent on that connection
 
 
 async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
@@ -205,7 +205,7 @@ async def test_watch_continues_after_breaks(
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(watch), 0.05)
         server.add_event(5, 1)
-        assert (await anext(watch)).cursor.revision == 5  # the wait that timed out has not ended the watch
+        assert (await anext(watch)).cursor.revision == 5  # the timeout did not end the watch
     assert server.watched[1].revision == 2
     with pytest.raises(memstream.StreamClosed):
         await anext(watch)
@@ -220,7 +220,7 @@ async def test_two_tasks_share_the_events_of_a_watch(
     async with contextlib.aclosing(memory.watch("beginning")) as watch:
         first = await asyncio.gather(anext(watch), anext(watch))
         rest = [await anext(watch) for _ in range(3)]
-    # Which of the two tasks gets the first event is open.
+    # Either task may get the first event.
     assert sorted(event.cursor.revision for event in first) == [1, 2]
     assert [event.cursor.revision for event in rest] == [3, 4, 5]
     assert len(server.watched) == 1

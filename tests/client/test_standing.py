@@ -1,4 +1,4 @@
-"""Standing queries of the SDK: what a server tells, and what is handed out of it, over refusals and breaks."""
+"""Standing queries of the SDK: the changes returned for a server's messages, across errors and breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.scripts import Plan, duration, status, until
 
 
 def change(*ranking: str, new: str = "", revision: int = 1) -> pb.RecallResponse:
-    """`new` names what is told of the ranking; the etag of each is the revision it is told at."""
+    """A server message; `new` are the fragments sent with it, with the revision as etag."""
     hits = [
         pb.Recollection(fragment=fragment_pb2.Fragment(id=id_, content=f"{id_} at {revision}", etag=str(revision)))
         for id_ in new

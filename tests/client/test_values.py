@@ -214,7 +214,7 @@ def test_backoff_gives_up_and_resets() -> None:
     now[0] = 2.0
     assert backoff.delay_s(gone) is None
     backoff.opened()
-    now[0] = 3.0  # open for longer than the longest delay: an outage after a day of silence is a new outage
+    now[0] = 3.0  # open for longer than the longest delay: a later break is a new outage
     assert backoff.delay_s(gone) == pytest.approx(0.1)
     now[0] = 12.0
     assert backoff.delay_s(gone) is not None
@@ -267,7 +267,7 @@ def test_over_the_buffer_only_numbers_are_kept() -> None:
     add(ledger, 2)
     ledger.next_batch()
     ledger.acknowledged(pb.Ack(received=3))
-    ledger.opened(opened(3, window_bytes=20))  # the last is still held ...
+    ledger.opened(opened(3, window_bytes=20))  # the last is still buffered ...
     batch = ledger.next_batch()
     assert batch is not None
     assert (batch.first_sequence, ledger.received) == (3, 2)
@@ -276,7 +276,7 @@ def test_over_the_buffer_only_numbers_are_kept() -> None:
 
 
 class ModelServer:
-    """The other side of a ledger: journals by number, refuses every third, answers repeats as it did the first time."""
+    """A model of the server: stores by number, rejects every third, answers repeats like the first time."""
 
     def __init__(self) -> None:
         self.items: list[str] = []
@@ -285,7 +285,7 @@ class ModelServer:
         self.wire: list[pb.ObservationBatch | None] = []  # None: the flush after repeats
 
     def read(self) -> bool:
-        """Takes the next message; whether it was the flush."""
+        """Handles the next message and returns whether it was the flush."""
         batch = self.wire.pop(0)
         if batch is None:
             return True

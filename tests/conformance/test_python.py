@@ -1,4 +1,4 @@
-"""The cases message by message, and the golden bytes, with Python; tests/toolchains/ has the rest."""
+"""Runs the message cases and the golden bytes with Python; tests/toolchains/ runs the rest."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_golden_bytes_decode_to_their_meaning(file: Path, capsys: pytest.Capture
 
 
 def test_newest_golden_bytes_cover_the_contract() -> None:
-    """After a change of the contract: `python -m tests.conformance.golden VERSION` of the release it will be in."""
+    """If this fails after a contract change, run `python -m tests.conformance.golden VERSION` for the next release."""
     newest = json.loads(max(RELEASES, key=lambda file: [int(part) for part in file.stem.split(".")]).read_text("utf-8"))
     assert newest["messages"] == list(golden.entries())
