@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Self, TypedDict
 
 from memstream.argument_types import Several
-from memstream.arguments import check_fields, check_made, check_methods
+from memstream.arguments import check_constructor, check_fields, check_methods
 from memstream.client import Client
 from memstream.conversations import Conversation
 from memstream.errors import MemoryExists
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
-from memstream.templates import render
+from memstream.templates import render_template
 from memstream.values import Answer, Fragment, MemoryKind, Observation, RecallOptions, Structured
 
 SHORT_TERM_CAPACITY = 5
@@ -60,14 +60,14 @@ class ActionOutput:
     observations: str = ""
 
 
-class MadeWith(TypedDict):
+class CreateOptions(TypedDict):
     """Arguments of `create_memory` for an agent's memory."""
 
     kind: MemoryKind
     policy: PolicyLike | None
 
 
-def made_with(kind: MemoryKind | None, policy: PolicyLike | None) -> MadeWith:
+def default_create_options(kind: MemoryKind | None, policy: PolicyLike | None) -> CreateOptions:
     """Kind and policy, with DB-GPT's defaults for those that are None."""
     kind = kind or MemoryKind.SHORT_TERM
     if policy is None and kind is MemoryKind.SHORT_TERM:
@@ -116,7 +116,7 @@ class AgentTemplates:
         if self.write_memory_template is None:
             return step
         values = asdict(step) | {"check_pass": check_pass, "check_fail_reason": check_fail_reason or ""}
-        return render("write_memory_template", self.write_memory_template, values).rstrip()
+        return render_template("write_memory_template", self.write_memory_template, values).rstrip()
 
     def memories_text(self, answer: Answer) -> str:
         """The `most_recent_memories` of a prompt: recalled long-term fragments, then all of short-term in order."""
@@ -135,11 +135,11 @@ class AgentTemplates:
     def prompt_text(self, question: str, most_recent_memories: str) -> str:
         """The rendered prompt. Raises InvalidRequest when the template cannot be used."""
         values = {"question": question, "most_recent_memories": most_recent_memories}
-        return render("user_prompt_template", self.user_prompt_template, values)
+        return render_template("user_prompt_template", self.user_prompt_template, values)
 
 
 @check_methods
-@check_made
+@check_constructor
 class AgentMemory(AgentTemplates):
     """A memory and its conversation.
 
@@ -176,7 +176,7 @@ class AgentMemory(AgentTemplates):
         or policy than the ones passed.
         """
         try:
-            memory = await client.create_memory(path, **made_with(kind, policy))
+            memory = await client.create_memory(path, **default_create_options(kind, policy))
         except MemoryExists:
             memory = await client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))

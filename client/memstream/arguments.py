@@ -1,6 +1,6 @@
 """Checks the arguments of every public call against its annotations, before the call does anything.
 
-`@check_methods` on a class checks its public methods, `@check_made` its constructor, `@check_fields` the fields of a
+`@check_methods` on a class checks its public methods, `@check_constructor` its constructor, `@check_fields` the fields of a
 dataclass, and `@check_arguments` one function. An invalid, unknown, missing or surplus argument raises InvalidArgument,
 which names the argument, the value received and the values allowed.
 """
@@ -17,7 +17,7 @@ from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.value_kinds import Kind
 
-CHECKED = "__checks_its_fields__"
+CHECKS_FIELDS = "__checks_its_fields__"
 """Attribute of dataclasses that check their fields on construction."""
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,7 +75,7 @@ def unknown_argument(path: str, name: object, of: str, known: Collection[str]) -
 
 def check_arguments(function: F) -> F:
     """Wraps a function so that its arguments are checked."""
-    return cast("F", _checking(function, function.__name__, bound=False, hints=lambda: _hints(function)))
+    return cast("F", _wrap_checked(function, function.__name__, bound=False, hints=lambda: _read_hints(function)))
 
 
 def check_methods(kind: C) -> C:
@@ -84,15 +84,15 @@ def check_methods(kind: C) -> C:
         if name.startswith("_") or isinstance(member, property):
             continue
         if isinstance(member, classmethod):
-            setattr(kind, name, classmethod(_method(member.__func__)))
+            setattr(kind, name, classmethod(_wrap_method(member.__func__)))
         elif inspect.isfunction(member):
-            setattr(kind, name, _method(member))
+            setattr(kind, name, _wrap_method(member))
     return kind
 
 
-def check_made(kind: C) -> C:
+def check_constructor(kind: C) -> C:
     """Wraps the constructor of a class so that its arguments are checked."""
-    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=lambda: _hints(kind.__init__))
+    kind.__init__ = _wrap_checked(kind.__init__, kind.__name__, bound=True, hints=lambda: _read_hints(kind.__init__))
     return kind
 
 
@@ -102,8 +102,8 @@ def check_fields(kind: C) -> C:
     def hints() -> dict[str, Any]:
         return get_type_hints(kind, include_extras=True)
 
-    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=hints)
-    setattr(kind, CHECKED, True)
+    kind.__init__ = _wrap_checked(kind.__init__, kind.__name__, bound=True, hints=hints)
+    setattr(kind, CHECKS_FIELDS, True)
     return kind
 
 
@@ -115,15 +115,15 @@ def checked_items(path: str, items: Iterable[T], hint: object) -> Iterator[T]:
         yield item
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _checking(function, function.__name__, bound=True, hints=lambda: _hints(function))
+def _wrap_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _wrap_checked(function, function.__name__, bound=True, hints=lambda: _read_hints(function))
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(inspect.unwrap(function), include_extras=True)
 
 
-def _checking(
+def _wrap_checked(
     function: Callable[..., Any], name: str, *, bound: bool, hints: Callable[[], dict[str, Any]]
 ) -> Callable[..., Any]:
     made: list[_Signature] = []  # built on the first call: resolving annotations is slow
@@ -168,12 +168,12 @@ def _show_options(wrapper: Callable[..., Any], function: Callable[..., Any]) -> 
         given = str(parameters[-1].annotation).removeprefix("Unpack[").removesuffix("]")
         options = inspect.unwrap(function).__globals__[given].__annotations__
         named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_text(hint))
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_format_hint(hint))
             for name, hint in options.items()
         ]
         wrapper.__signature__ = signature.replace(parameters=[*parameters[:-1], *named])  # type: ignore[attr-defined]
     return wrapper
 
 
-def _text(hint: object) -> object:
+def _format_hint(hint: object) -> object:
     return getattr(hint, "__forward_arg__", hint)

@@ -14,7 +14,7 @@ import grpc.aio
 from memstream.argument_types import Seconds
 from memstream.arguments import check_fields
 from memstream.errors import MemstreamError, Unauthenticated
-from memstream.status import is_cut, task_is_cancelled, translate
+from memstream.status import is_cut, task_is_cancelled, translate_error
 
 
 @check_fields
@@ -46,12 +46,12 @@ class Backoff:
         self._broken_since: float | None = None
         self._open_since: float | None = None
 
-    def opened(self) -> None:
+    def mark_opened(self) -> None:
         """The stream is open; this counts as progress once it has been open for the longest delay."""
         self._allowance_s = self._retry.later_s
         self._open_since = self._clock()
 
-    def progressed(self) -> None:
+    def mark_progress(self) -> None:
         """The stream made progress: earlier breaks no longer count."""
         self._attempts = 0
         self._broken_since = None
@@ -71,7 +71,7 @@ class Backoff:
         """Seconds to wait between a break and the next attempt."""
         now = self._clock()
         if self._open_since is not None and now - self._open_since > self._retry.delay_max_s:
-            self.progressed()
+            self.mark_progress()
         self._open_since = None
         if self._broken_since is None:
             self._broken_since = now
@@ -80,7 +80,7 @@ class Backoff:
         return max(error.retry_after or 0.0, ceiling * self._draw())
 
 
-async def persist(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
+async def repeat_until_done(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
     """Runs `attempt`, one connection of a stream, and repeats it after each break until it returns.
 
     Raises the MemstreamError of the last break when it is final or the backoff gives up.
@@ -91,11 +91,11 @@ async def persist(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> N
         except asyncio.CancelledError as raised:
             if task_is_cancelled():
                 raise
-            error = translate(raised)
+            error = translate_error(raised)
         except (MemstreamError, grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as raised:
-            error = translate(raised)
+            error = translate_error(raised)
         except Exception as defect:
-            raise translate(defect) from defect  # a defect, not a break: a retry would hide it
+            raise translate_error(defect) from defect  # a defect, not a break: a retry would hide it
         delay_s = backoff.delay_s(error)
         if delay_s is None:
             raise error

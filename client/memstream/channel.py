@@ -20,13 +20,13 @@ from memstream.arguments import check_fields, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
-from memstream.status import task_is_cancelled, translate
+from memstream.status import task_is_cancelled, translate_error
 from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from memstream.v1.server_service_pb2_grpc import ServerServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from memstream.wiretypes import encoding, invalid
+from memstream.wiretypes import encoding, invalid_field
 
 if TYPE_CHECKING:  # these exist only in the stubs' declarations
     from memstream.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
@@ -89,15 +89,21 @@ class Tls:
         """Reads PEM files. Raises InvalidArgument for an unreadable file, and for a key or certificate without the
         other."""
         if (certificate is None) != (key is None):
-            raise invalid("certificate" if certificate is None else "key", "a certificate and its key go together")
-        return cls(_read("roots", roots), _read("key", key), _read("certificate", certificate), server_name)
+            raise invalid_field(
+                "certificate" if certificate is None else "key", "a certificate and its key go together"
+            )
+        return cls(
+            _read_file("roots", roots), _read_file("key", key), _read_file("certificate", certificate), server_name
+        )
 
 
-def _read(argument: str, path: str | Path | None) -> bytes | None:
+def _read_file(argument: str, path: str | Path | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise invalid(argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}") from error
+        raise invalid_field(
+            argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,10 @@ def memory_path(path: str, field: str = "memory") -> MemoryPath:
     """Parses `"namespace/name"`; checked here because the routing header cannot carry other characters."""
     namespace, slash, name = path.partition("/")
     if not slash:
-        raise invalid(field, f'{quote_text(path)} has no "/": write "namespace/name"')
+        raise invalid_field(field, f'{quote_text(path)} has no "/": write "namespace/name"')
     for part, text in (("namespace", namespace), ("name", name)):
         if problem := name_problem(text):
-            raise invalid(field, f"the {part} of {quote_text(path)} {problem}")
+            raise invalid_field(field, f"the {part} of {quote_text(path)} {problem}")
     return MemoryPath(namespace, name)
 
 
@@ -156,27 +162,27 @@ class Link:
     @property
     def conversations(self) -> ConversationServiceAsyncStub:
         """The stub of ConversationService."""
-        return self._opened().conversations
+        return self._open_stubs().conversations
 
     @property
     def memories(self) -> MemoryServiceAsyncStub:
         """The stub of MemoryService."""
-        return self._opened().memories
+        return self._open_stubs().memories
 
     @property
     def operations(self) -> OperationServiceAsyncStub:
         """The stub of OperationService."""
-        return self._opened().operations
+        return self._open_stubs().operations
 
     @property
     def server(self) -> ServerServiceAsyncStub:
         """The stub of ServerService."""
-        return self._opened().server
+        return self._open_stubs().server
 
     @property
     def streams(self) -> StreamServiceAsyncStub:
         """The stub of StreamService."""
-        return self._opened().streams
+        return self._open_stubs().streams
 
     def check_open(self) -> None:
         """Raises StreamClosed if the client is closed, EventLoopMismatch as `check_loop` does."""
@@ -193,7 +199,7 @@ class Link:
                 "loop, or use memstream.sync from threads"
             )
 
-    def _opened(self) -> _Stubs:
+    def _open_stubs(self) -> _Stubs:
         self.check_open()
         running = _running_loop()
         if self._stubs is None or self._stubs.loop is not running:
@@ -220,9 +226,9 @@ class Link:
         """Calls and waits for the answer; `timeout_s` None means the client's default."""
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         with self.traced(type(request).__name__.removesuffix("Request")):
-            return await self._answer(method, request, memory, limit_s)
+            return await self._call_with_retries(method, request, memory, limit_s)
 
-    async def _answer(
+    async def _call_with_retries(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
     ) -> Response:
         """Retries while the server is unavailable. This is safe: every call reads, has a request_id, or is
@@ -232,7 +238,7 @@ class Link:
         backoff: Backoff | None = None
         while True:
             try:
-                with translated():
+                with translate_errors():
                     return await method(request, timeout=end_s - clock(), metadata=self.metadata(memory))
             except MemstreamError as error:
                 if error.code not in _REPEATED or isinstance(error, StreamClosed):
@@ -283,24 +289,24 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 def _checked_token(token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise invalid("token", "must be a string of visible ASCII characters without spaces")
+        raise invalid_field("token", "must be a string of visible ASCII characters without spaces")
     return token
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Translates what a call raises into a MemstreamError; does not swallow the cancellation of the task."""
     try:
         yield
     except (grpc.RpcError, grpc.aio.UsageError) as error:
-        raise translate(error) from error
+        raise translate_error(error) from error
     except asyncio.CancelledError:
         if task_is_cancelled():
             raise
         raise StreamClosed("the client was closed during the call") from None
 
 
-async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:
+async def iterate_pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:
     """Yields the items of all pages; `fetch(token)` returns a page and the next token (empty: last page)."""
     token = ""
     while True:
@@ -327,7 +333,7 @@ async def read_end(call: StreamStreamCall[Any, Any]) -> None:
     await asyncio.gather(last, return_exceptions=True)  # the status does not matter: all messages were read before
 
 
-def deadline(timeout_s: float) -> DeadlineExceeded:
+def deadline_error(timeout_s: float) -> DeadlineExceeded:
     """The error of a query that exceeded its timeout."""
     return DeadlineExceeded(f"no answer within {timeout_s} s")
 

@@ -10,7 +10,7 @@ from typing import Self
 from memstream.argument_types import Count, KeepaliveSeconds, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, memory_path, new_request_id, pages
+from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, iterate_pages, memory_path, new_request_id
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
@@ -19,7 +19,7 @@ from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
 from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
-from memstream.transfer import ExportPart, Source, exported, imported
+from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
@@ -154,7 +154,7 @@ class Client:
             answer = await self._link.call(self._link.memories.ListMemories, request)
             return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token
 
-        async for memory in pages(fetch):
+        async for memory in iterate_pages(fetch):
             yield memory
 
     async def list_namespaces(self, *, page_size: Count = 0) -> AsyncIterator[Namespace]:
@@ -165,7 +165,7 @@ class Client:
             answer = await self._link.call(self._link.memories.ListNamespaces, request)
             return [Namespace(wire.name, wire.memories) for wire in answer.namespaces], answer.next_page_token
 
-        async for namespace in pages(fetch):
+        async for namespace in iterate_pages(fetch):
             yield namespace
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
@@ -179,7 +179,7 @@ class Client:
 
         Each memory is a snapshot at one revision. The last line has the type "end"; without it the export is truncated.
         """
-        return exported(self._link, namespace, memory, include_vectors)
+        return export_parts(self._link, namespace, memory, include_vectors)
 
     async def import_(
         self,
@@ -196,7 +196,7 @@ class Client:
         has only one. A repeat with the same `request_id` returns the same operation, or resumes one that failed or was
         cancelled.
         """
-        return await imported(self._link, namespace, source, memory, request_id, validate_only)
+        return await import_source(self._link, namespace, source, memory, request_id, validate_only)
 
     # ---- operations
     async def start_reindex(self, *, embed: bool = False) -> Operation:
@@ -223,7 +223,7 @@ class Client:
             answer = await self._link.call(self._link.operations.ListOperations, request)
             return [operation_from_wire(wire) for wire in answer.operations], answer.next_page_token
 
-        async for operation in pages(fetch):
+        async for operation in iterate_pages(fetch):
             yield operation
 
     async def operation(self, id: str) -> Operation:
@@ -256,8 +256,8 @@ class Client:
                     raise
                 await asyncio.sleep(delay_s)
                 continue
-            backoff.opened()
-            backoff.progressed()
+            backoff.mark_opened()
+            backoff.mark_progress()
             if progress is not None:
                 progress(now)
             if now.end_time is not None:

@@ -11,7 +11,7 @@ from memstream.argument_types import Int32, show_value
 from memstream.arguments import check_fields
 from memstream.kinds import kind_of
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import invalid, members, optional_moment
+from memstream.wiretypes import invalid_field, members_by_number, optional_timestamp_from_wire
 
 
 class PlanState(StrEnum):
@@ -26,7 +26,7 @@ class PlanState(StrEnum):
     COMPLETE = "complete"
 
 
-_STATES = members(PlanState, pb.PlanState.DESCRIPTOR)
+_STATES = members_by_number(PlanState, pb.PlanState.DESCRIPTOR)
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
 
@@ -114,8 +114,8 @@ def message_from_wire(wire: pb.ConversationMessage) -> Message:
         action_report=wire.action_report,
         model_name=wire.model_name,
         resource_info=wire.resource_info,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
     )
 
 
@@ -133,8 +133,8 @@ def plan_from_wire(wire: pb.Plan) -> Plan:
         max_retry_times=wire.max_retry_times,
         state=_STATES.get(wire.state, PlanState.UNKNOWN),
         result=wire.result,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
     )
 
 
@@ -160,5 +160,5 @@ def state_to_wire(state: PlanState | None) -> pb.PlanState.ValueType:
     if state is None:
         return pb.PlanState.ValueType(0)
     if state not in _NUMBERS:
-        raise invalid("state", f"must be {kind_of(PlanState).name}, not {show_value(state)}")
+        raise invalid_field("state", f"must be {kind_of(PlanState).name}, not {show_value(state)}")
     return pb.PlanState.ValueType(_NUMBERS[state])

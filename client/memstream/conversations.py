@@ -13,8 +13,8 @@ import grpc.aio
 
 from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.backoff import Backoff, persist
-from memstream.channel import Link, MemoryPath, new_request_id, pages, read_message
+from memstream.backoff import Backoff, repeat_until_done
+from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id, read_message
 from memstream.conversation_values import (
     Message,
     MessageFields,
@@ -27,7 +27,7 @@ from memstream.conversation_values import (
 )
 from memstream.errors import MemstreamError, StreamClosed
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import duration
+from memstream.wiretypes import duration_to_wire
 
 _Call: TypeAlias = grpc.aio.UnaryStreamCall[pb.WatchMessagesRequest, pb.WatchMessagesResponse]
 _AHEAD_MAX = 1000
@@ -92,7 +92,7 @@ class Conversation:
             answer = await self._link.call(self._link.conversations.ListMessages, request)
             return [message_from_wire(wire) for wire in answer.messages], answer.next_page_token
 
-        async for message in pages(fetch):
+        async for message in iterate_pages(fetch):
             yield message
 
     async def last_message(self) -> Message:
@@ -148,7 +148,7 @@ class Conversation:
             answer = await self._link.call(self._link.conversations.ListPlans, request)
             return [plan_from_wire(wire) for wire in answer.plans], answer.next_page_token
 
-        async for plan in pages(fetch):
+        async for plan in iterate_pages(fetch):
             yield plan
 
     async def update_plan(
@@ -209,7 +209,7 @@ class ConversationWatch(AsyncIterator[Message]):
             namespace=conversation.namespace,
             conversation=conversation.name,
             after_number=after_number,
-            progress_interval=None if progress_interval is None else duration(progress_interval),
+            progress_interval=None if progress_interval is None else duration_to_wire(progress_interval),
         )
         self._ahead: deque[Message] = deque()
         self._changed = asyncio.Event()
@@ -219,7 +219,7 @@ class ConversationWatch(AsyncIterator[Message]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        self._start_watch()
         return self
 
     async def __aexit__(
@@ -228,7 +228,7 @@ class ConversationWatch(AsyncIterator[Message]):
         await self.aclose()
 
     async def __anext__(self) -> Message:
-        self._begin()
+        self._start_watch()
         self._link.check_loop()
         while not self._ahead:
             if self._error is not None:
@@ -245,40 +245,40 @@ class ConversationWatch(AsyncIterator[Message]):
     async def aclose(self) -> None:
         """Ends the watch; further iteration raises StreamClosed."""
         self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
+        self._end_watch(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _begin(self) -> None:
+    def _start_watch(self) -> None:
         if self._task is None and self._error is None:
             self._link.check_open()
-            self._task = asyncio.create_task(self._run(), name="memstream watch of messages")
+            self._task = asyncio.create_task(self._run_connections(), name="memstream watch of messages")
 
-    async def _run(self) -> None:
+    async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await persist(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
         except MemstreamError as error:
-            self._end(error)
+            self._end_watch(error)
         except asyncio.CancelledError:
-            self._end(StreamClosed("the event loop of the watch has ended"))
+            self._end_watch(StreamClosed("the event loop of the watch has ended"))
             raise
 
-    def _end(self, error: MemstreamError) -> None:
+    def _end_watch(self, error: MemstreamError) -> None:
         if self._error is None:
             self._error = error
         self._changed.set()
 
-    async def _connection(self, backoff: Backoff) -> None:
+    async def _run_connection(self, backoff: Backoff) -> None:
         """Runs one connection; returns when the conversation is completed."""
         call: _Call = self._link.conversations.WatchMessages(self._request, metadata=self._link.metadata())
         self.connections += 1
         try:
             while not self._ended:
                 answer = await read_message(call)
-                backoff.opened()
-                backoff.progressed()
+                backoff.mark_opened()
+                backoff.mark_progress()
                 self._ahead.extend(message_from_wire(wire) for wire in answer.messages)
                 if answer.messages:
                     self._request.after_number = answer.messages[-1].number

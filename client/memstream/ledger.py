@@ -78,13 +78,13 @@ class Ledger:
         self._bare: deque[Sent] = deque()
         self._queue_bytes = self._flight_bytes = self._kept_bytes = 0
 
-    def opened(self, opened: stream_service_pb2.ObserveOpened) -> None:
+    def apply_opened(self, opened: stream_service_pb2.ObserveOpened) -> None:
         """Handles an opened connection: the first sets the next number, later ones decide what to resend.
 
         Raises ServerBehind when the server expects acknowledged numbers that are no longer buffered, ProducerSuperseded
         when another process has used numbers of this producer.
         """
-        self._grant(opened)
+        self._set_window(opened)
         if not self._started:
             self._started = True
             self.received, self.stored = opened.received, opened.stored
@@ -96,21 +96,21 @@ class Ledger:
                 f"observation {opened.expected_sequence} is expected, but only {self.last} were made here: "
                 "another process uses this producer's name"
             )
-        self._requeue(self._flight)
+        self._requeue_items(self._flight)
         self._flight_bytes = 0
         self._repeats_upto = opened.received if opened.received > self.received else 0
         if opened.expected_sequence <= self.received:
             self._roll_back(opened.expected_sequence)
         # Only this message reports what was stored meanwhile. Not for repeats: they may have been rejected.
         self.revision = opened.revision  # lower than before if the server was restored
-        self._store(min(opened.stored, self.received))
+        self._mark_stored(min(opened.stored, self.received))
 
     @property
     def known_sequence(self) -> int | None:
         """The `known_sequence` of `open`; None requests nothing."""
         return self.stored if self._started else self._known
 
-    def resumed(
+    def apply_resumption(
         self,
         opened: stream_service_pb2.ObserveOpened,
         rejected: Sequence[stream_service_pb2.RejectedObservation],
@@ -118,8 +118,8 @@ class Ledger:
     ) -> None:
         """Records the rejections and outcomes requested by `known_sequence`; call it before `opened`."""
         if self._started:
-            self._refuse(rejected)
-            self._note(outcomes)
+            self._reject_items(rejected)
+            self._record_outcomes(outcomes)
             return
         refused = tuple(map(rejected_from_wire, rejected))  # of an earlier process
         became = tuple(map(outcome_from_wire, outcomes))
@@ -136,7 +136,7 @@ class Ledger:
         held = self._queue_bytes + self._flight_bytes
         return count < self._window_observations and held + size <= self._window_bytes
 
-    def add(self, observation: fragment_pb2.Observation, size: int) -> Sent:
+    def add_observation(self, observation: fragment_pb2.Observation, size: int) -> Sent:
         """Numbers an observation and queues it."""
         self.last += 1
         item = Item(Sent(self.last), observation, size)
@@ -151,7 +151,7 @@ class Ledger:
         size = 0
         while self._queue and len(taken) < self._batch_max:
             item = self._queue[0]
-            if not self._may_fly(item) or (taken and size + item.size > self._batch_bytes):
+            if not self._may_send(item) or (taken and size + item.size > self._batch_bytes):
                 break
             if taken and taken[0].sequence <= self._repeats_upto < item.sequence:
                 break
@@ -171,12 +171,12 @@ class Ledger:
         """Whether all repeats that may be sent are sent but not settled: time to flush."""
         if not self._queue or self._queue[0].sequence > self._repeats_upto:
             return self._repeats_upto > 0
-        return not self._may_fly(self._queue[0])  # the window has shrunk since they were first sent
+        return not self._may_send(self._queue[0])  # the window has shrunk since they were first sent
 
-    def repeats_settled(self) -> None:
+    def settle_repeats(self) -> None:
         """Records the answer to the flush after the last repeat."""
         if self._queue and self._queue[0].sequence <= self._repeats_upto:
-            self._receive(self._queue[0].sequence - 1)
+            self._mark_received(self._queue[0].sequence - 1)
         else:
             self._repeats_upto = 0
 
@@ -190,30 +190,30 @@ class Ledger:
         """Whether the server has received everything sent on this connection."""
         return not self._flight
 
-    def position(self, level: AckLevel) -> int:
+    def acknowledged_up_to(self, level: AckLevel) -> int:
         """The number up to which everything has reached `level`."""
         return {AckLevel.RECEIVED: self.received, AckLevel.STORED: self.stored, AckLevel.INDEXED: self.indexed}[level]
 
-    def acknowledged(self, ack: stream_service_pb2.Ack) -> bool:
+    def apply_ack(self, ack: stream_service_pb2.Ack) -> bool:
         """Applies an acknowledgement and returns whether there was progress; repeated and outdated ones change
         nothing."""
-        self._refuse(ack.rejected)
-        self._note(ack.outcomes)
+        self._reject_items(ack.rejected)
+        self._record_outcomes(ack.outcomes)
         self.revision = max(self.revision, ack.revision)
         settled = self.received if self._repeats_upto else ack.received
         stored = min(ack.stored, max(settled, self.received))
         progress = settled > self.received or stored > self.stored
-        self._receive(settled)
-        self._store(stored)
+        self._mark_received(settled)
+        self._mark_stored(stored)
         self.indexed = max(self.indexed, min(ack.indexed, self.stored))
         return progress
 
-    def fail(self, error: MemstreamError) -> None:
+    def fail_pending(self, error: MemstreamError) -> None:
         """Ends the stream: every pending observation fails with `error`."""
         for sent in self._sent.values():
-            sent.refuse(error)
+            sent.mark_failed(error)
 
-    def _grant(self, opened: stream_service_pb2.ObserveOpened) -> None:
+    def _set_window(self, opened: stream_service_pb2.ObserveOpened) -> None:
         limits = opened.limits
         self._message_bytes = limits.message_bytes_max or _MESSAGE_BYTES
         self._window_observations = max(opened.window_observations, 1)
@@ -224,13 +224,13 @@ class Ledger:
             # Half: the message adds overhead to every observation.
             self._batch_bytes = min(BATCH_BYTES_MAX, limits.message_bytes_max // 2)
 
-    def _may_fly(self, item: Item) -> bool:
+    def _may_send(self, item: Item) -> bool:
         if not self._flight:
             return True
         fits = self._flight_bytes + item.size <= self._window_bytes
         return fits and len(self._flight) < self._window_observations
 
-    def _requeue(self, items: deque[Item]) -> None:
+    def _requeue_items(self, items: deque[Item]) -> None:
         self._queue.extendleft(reversed(items))
         self._queue_bytes += sum(item.size for item in items)
         items.clear()
@@ -243,31 +243,31 @@ class Ledger:
             item = self._kept.pop()
             self._kept_bytes -= item.size
             lost.appendleft(item)
-        self._requeue(lost)
+        self._requeue_items(lost)
         self.received = expected - 1
 
-    def _refuse(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
+    def _reject_items(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
         for wire in refusals:
             sent = self._sent.get(wire.sequence)
             rejected = rejected_from_wire(wire)
-            if sent is not None and sent.refuse(rejected.error):
+            if sent is not None and sent.mark_failed(rejected.error):
                 self.rejected.append(rejected)
                 self.rejected_count += 1
 
-    def _note(self, outcomes: Iterable[stream_service_pb2.ObservationOutcome]) -> None:
+    def _record_outcomes(self, outcomes: Iterable[stream_service_pb2.ObservationOutcome]) -> None:
         for wire in outcomes:
             sent = self._sent.get(wire.sequence)
             if sent is not None:
-                sent.note(outcome_from_wire(wire))
+                sent.record_outcome(outcome_from_wire(wire))
 
-    def _receive(self, upto: int) -> None:
+    def _mark_received(self, upto: int) -> None:
         while self._flight and self._flight[0].sequence <= upto:
             item = self._flight.popleft()
             self._flight_bytes -= item.size
-            self._keep(item)
+            self._keep_item(item)
         self.received = max(self.received, upto)
 
-    def _keep(self, item: Item) -> None:
+    def _keep_item(self, item: Item) -> None:
         self._kept.append(item)
         self._kept_bytes += item.size
         while self._kept_bytes > self._window_bytes:
@@ -275,15 +275,15 @@ class Ledger:
             self._kept_bytes -= oldest.size
             self._bare.append(oldest.sent)
 
-    def _store(self, upto: int) -> None:
+    def _mark_stored(self, upto: int) -> None:
         while self._bare and self._bare[0].sequence <= upto:
-            self._settle(self._bare.popleft())
+            self._settle_item(self._bare.popleft())
         while self._kept and self._kept[0].sequence <= upto:
             item = self._kept.popleft()
             self._kept_bytes -= item.size
-            self._settle(item.sent)
+            self._settle_item(item.sent)
         self.stored = max(self.stored, upto)
 
-    def _settle(self, sent: Sent) -> None:
+    def _settle_item(self, sent: Sent) -> None:
         del self._sent[sent.sequence]
-        sent.store(self.revision)
+        sent.mark_stored(self.revision)

@@ -45,7 +45,7 @@ from memstream.values import (
     Tier,
 )
 from memstream.watch import Start, Watch
-from memstream.wiretypes import encoding, invalid, metadata_value, timestamp
+from memstream.wiretypes import encoding, invalid_field, metadata_value_to_wire, timestamp_to_wire
 
 
 @check_methods
@@ -232,7 +232,7 @@ class Memory:
     async def get_fragment(self, id: str = "", *, external_id: str = "") -> Fragment:
         """A fragment by its id or its external_id."""
         if bool(id) == bool(external_id):
-            raise invalid("id", "give either an id or an external_id")
+            raise invalid_field("id", "give either an id or an external_id")
         request = pb.GetFragmentRequest(namespace=self.namespace, memory=self.name)
         if id:
             request.id = id
@@ -298,9 +298,9 @@ class Memory:
         elif content is not None:
             wire.content = content
         for key, value in (metadata or {}).items():
-            wire.metadata[key].CopyFrom(metadata_value(f"metadata.{key}", value))
+            wire.metadata[key].CopyFrom(metadata_value_to_wire(f"metadata.{key}", value))
         if isinstance(expire_time, datetime):
-            wire.expire_time.CopyFrom(timestamp("expire_time", expire_time))
+            wire.expire_time.CopyFrom(timestamp_to_wire("expire_time", expire_time))
         given = {
             body: content,
             "importance": importance,

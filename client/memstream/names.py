@@ -56,7 +56,7 @@ def memory_name(user_id: str) -> str:
 def user_id_of(name: str) -> str:
     """The user id of a name that `memory_name` returned. Raises InvalidArgument for any other name."""
     try:
-        user_id = _decoded(name)
+        user_id = _decode_name(name)
         if memory_name(user_id) == name:
             return user_id
     except ValueError:
@@ -64,7 +64,7 @@ def user_id_of(name: str) -> str:
     raise InvalidArgument("name", f"is {quote_text(name)}, which memory_name did not make")
 
 
-def _decoded(name: str) -> str:
+def _decode_name(name: str) -> str:
     if name.startswith(_READABLE):
         return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), name[2:].encode()).decode()
     if name.startswith(_PACKED):

@@ -24,7 +24,7 @@ from memstream.sent import Sent
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import AckLevel, ObservationFields, Rejected, Resumption
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.ObserveRequest, pb.ObserveResponse]
 BATCH_MAX = 128
@@ -119,7 +119,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
                 # A later connection may grant a smaller window.
                 await self._until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
         self._check_takes(size)
-        sent = self._ledger.add(observation, size)
+        sent = self._ledger.add_observation(observation, size)
         self._work.set()
         return sent
 
@@ -127,10 +127,10 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         """Waits until everything sent so far has reached the stream's `ack_level`."""
         self._link.check_loop()
         target = self._ledger.last
-        if self._ledger.position(self.ack_level) < target:
+        if self._ledger.acknowledged_up_to(self.ack_level) < target:
             self._check_usable()
             # The server acknowledges unasked: a flush request would cost one more message each way.
-            await self._until(lambda: self._ledger.position(self.ack_level) >= target)
+            await self._until(lambda: self._ledger.acknowledged_up_to(self.ack_level) >= target)
 
     async def close(self) -> None:
         """Flushes, and tells the server that the producer has finished. Idempotent."""
@@ -144,10 +144,10 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def _check_takes(self, size: int) -> None:
         self._check_usable()
         if size > self._ledger.size_max:
-            raise invalid("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
+            raise invalid_field("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
 
     def _failed(self, error: MemstreamError) -> None:
-        self._ledger.fail(error)
+        self._ledger.fail_pending(error)
 
     def _notify(self) -> None:
         super()._notify()
@@ -176,7 +176,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         opened = (await _answer_to_open(call, "opened")).opened
         if known is not None:
             await self._resume(call, opened)
-        self._ledger.opened(opened)
+        self._ledger.apply_opened(opened)
         self._repeats_flush = 0
         self._close_sent = self._draining = False
 
@@ -191,12 +191,12 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             rejected.extend(ack.rejected)
             outcomes.extend(ack.outcomes)
             resumed = ack.resumed
-        self._ledger.resumed(opened, rejected, outcomes)
+        self._ledger.apply_resumption(opened, rejected, outcomes)
 
     async def _read(self, call: _Call, backoff: Backoff) -> None:
         while not self._finished:
             if self._take(await read_message(call), call):
-                backoff.progressed()
+                backoff.mark_progress()
         await read_end(call)
         self._closed = True
 
@@ -208,8 +208,8 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         if kind == "ack":
             progress = self._acknowledged(response.ack)
         elif kind == "closed":
-            self._ledger.repeats_settled()  # no further acknowledgement follows
-            self._ledger.acknowledged(_last_ack(response.closed))
+            self._ledger.settle_repeats()  # no further acknowledgement follows
+            self._ledger.apply_ack(_last_ack(response.closed))
             self._finished = progress = True
         elif kind == "throttle":
             delay = response.throttle.retry_delay
@@ -224,8 +224,8 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def _acknowledged(self, ack: pb.Ack) -> bool:
         if self._repeats_flush and ack.flushed >= self._repeats_flush:
             self._repeats_flush = 0
-            self._ledger.repeats_settled()
-        return self._ledger.acknowledged(ack)
+            self._ledger.settle_repeats()
+        return self._ledger.apply_ack(ack)
 
     def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
         # The server may still acknowledge what is in flight; the next connection sends the queue.

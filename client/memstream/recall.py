@@ -19,11 +19,11 @@ import grpc.aio
 
 from memstream.arguments import check_methods
 from memstream.backoff import Backoff
-from memstream.channel import Link, MemoryPath, deadline, read_message
+from memstream.channel import Link, MemoryPath, deadline_error, read_message
 from memstream.codec import answer_from_wire, query_to_wire
 from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
 from memstream.standing import StandingQuery
-from memstream.status import from_status, is_cut
+from memstream.status import error_from_status, is_cut
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import Answer, RecallOptions, Structured
@@ -113,12 +113,12 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._put(standing)
-                await standing.first()
+                await standing.wait_for_first()
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
             self._give_up(standing)
-            raise deadline(timeout_s) from None
+            raise deadline_error(timeout_s) from None
 
     async def _answer(self, question: _Question, timeout_s: float) -> Answer:
         try:
@@ -127,7 +127,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
-            raise deadline(timeout_s) from None
+            raise deadline_error(timeout_s) from None
         finally:
             self._give_up(question)
 
@@ -213,7 +213,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     async def _read(self, call: _Call, backoff: Backoff) -> None:
         while (response := await self._response(call)) is not None:
             if self._take(response, call):
-                backoff.progressed()
+                backoff.mark_progress()
 
     async def _response(self, call: _Call) -> pb.RecallResponse | None:
         """The next response; None when the server has ended a closed stream."""
@@ -264,7 +264,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._notify()
 
     def _refused(self, failed: pb.RecallFailed) -> None:
-        question, error = self._asked.get(failed.query_id), from_status(failed.status)
+        question, error = self._asked.get(failed.query_id), error_from_status(failed.status)
         if question is None:
             return
         if isinstance(question, StandingQuery) and question.answer is not None and is_cut(error):

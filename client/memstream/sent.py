@@ -66,24 +66,24 @@ class Sent:
             raise self._error
         return self._stored
 
-    def note(self, outcome: Outcome) -> None:
+    def record_outcome(self, outcome: Outcome) -> None:
         """Records the outcome; called by the stream before `store`."""
         self._outcome = outcome
 
-    def store(self, revision: int) -> None:
+    def mark_stored(self, revision: int) -> None:
         """Marks it as stored; called by the stream. Does not override a rejection."""
         if not self.done:
             self._stored = Stored(self.sequence, revision, self._outcome)
-            self._wake()
+            self._wake_waiter()
 
-    def refuse(self, error: MemstreamError) -> bool:
+    def mark_failed(self, error: MemstreamError) -> bool:
         """Marks it as failed; called by the stream. False if it was already stored or rejected."""
         if self.done:
             return False
         self._error = error
-        self._wake()
+        self._wake_waiter()
         return True
 
-    def _wake(self) -> None:
+    def _wake_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

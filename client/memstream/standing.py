@@ -60,7 +60,7 @@ class StandingQuery:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._begin()
+            await self._start_query()
         except BaseException:
             await self.aclose()
             raise
@@ -77,10 +77,10 @@ class StandingQuery:
     async def __anext__(self) -> AnswerChange:
         """The next change. Raises the error that ended the query (MemoryNotFound: the memory was deleted) or the
         stream."""
-        await self._begin()
+        await self._start_query()
         while True:
             self._changed.clear()
-            if self.answer is not None and (change := _difference(self._handed, self.answer)) is not None:
+            if self.answer is not None and (change := _answer_change(self._handed, self.answer)) is not None:
                 self._handed = self.answer
                 return change
             if self._error is not None:
@@ -93,12 +93,12 @@ class StandingQuery:
         self._handed = self.answer
         self._give_up(self)
 
-    async def _begin(self) -> None:
+    async def _start_query(self) -> None:
         if self._error is None and self.answer is None:
             await self._ask(self)
 
     # ---- called by the stream
-    async def first(self) -> None:
+    async def wait_for_first(self) -> None:
         """Waits for the first answer. Raises the error that ended the query."""
         while self.answer is None:
             if self._error is not None:
@@ -134,7 +134,7 @@ class StandingQuery:
         self._changed.set()
 
 
-def _difference(before: Answer | None, now: Answer) -> AnswerChange | None:
+def _answer_change(before: Answer | None, now: Answer) -> AnswerChange | None:
     """The change from one answer to the next; None if nothing that a reader would notice changed."""
     held = {hit.fragment.id: _version(hit) for hit in before or ()}
     holds = {hit.fragment.id: _version(hit) for hit in now}

@@ -82,7 +82,7 @@ _CUT = {
 }
 
 
-def from_status(status: Status) -> e.MemstreamError:
+def error_from_status(status: Status) -> e.MemstreamError:
     """The exception for a google.rpc.Status with its ErrorInfo, BadRequest and RetryInfo."""
     info = ErrorInfo()
     bad = BadRequest()
@@ -105,9 +105,9 @@ def from_status(status: Status) -> e.MemstreamError:
     )
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> e.MemstreamError:
+def error_from_rpc(error: grpc.aio.AioRpcError) -> e.MemstreamError:
     """The exception for a failed call."""
-    return from_status(_status_of(error))
+    return error_from_status(_status_of(error))
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> Status:
@@ -126,7 +126,7 @@ _REASON_LOST = "Internal error from Core"
 """grpc.aio's status of a call that ended during a write; it hides the server's status."""
 
 
-def translate(error: BaseException) -> e.MemstreamError:
+def translate_error(error: BaseException) -> e.MemstreamError:
     """The exception for an error that a call raised. grpc.aio reports a broken stream in three ways.
 
     AioRpcError from a read, asyncio.InvalidStateError from a write on an ended call, and CancelledError when the call
@@ -139,7 +139,7 @@ def translate(error: BaseException) -> e.MemstreamError:
             return e.Unavailable(
                 "the call ended while it was written to, and its reason was lost: repeat it", code=error.code()
             )
-        return from_rpc(error)
+        return error_from_rpc(error)
     if isinstance(error, asyncio.InvalidStateError | asyncio.CancelledError | grpc.aio.UsageError):
         return e.Unavailable("the call has ended", code=grpc.StatusCode.CANCELLED)
     return e.MemstreamError(f"unexpected {type(error).__name__}: {error}", code=grpc.StatusCode.UNKNOWN)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memstream.errors import InvalidRequest
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -26,44 +26,44 @@ LOOPS_MAX = 2
 """Loops in one template, nested or not: with RANGE_MAX, at most a million iterations over ranges."""
 
 
-def render(field: str, template: str, values: Mapping[str, object]) -> str:
+def render_template(field: str, template: str, values: Mapping[str, object]) -> str:
     """Renders a template. Raises InvalidRequest, which names `field`, when it is not allowed or fails."""
-    return _bounded(field, template, values) if template else ""
+    return _render_bounded(field, template, values) if template else ""
 
 
-def _bounded(field: str, template: str, values: Mapping[str, object]) -> str:
+def _render_bounded(field: str, template: str, values: Mapping[str, object]) -> str:
     try:
         import jinja2
     except ImportError as error:
         raise ImportError("templates need jinja2: pip install 'memstream[agent]'") from error
     if len(template) > TEMPLATE_CHARS_MAX:
-        raise invalid(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
+        raise invalid_field(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
     parts: list[str] = []
     left = OUTPUT_CHARS_MAX
     try:
-        for part in _compiled(template).generate(values):
+        for part in _compile_template(template).generate(values):
             left -= len(part)
             if left < 0:
-                raise _refused(field, f"makes more than {OUTPUT_CHARS_MAX} characters")
+                raise _template_error(field, f"makes more than {OUTPUT_CHARS_MAX} characters")
             parts.append(part)
     except jinja2.TemplateError as error:
-        raise _refused(field, f"is no template that can be used: {error.message}") from error
+        raise _template_error(field, f"is no template that can be used: {error.message}") from error
     except InvalidRequest:
         raise
     except Exception as error:  # a template can raise any exception: 1 / 0, a filter on the wrong type
-        raise _refused(field, f"failed with {type(error).__name__}: {error}") from error
+        raise _template_error(field, f"failed with {type(error).__name__}: {error}") from error
     return "".join(parts)
 
 
-def _refused(field: str, why: str) -> InvalidRequest:
-    return invalid(field, why)
+def _template_error(field: str, why: str) -> InvalidRequest:
+    return invalid_field(field, why)
 
 
 @lru_cache(maxsize=64)
-def _compiled(template: str) -> Any:
+def _compile_template(template: str) -> Any:
     from jinja2 import TemplateSyntaxError, nodes
 
-    environment = _sandbox()
+    environment = _create_sandbox()
     tree = environment.parse(template)
     loops = list(tree.find_all(nodes.For))
     if len(loops) > LOOPS_MAX:
@@ -75,10 +75,10 @@ def _compiled(template: str) -> Any:
         raise TemplateSyntaxError("blocks of text that is not written at once are not allowed", kept.lineno)
     if any(loop.recursive for loop in loops):
         raise TemplateSyntaxError("recursive loops are not allowed", loops[0].lineno)
-    return environment.from_string(_weighing(tree).set_environment(environment))
+    return environment.from_string(_add_size_checks(tree).set_environment(environment))
 
 
-def _weighing(tree: Any) -> Any:
+def _add_size_checks(tree: Any) -> Any:
     """Adds size checks to the tree, on every node whose output can be much larger than its input."""
     from jinja2 import nodes
     from jinja2.visitor import NodeTransformer
@@ -101,7 +101,7 @@ def _weighing(tree: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _sandbox() -> SandboxedEnvironment:
+def _create_sandbox() -> SandboxedEnvironment:
     from jinja2 import StrictUndefined
     from jinja2.exceptions import SecurityError
     from jinja2.filters import make_attrgetter
@@ -117,10 +117,12 @@ def _sandbox() -> SandboxedEnvironment:
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
             if operator != "+" and (operator == "**" or not numbers):
                 raise SecurityError(f"{operator} is not allowed here")
-            return _weighed(super().call_binop(context, operator, left, right))
+            return _check_size(super().call_binop(context, operator, left, right))
 
         def is_safe_callable(self, obj: Any) -> bool:
-            return obj is _range  # not even methods of strings: "".ljust(n) and "".replace have unbounded output
+            return (
+                obj is _bounded_range
+            )  # not even methods of strings: "".ljust(n) and "".replace have unbounded output
 
     def joined(values: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
         """jinja2's join, with a size limit."""
@@ -139,13 +141,13 @@ def _sandbox() -> SandboxedEnvironment:
         return sum(values if attribute is None else map(make_attrgetter(sandbox, attribute), values), start)
 
     sandbox = Sandbox(undefined=StrictUndefined, autoescape=False)
-    sandbox.globals = {"range": _range}
+    sandbox.globals = {"range": _bounded_range}
     sandbox.filters = {name: sandbox.filters[name] for name in _FILTERS}
-    sandbox.filters |= {"join": joined, "sum": added, "weighed": _weighed}
+    sandbox.filters |= {"join": joined, "sum": added, "weighed": _check_size}
     return sandbox
 
 
-def _weighed(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     """Returns the value. Raises SecurityError if it is larger than the whole output may be."""
     from jinja2.exceptions import SecurityError
 
@@ -166,7 +168,7 @@ def _weighed(value: Any) -> Any:
     return value
 
 
-def _range(*bounds: int) -> range:
+def _bounded_range(*bounds: int) -> range:
     from jinja2.exceptions import SecurityError
 
     numbers = range(*bounds)

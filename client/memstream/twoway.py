@@ -16,10 +16,10 @@ from typing import Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
-from memstream.backoff import Backoff, persist
+from memstream.backoff import Backoff, repeat_until_done
 from memstream.channel import Link, MemoryPath
 from memstream.errors import MemstreamError, StreamClosed
-from memstream.status import translate
+from memstream.status import translate_error
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -124,7 +124,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def _run(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await persist(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._connection(backoff), backoff)
         except MemstreamError as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -153,7 +153,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
                 await self._open(call)
                 self.connections += 1
                 self._notify()
-                backoff.opened()
+                backoff.mark_opened()
                 writer = asyncio.create_task(self._write(call))
                 await self._read(call, backoff)
             finally:
@@ -180,5 +180,5 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return  # the reader reports the status
         except Exception as defect:
-            self._fail(translate(defect))
+            self._fail(translate_error(defect))
             call.cancel()

@@ -257,7 +257,10 @@ class Either(Kind):
         }
         numbers = any(isinstance(kind, Number) for kind in kinds)
         named = [kind for kind in kinds if not (numbers and isinstance(kind, Whole))]
-        self.name, self.plural = _either([kind.name for kind in named]), _either([kind.plural for kind in named])
+        self.name, self.plural = (
+            _join_names([kind.name for kind in named]),
+            _join_names([kind.plural for kind in named]),
+        )
 
     def takes(self, value: object) -> bool:
         return any(kind.takes(value) for kind in self._kinds)
@@ -294,5 +297,5 @@ class Function(Kind):
         return callable(value)
 
 
-def _either(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

@@ -17,7 +17,7 @@ from memstream_server.cli import server as server_module
 from memstream_server.cli.data import backup_command
 from memstream_server.cli.failures import EXIT_CODES, Exit, Failure, Missing, Misuse
 from memstream_server.cli.group import COMMANDS, root
-from memstream_server.cli.options import moment, readings
+from memstream_server.cli.options import metadata_readings, parse_time
 from memstream_server.cli.serve import serve_command
 from memstream_server.settings import Settings
 from tests.cli.commands import environment
@@ -195,7 +195,7 @@ def test_malformed_file_is_rejected_before_connecting(tmp_path: Path) -> None:
     ],
 )
 def test_server_error_gives_advice_in_one_line(error: errors.MemstreamError, kind: type[Failure], said: str) -> None:
-    failure = server_module.failure(error, "h:1")
+    failure = server_module.to_failure(error, "h:1")
     assert type(failure) is kind
     assert said in failure.message
     assert "\n" not in failure.message
@@ -210,21 +210,21 @@ def test_exit_codes_are_documented() -> None:
 
 
 def test_times() -> None:
-    assert moment("2026-05-08") == datetime(2026, 5, 8, tzinfo=UTC)
-    assert moment("2026-05-08T12:00+02:00") == datetime(2026, 5, 8, 10, tzinfo=UTC)
+    assert parse_time("2026-05-08") == datetime(2026, 5, 8, tzinfo=UTC)
+    assert parse_time("2026-05-08T12:00+02:00") == datetime(2026, 5, 8, 10, tzinfo=UTC)
     before = datetime.now(UTC)
-    assert before <= moment("7d") + timedelta(days=7) <= datetime.now(UTC)
+    assert before <= parse_time("7d") + timedelta(days=7) <= datetime.now(UTC)
     with pytest.raises(ValueError, match="yesterday"):
-        moment("yesterday")
+        parse_time("yesterday")
     with pytest.raises(ValueError, match=r"."):
-        moment("9999999999999d")
+        parse_time("9999999999999d")
 
 
 def test_metadata_value_matches_text_and_parsed_value() -> None:
-    assert [(type(each), each) for each in readings("5")] == [(int, 5), (float, 5.0), (str, "5")]
-    assert [(type(each), each) for each in readings("0.5")] == [(float, 0.5), (str, "0.5")]
-    assert [(type(each), each) for each in readings("true")] == [(bool, True), (str, "true")]
-    assert readings('"5"') == ("5",)
-    assert readings("apollo") == ("apollo",)
-    assert readings("[1]") == ("[1]",)
-    assert readings("null") == ("null",)
+    assert [(type(each), each) for each in metadata_readings("5")] == [(int, 5), (float, 5.0), (str, "5")]
+    assert [(type(each), each) for each in metadata_readings("0.5")] == [(float, 0.5), (str, "0.5")]
+    assert [(type(each), each) for each in metadata_readings("true")] == [(bool, True), (str, "true")]
+    assert metadata_readings('"5"') == ("5",)
+    assert metadata_readings("apollo") == ("apollo",)
+    assert metadata_readings("[1]") == ("[1]",)
+    assert metadata_readings("null") == ("null",)

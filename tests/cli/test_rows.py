@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstream_server.cli.rows import Adoption, Columns, Unfit, fragment, identity, opening
+from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_id, fragment_line, header_lines
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.transfer.checking import Checker, Terms
@@ -41,7 +41,7 @@ ROW: dict[str, Any] = {
 
 
 def line(row: dict[str, Any], adoption: Adoption = PLAIN, position: int = 0) -> FragmentLine:
-    raw = fragment(row, position, adoption)
+    raw = fragment_line(row, position, adoption)
     assert raw is not None
     found = decoded(raw)
     assert isinstance(found, FragmentLine)
@@ -67,7 +67,7 @@ def test_missing_fields_of_a_row_have_defaults() -> None:
 
 @pytest.mark.parametrize("text", [None, "", " \n\t"])
 def test_row_without_text_is_none(text: str | None) -> None:
-    assert fragment({"pk": 1, "text": text}, 0, PLAIN) is None
+    assert fragment_line({"pk": 1, "text": text}, 0, PLAIN) is None
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_times(value: object, seconds: float) -> None:
 def test_id_depends_on_row_collection_and_memory() -> None:
     assert line(ROW).id == line(ROW | {"text": "something else"}, position=9).id
     others = [
-        identity(PLAIN, 8),
-        identity(PLAIN, "7"),
-        identity(replace(PLAIN, collection="letters"), 7),
-        identity(replace(PLAIN, memory="sue"), 7),
+        fragment_id(PLAIN, 8),
+        fragment_id(PLAIN, "7"),
+        fragment_id(replace(PLAIN, collection="letters"), 7),
+        fragment_id(replace(PLAIN, memory="sue"), 7),
     ]
-    assert len({identity(PLAIN, 7), *others}) == 5
+    assert len({fragment_id(PLAIN, 7), *others}) == 5
 
 
 def test_vectors_are_adopted_at_unit_length() -> None:
@@ -124,15 +124,15 @@ def test_vectors_are_adopted_at_unit_length() -> None:
 def test_invalid_row_is_named_with_its_reason(change: dict[str, Any], said: str) -> None:
     columns = replace(COLUMNS, vector="vec")
     strict = replace(PLAIN, content_bytes_max=100, name_bytes_max=40, model="tiny", columns=columns)
-    with pytest.raises(Unfit) as raised:
-        fragment(ROW | change, 0, strict)
+    with pytest.raises(InvalidRow) as raised:
+        fragment_line(ROW | change, 0, strict)
     assert str(raised.value).startswith(f"the row of pk 7: {said}")
 
 
 def test_rows_become_a_deterministic_export() -> None:
     def whole() -> list[bytes]:
-        head = opening(PLAIN, "0.0", MemoryKind.HYBRID, DBGPT, 2)
-        body = [fragment(ROW | {"pk": key}, place, PLAIN) or b"" for place, key in enumerate((1, 2))]
+        head = header_lines(PLAIN, "0.0", MemoryKind.HYBRID, DBGPT, 2)
+        body = [fragment_line(ROW | {"pk": key}, place, PLAIN) or b"" for place, key in enumerate((1, 2))]
         digest = sha256(head + b"".join(body)).hexdigest()
         end = End(memories=1, fragments=2, conversations=0, messages=0, plans=0, sha256=digest)
         return (head + b"".join(body) + encoded(end)).splitlines()

@@ -273,16 +273,18 @@ def test_template_values_are_not_rendered() -> None:
 
 
 def test_templates_can_do_what_prompts_need() -> None:
-    made = templates.render(
+    made = templates.render_template(
         "t",
         "{% for word in words %}{{ loop.index }}. {{ word|upper }}{% if not loop.last %}, {% endif %}{% endfor %}",
         {"words": ["a", "b"]},
     )
     assert made == "1. A, 2. B"
-    assert templates.render("t", "{% set x, y = 1, {2: [3]} %}{{ x }}{{ y }}{{ [1, 2]|sum }}", {}) == "1{2: [3]}3"
-    assert templates.render("t", "{% for k, v in [('a', 1)] %}{{ k }}={{ v }}{% endfor %}", {}) == "a=1"
     assert (
-        templates.render("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
+        templates.render_template("t", "{% set x, y = 1, {2: [3]} %}{{ x }}{{ y }}{{ [1, 2]|sum }}", {}) == "1{2: [3]}3"
+    )
+    assert templates.render_template("t", "{% for k, v in [('a', 1)] %}{{ k }}={{ v }}{% endfor %}", {}) == "a=1"
+    assert (
+        templates.render_template("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
         == "0-1-2 6 ab a1"
     )
 
@@ -293,4 +295,4 @@ def test_missing_jinja_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delitem(__import__("sys").modules, "jinja2", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"memstream\[agent\]"):
-        templates.render("t", "x", {})
+        templates.render_template("t", "x", {})

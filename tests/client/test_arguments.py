@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import memstream
 import memstream.agent
 import memstream.sync
-from memstream.status import from_status
-from memstream.templates import render
+from memstream.status import error_from_status
+from memstream.templates import render_template
 from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import status
 
@@ -265,15 +265,18 @@ def test_server_error_repeats_no_violation() -> None:
     bad.field_violations.add(field="query.text", description="is empty")
     bad.field_violations.add(field="query.limit", description="must be between 1 and 1,000, is 0")
     refused.details.add().Pack(bad)
-    assert str(from_status(refused)) == f"INVALID_FIELD: {refused.message}"
+    assert str(error_from_status(refused)) == f"INVALID_FIELD: {refused.message}"
     bad.field_violations.add(field="query.now", description="is in the future; clocks differ")
     refused.details.add().Pack(bad)
-    assert str(from_status(refused)) == f"INVALID_FIELD: {refused.message} (query.now: is in the future; clocks differ)"
+    assert (
+        str(error_from_status(refused))
+        == f"INVALID_FIELD: {refused.message} (query.now: is in the future; clocks differ)"
+    )
 
 
 def test_rejected_template_is_named_once() -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
-        render("user_prompt_template", "{{ 1 / 0 }}", {})
+        render_template("user_prompt_template", "{{ 1 / 0 }}", {})
     assert str(caught.value) == "user_prompt_template: failed with ZeroDivisionError: division by zero"
 
 

@@ -16,7 +16,7 @@ HEAD = """# Conformance
 
 This page shows the results of clients in several languages with one server. Each language runs the cases below against
 a real server; some cases cut its connections or kill it. The cases are JSON files in
-[tests/conformance](../tests/conformance), and every language has a runner for them. The golden bytes there contain every
+[tests/conformance](../tests/conformance), and every language has a runner for them. The golden bytes there cover every
 message of the contract: each language decodes them to their meaning and encodes them to the same bytes.
 
 `python -m tests.conformance.table` runs everything and writes this page; the tests of `make test-all` compare it.

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment
 from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, WriteOperation
 
-from memstream.arguments import check_made
+from memstream.arguments import check_constructor
 from memstream.channel import memory_path
 from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
 from memstream.errors import FragmentNotFound, MemoryExists
@@ -31,7 +31,7 @@ from memstream.policy import PolicyLike, Profile
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
 from memstream.values import Answer, Fragment, MemoryKind, Observation, Weights
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 T = TypeVar("T")
 BATCH_MAX = 256
@@ -46,7 +46,7 @@ class Scope(StrEnum):
     SESSION = "session"
 
 
-@check_made
+@check_constructor
 class RemoteMemory(Memory):
     """A memory `namespace/name` of a server, created on first use if it does not exist.
 
@@ -93,15 +93,15 @@ class RemoteMemory(Memory):
         A RETRIEVAL is not written: the server itself adds recalled fragments to short-term memory.
         """
         if op is WriteOperation.ADD:
-            await _there(self._observe([await self._observation(memory_fragment, now)]))
+            await _run_on_loop(self._observe([await self._observation(memory_fragment, now)]))
         return None
 
     async def write_batch(
         self, memory_fragments: Sequence[AgentMemoryFragment], now: datetime | None = None
     ) -> DiscardedMemoryFragments | None:
         """Observes the part of a history (oldest first) that is newer than the last fragment the memory knows."""
-        new = await _there(self._unknown(memory_fragments))
-        await _there(self._observe([await self._observation(fragment, now) for fragment in new]))
+        new = await _run_on_loop(self._unknown_fragments(memory_fragments))
+        await _run_on_loop(self._observe([await self._observation(fragment, now) for fragment in new]))
         return None
 
     async def read(
@@ -111,14 +111,14 @@ class RemoteMemory(Memory):
 
         alpha, beta and gamma weigh recency, relevance and importance; None means the policy's.
         """
-        answer = await _there(self._recall(observation, Weights(alpha, beta, gamma)))
+        answer = await _run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
         held = {fragment.id for fragment in answer.working_memory}
         recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
-        return self._returned([*recalled, *answer.working_memory])
+        return self._to_dbgpt([*recalled, *answer.working_memory])
 
     async def clear(self) -> list[AgentMemoryFragment]:
         """Permanently empties the memory (of the session, if session-scoped) and returns its content."""
-        return self._returned(await _there(self._clear()))
+        return self._to_dbgpt(await _run_on_loop(self._clear()))
 
     async def _observation(self, fragment: AgentMemoryFragment, now: datetime | None) -> Observation:
         importance = importance_of(fragment.importance)
@@ -127,7 +127,7 @@ class RemoteMemory(Memory):
             importance = score / IMPORTANCE_SCALE if score > 0 else None  # 0: DB-GPT could not read the reply
         return observation_of(fragment, now, importance, self.name or "")
 
-    def _returned(self, fragments: Sequence[Fragment]) -> list[AgentMemoryFragment]:
+    def _to_dbgpt(self, fragments: Sequence[Fragment]) -> list[AgentMemoryFragment]:
         make = self._real_memory_fragment_class or AgentMemoryFragment
         return [fragment_from(fragment, make) for fragment in fragments]
 
@@ -153,7 +153,9 @@ class RemoteMemory(Memory):
         if self.scope is Scope.MEMORY:
             return self.path
         if not self.session_id:
-            raise invalid("session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it")
+            raise invalid_field(
+                "session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it"
+            )
         kind_of(str).check("session_id", self.session_id)
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", self.session_id)[:_NAME_CHARS_MAX]
         return f"{self.path}.{readable}-{blake2b(self.session_id.encode(), digest_size=6).hexdigest()}"
@@ -163,7 +165,7 @@ class RemoteMemory(Memory):
         for start in range(0, len(observations), BATCH_MAX):
             await memory.observe_batch(observations[start : start + BATCH_MAX], session=self.session_id or "")
 
-    async def _unknown(self, fragments: Sequence[AgentMemoryFragment]) -> list[AgentMemoryFragment]:
+    async def _unknown_fragments(self, fragments: Sequence[AgentMemoryFragment]) -> list[AgentMemoryFragment]:
         memory = await self._memory()
         new: list[AgentMemoryFragment] = []
         for fragment in reversed(fragments):
@@ -215,5 +217,5 @@ class RemoteHybridMemory(RemoteMemory):
     kind = MemoryKind.HYBRID
 
 
-async def _there(work: Coroutine[Any, Any, T]) -> T:
+async def _run_on_loop(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.wrap_future(LOOP.submit(work))

@@ -28,7 +28,7 @@ _VALUE, _KEY, _TTL_S = "value", "key", "ttl_s"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredItem:
     """An item with its fragment."""
 
     id: str
@@ -50,7 +50,7 @@ class Kept:
             updated_at=self.updated_at,
         )
 
-    def found(self, score: float | None) -> SearchItem:
+    def search_item(self, score: float | None) -> SearchItem:
         """The item that `search` returns."""
         return SearchItem(
             namespace=self.namespace,
@@ -95,14 +95,14 @@ def _texts(value: Mapping[str, Any], path: str) -> list[str]:
     return [text for text in texts if text and not text.isspace()]
 
 
-def kept(namespace: Namespace, fragment: Fragment, now: datetime) -> Kept | None:
+def stored_item(namespace: Namespace, fragment: Fragment, now: datetime) -> StoredItem | None:
     """The item of a fragment; None if it is forgotten, expired, or not from a store."""
     expired = fragment.expire_time is not None and fragment.expire_time <= now
     if INDEXED not in fragment.metadata or fragment.forget_time is not None or expired:
         return None
     created = fragment.create_time or datetime.fromtimestamp(0, UTC)
     ttl_s = fragment.metadata.get(_TTL_S)
-    return Kept(
+    return StoredItem(
         id=fragment.id,
         namespace=namespace,
         key=str(fragment.metadata.get(_KEY, fragment.external_id)),

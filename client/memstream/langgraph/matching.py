@@ -56,21 +56,21 @@ def _check_operator(place: str, name: str, wanted: object) -> None:
         raise InvalidArgument(place, f"must be a number or a string to be compared with, not {show_value(wanted)}")
 
 
-def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
+def passes_filter(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
     """Whether a value matches every key of a checked filter."""
-    return all(_meets(value.get(key), wanted) for key, wanted in (filter or {}).items())
+    return all(_meets_filter(value.get(key), wanted) for key, wanted in (filter or {}).items())
 
 
-def _meets(value: object, wanted: object) -> bool:
+def _meets_filter(value: object, wanted: object) -> bool:
     if isinstance(wanted, Mapping):
         if any(str(key).startswith("$") for key in wanted):
             return all(_compares(value, name, other) for name, other in wanted.items())
-        return isinstance(value, Mapping) and all(_meets(value.get(key), each) for key, each in wanted.items())
+        return isinstance(value, Mapping) and all(_meets_filter(value.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list | tuple):
         return (
             isinstance(value, list | tuple)
             and len(value) == len(wanted)
-            and all(_meets(*pair) for pair in zip(value, wanted, strict=True))
+            and all(_meets_filter(*pair) for pair in zip(value, wanted, strict=True))
         )
     return _equal(value, wanted)
 
@@ -93,12 +93,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def meets(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
+def meets_conditions(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
     """Whether a namespace matches all conditions. Raises InvalidArgument for an unknown match_type."""
-    return all(_meets_one(namespace, each) for each in conditions or ())
+    return all(_meets_condition(namespace, each) for each in conditions or ())
 
 
-def _meets_one(namespace: Namespace, condition: Condition) -> bool:
+def _meets_condition(namespace: Namespace, condition: Condition) -> bool:
     path, count = condition.path, len(condition.path)
     if condition.match_type not in ("prefix", "suffix"):
         raise InvalidArgument("match_type", f"must be 'prefix' or 'suffix', not {show_value(condition.match_type)}")

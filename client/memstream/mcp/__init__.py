@@ -83,13 +83,13 @@ def mcp_server(
         tools.list: ToolAnnotations(title="List memories", read_only_hint=True, open_world_hint=False),
     }
     for tool, hint in hints.items():
-        shown = _told(tool, tools, any_memory)
+        shown = _wrap_tool(tool, tools, any_memory)
         server.arguments[tool.__name__] = tuple(inspect.signature(shown).parameters)
         server.add_tool(shown, name=tool.__name__, annotations=hint)
     return server
 
 
-def _told(tool: Callable[..., Awaitable[R]], tools: Tools, any_memory: bool) -> Callable[..., Awaitable[R]]:
+def _wrap_tool(tool: Callable[..., Awaitable[R]], tools: Tools, any_memory: bool) -> Callable[..., Awaitable[R]]:
     """Wraps a tool: errors become text, and the parameter `memory` is removed unless any memory is allowed."""
     whole = inspect.signature(tool, eval_str=True)
 

@@ -50,23 +50,23 @@ class PlainServer(MCPServer[Any]):
         except ToolError as error:
             cause = error.__cause__
             if isinstance(cause, ValidationError):
-                raise ToolError(sentence(cause.errors(include_url=False))) from cause
+                raise ToolError(explain_errors(cause.errors(include_url=False))) from cause
             raise ToolError(str(cause or error)) from cause
 
 
-def sentence(errors: Iterable[Mapping[str, Any]]) -> str:
+def explain_errors(errors: Iterable[Mapping[str, Any]]) -> str:
     """The invalid arguments and why, each once, whatever alternatives pydantic tried."""
     found: dict[str, list[str]] = {}
     came: dict[str, str] = {}
     for error in errors:
         place = ".".join(map(str, error["loc"][:2]))  # deeper levels name pydantic's alternatives
-        found.setdefault(place, []).append(_what(error))
+        found.setdefault(place, []).append(_explain_error(error))
         if error["type"] not in _SAY_WHAT_CAME:
             came[place] = f", not {show_value(error['input'])}"
-    return "; ".join(f"{place} {_joined(whats)}{came.get(place, '')}" for place, whats in found.items())
+    return "; ".join(f"{place} {_join_alternatives(whats)}{came.get(place, '')}" for place, whats in found.items())
 
 
-def _what(error: Mapping[str, Any]) -> str:
+def _explain_error(error: Mapping[str, Any]) -> str:
     what = _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ").replace(
         " after validation", ""
     )
@@ -74,6 +74,6 @@ def _what(error: Mapping[str, Any]) -> str:
     return f"must {rest}" if should and " " not in subject else what
 
 
-def _joined(whats: list[str]) -> str:
+def _join_alternatives(whats: list[str]) -> str:
     alternatives = list(dict.fromkeys(what.removeprefix("must be ") for what in whats))
     return f"must be {' or '.join(alternatives)}" if all(what.startswith("must be ") for what in whats) else whats[0]

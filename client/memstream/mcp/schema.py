@@ -135,11 +135,11 @@ class Forgotten(BaseModel):
     forgotten: int = Field(description="Number of fragments forgotten; unknown ids are not counted.")
 
 
-def remembered(fragment: Fragment) -> dict[str, Any]:
+def remembered_fields(fragment: Fragment) -> dict[str, Any]:
     """The fields of Remembered."""
     return {
         "id": fragment.id,
-        "content": fragment.content or _words(fragment.structured),
+        "content": fragment.content or _structured_text(fragment.structured),
         "speaker": fragment.speaker,
         "session": fragment.session,
         "time": fragment.observe_time,
@@ -151,7 +151,7 @@ def remembered(fragment: Fragment) -> dict[str, Any]:
     }
 
 
-def _words(step: Structured | None) -> str:
+def _structured_text(step: Structured | None) -> str:
     if step is None:
         return ""
     said = ((name, getattr(step, name)) for name in step.__dataclass_fields__)

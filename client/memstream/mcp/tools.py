@@ -34,7 +34,7 @@ from memstream.mcp.schema import (
     Until,
     With,
     Words,
-    remembered,
+    remembered_fields,
 )
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
 
@@ -66,7 +66,7 @@ class Tools:
         observation = Observation(
             content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
         )
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         done = await self._client.memory(path).observe_batch([observation], ack_level=AckLevel.STORED)
         for refused in done.rejected:
             raise refused.error
@@ -89,20 +89,20 @@ class Tools:
         memory: Memory = "",
     ) -> Recollections:
         """Ask what is remembered about something; returns the best answers first, and recent fragments."""
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         options = RecallOptions(limit=limit, filter=_filter(speaker, session, since, until, metadata))
         answer = await self._client.memory(path).recall_once(query, **options)
         found = [
-            Recalled(**remembered(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
+            Recalled(**remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
             for hit in answer
         ]
         ranked = {hit.fragment.id for hit in answer}
-        working = [Remembered(**remembered(one)) for one in answer.working_memory if one.id not in ranked]
+        working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
         return Recollections(memory=path, recollections=found, working_memory=working, incomplete=answer.degraded)
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         return Forgotten(forgotten=await self._client.memory(path).forget_fragments(ids))
 
     async def list(
@@ -117,7 +117,7 @@ class Tools:
         memory: Memory = "",
     ) -> Listing:
         """List everything that is remembered, page by page. To find something, use recall."""
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         page: list[Fragment] = []
         begun = not after
         async for fragment in self._client.memory(path).list_fragments(
@@ -131,10 +131,10 @@ class Tools:
                 page.append(fragment)
             if begun and len(page) > limit:
                 break
-        kept = [Remembered(**remembered(fragment)) for fragment in page[:limit]]
+        kept = [Remembered(**remembered_fields(fragment)) for fragment in page[:limit]]
         return Listing(memory=path, fragments=kept, more=len(page) > limit)
 
-    async def _there(self, named: str) -> str:
+    async def _resolve_memory(self, named: str) -> str:
         if named and named != self.path:
             return self._client.memory(named).path
         if not self._made:

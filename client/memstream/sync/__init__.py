@@ -170,7 +170,7 @@ class Client:
 
         async def each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
             # In a thread: the iterator may block, or call this SDK, and would stop the event loop.
-            while part := await asyncio.to_thread(_some, chunks):
+            while part := await asyncio.to_thread(_join_chunks, chunks):
                 yield part
 
         given = source if isinstance(source, Path | str) else each(iter(source))
@@ -203,7 +203,7 @@ class Client:
         return LOOP.run(self._inner.finished(operation, progress))
 
 
-def _some(chunks: Iterator[bytes]) -> bytes:
+def _join_chunks(chunks: Iterator[bytes]) -> bytes:
     """The next chunks, joined to about the size of a message; empty at the end."""
     part = bytearray()
     for chunk in chunks:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from memstream.agent import ActionOutput, AgentTemplates, made_with
+from memstream.agent import ActionOutput, AgentTemplates, default_create_options
 from memstream.argument_types import Several
-from memstream.arguments import check_made, check_methods
+from memstream.arguments import check_constructor, check_methods
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
 from memstream.sync import Client, Memory
@@ -15,7 +15,7 @@ from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
 
 @check_methods
-@check_made
+@check_constructor
 class AgentMemory(AgentTemplates):
     """See memstream.agent.AgentMemory."""
 
@@ -44,7 +44,7 @@ class AgentMemory(AgentTemplates):
     ) -> Self:
         """Opens the memory `namespace/name`, creating it if needed, and a conversation (default: of the same path)."""
         try:
-            memory = client.create_memory(path, **made_with(kind, policy))
+            memory = client.create_memory(path, **default_create_options(kind, policy))
         except MemoryExists:
             memory = client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))

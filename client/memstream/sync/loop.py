@@ -23,14 +23,14 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._ended = False
         # Registered early: handlers that the program registers later run first, and may still use the SDK.
-        atexit.register(self._stop)
+        atexit.register(self._stop_loop)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Starts `work` on the loop. Raises StreamClosed while the program exits, when it would never run."""
         if self._ended:
             work.close()
             raise StreamClosed("the program is ending, and with it the blocking SDK's event loop")
-        return asyncio.run_coroutine_threadsafe(work, self._running())
+        return asyncio.run_coroutine_threadsafe(work, self._running_loop())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on the loop and waits for it; interrupting the wait cancels it."""
@@ -49,12 +49,12 @@ class LoopThread:
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Yields the items of an asynchronous iterator that runs on the loop."""
         while True:
-            found = self.run(_next(items))
+            found = self.run(_next_items(items))
             if not found:
                 return
             yield found[0]
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class LoopThread:
                 self._thread.start()
             return self._loop
 
-    def _stop(self) -> None:
+    def _stop_loop(self) -> None:
         # Stop before the interpreter unloads modules, which makes a running loop print errors.
         self._ended = True
         if self._loop is not None and self._thread is not None:
@@ -70,7 +70,7 @@ class LoopThread:
             self._thread.join(timeout=5)
 
 
-async def _next(items: AsyncIterator[T]) -> list[T]:
+async def _next_items(items: AsyncIterator[T]) -> list[T]:
     try:
         return [await anext(items)]
     except StopAsyncIteration:

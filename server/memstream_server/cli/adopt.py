@@ -21,10 +21,10 @@ from memstream.memory import Memory
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import print_json, say
-from memstream_server.cli.rows import Adoption, Columns, Unfit, fragment, opening
+from memstream_server.cli.output import print_json, print_line
+from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_line, header_lines
 from memstream_server.cli.server import Server, server_options
-from memstream_server.cli.transfer import bar
+from memstream_server.cli.transfer import progress_bar
 from memstream_server.core.policy import PROFILES, Profile
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.transfer.lines import End, encoded
@@ -39,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class Tally:
+class CollectionCounts:
     """Counts and digest of one pass over the collection."""
 
     fragments: int = 0
@@ -49,7 +49,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class NewMemory:
     """Kind and profile of the memory to create."""
 
     kind: MemoryKind
@@ -57,7 +57,7 @@ class New:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptionResult:
     """The result of an adoption."""
 
     collection: str
@@ -137,7 +137,7 @@ def adopt_command(
     """
     if vector_field and not model:
         raise click.UsageError("--vector-field requires --model, which names the model of the vectors.")
-    new = New(MemoryKind(kind), Profile(profile))
+    new = NewMemory(MemoryKind(kind), Profile(profile))
     wanted = Columns(
         key="",
         text=text_field,
@@ -158,25 +158,27 @@ def adopt_command(
 
     try:
         with existing_collection(uri, milvus_token, collection) as source:
-            done = server.ask(lambda client: _adopt(client, source, adoption, new))
+            done = server.run_with_client(lambda client: _adopt_collection(client, source, adoption, new))
     except (FileNotFoundError, CollectionMissing) as error:
         raise Missing(str(error)) from error
     except IndexUnavailable as error:
         raise Failure(str(error)) from error
-    except Unfit as error:
+    except InvalidRow as error:
         raise Misuse(f"nothing was sent: {error}") from error
-    _report(done, as_json)
+    _print_result(done, as_json)
 
 
-async def _adopt(client: Client, source: ExistingCollection, adoption: Adoption, new: New) -> Adopted:
+async def _adopt_collection(
+    client: Client, source: ExistingCollection, adoption: Adoption, new: NewMemory
+) -> AdoptionResult:
     path = f"{adoption.namespace}/{adoption.memory}"
     named = client.memory(path)
     info = await client.server_info()
     fields = await asyncio.to_thread(source.fields)
-    columns = chosen(fields, source.dynamic, adoption.columns, bool(adoption.model))
+    columns = choose_columns(fields, source.dynamic, adoption.columns, bool(adoption.model))
     if adoption.model:
         _check_model(adoption.model, info.embedding.name, info.embedding.dimension, columns.vector, fields)
-    made_us = await _made_us(named)
+    made_us = await _creation_time_us(named)
     adoption = replace(
         adoption,
         columns=columns,
@@ -184,32 +186,32 @@ async def _adopt(client: Client, source: ExistingCollection, adoption: Adoption,
         content_bytes_max=info.limits.content_bytes_max,
         name_bytes_max=info.limits.name_bytes_max,
     )
-    found = Tally()
-    with bar("reading") as (progress, task):
+    found = CollectionCounts()
+    with progress_bar("reading") as (progress, task):
         progress.update(task, total=await asyncio.to_thread(source.rows_about))
-        async for _ in _pages(source, adoption, found):
+        async for _ in _iterate_lines(source, adoption, found):
             progress.update(task, completed=found.fragments + found.empty)
     if not found.fragments:
         raise Failure(f"no row of {adoption.collection} has text in {columns.text}: nothing to adopt")
-    head = opening(adoption, info.version, new.kind, PROFILES[new.profile], found.fragments)
-    with bar("sending") as (progress, task):
+    head = header_lines(adoption, info.version, new.kind, PROFILES[new.profile], found.fragments)
+    with progress_bar("sending") as (progress, task):
         progress.update(task, total=found.fragments)
         begun = await client.import_(
             adoption.namespace,
-            _export(source, adoption, head, found, lambda done: progress.update(task, completed=done)),
+            _build_export(source, adoption, head, found, lambda done: progress.update(task, completed=done)),
             memory=adoption.memory,
             request_id=f"adopt-{sha256(head + found.digest.encode()).hexdigest()[:32]}",
         )
-    with bar("adopting") as (progress, task):
+    with progress_bar("adopting") as (progress, task):
         ended = await client.finished(
             begun, lambda now: progress.update(task, completed=now.done, total=now.total or None)
         )
     if ended.state.value != "succeeded":
         raise Failure(f"the adoption was {ended.state.value} after {ended.done:,} fragments")
-    return Adopted(adoption.collection, path, found.fragments, found.empty, made_us is None, ended)
+    return AdoptionResult(adoption.collection, path, found.fragments, found.empty, made_us is None, ended)
 
 
-async def _made_us(memory: Memory) -> int | None:
+async def _creation_time_us(memory: Memory) -> int | None:
     """The creation time of an existing memory: with it, a repeat produces the lines of the first adoption."""
     try:
         made = (await memory.describe()).create_time
@@ -218,7 +220,7 @@ async def _made_us(memory: Memory) -> int | None:
     return None if made is None else (made - _EPOCH) // timedelta(microseconds=1)
 
 
-def chosen(fields: Sequence[Field], dynamic: bool, wanted: Columns, vectors: bool) -> Columns:
+def choose_columns(fields: Sequence[Field], dynamic: bool, wanted: Columns, vectors: bool) -> Columns:
     """The fields to read. Raises Misuse, which lists the existing fields."""
     there = {field.name: field for field in fields}
     listed = ", ".join(f"{field.name} ({field.type.lower() or 'dynamic'})" for field in fields)
@@ -233,7 +235,7 @@ def chosen(fields: Sequence[Field], dynamic: bool, wanted: Columns, vectors: boo
         vector = wanted.vector or of_vectors[0]
     key = next(field.name for field in fields if field.primary)
     columns = replace(wanted, key=key, text=text, vector=vector)
-    if not dynamic and (missing := [name for name in columns.named() if name not in there]):
+    if not dynamic and (missing := [name for name in columns.field_names() if name not in there]):
         raise Misuse(f"there is no field {', '.join(missing)}: there are {listed}")
     if text in there and there[text].type not in ("VARCHAR", "TEXT", ""):
         raise Misuse(f"{text} is not a text field: name one with --text-field, of {listed}")
@@ -256,14 +258,16 @@ def _check_model(model: str, served: str, dimension: int, vector: str, fields: S
         )
 
 
-async def _pages(source: ExistingCollection, adoption: Adoption, tally: Tally) -> AsyncGenerator[bytes, None]:
+async def _iterate_lines(
+    source: ExistingCollection, adoption: Adoption, tally: CollectionCounts
+) -> AsyncGenerator[bytes, None]:
     """The fragments' lines, a few hundred at a time; fills `tally`. Raises Unfit."""
     digest = sha256()
-    pages = source.pages(adoption.columns.named())
+    pages = source.pages(adoption.columns.field_names())
     while (page := await asyncio.to_thread(next, pages, None)) is not None:
         lines = bytearray()
         for row in page:
-            line = fragment(row, tally.fragments, adoption)
+            line = fragment_line(row, tally.fragments, adoption)
             if line is None:
                 tally.empty += 1
             else:
@@ -274,14 +278,14 @@ async def _pages(source: ExistingCollection, adoption: Adoption, tally: Tally) -
     tally.digest = digest.hexdigest()
 
 
-async def _export(
-    source: ExistingCollection, adoption: Adoption, head: bytes, expected: Tally, tell: Callable[[int], None]
+async def _build_export(
+    source: ExistingCollection, adoption: Adoption, head: bytes, expected: CollectionCounts, tell: Callable[[int], None]
 ) -> AsyncIterator[bytes]:
     """A complete export. Raises Failure if the collection has changed since it was counted."""
     digest = sha256(head)
     yield head
-    found = Tally()
-    async for lines in _pages(source, adoption, found):
+    found = CollectionCounts()
+    async for lines in _iterate_lines(source, adoption, found):
         digest.update(lines)
         yield lines
         tell(found.fragments)
@@ -299,13 +303,13 @@ async def _export(
     )
 
 
-def _report(done: Adopted, as_json: bool) -> None:
+def _print_result(done: AdoptionResult, as_json: bool) -> None:
     if as_json:
         print_json(done)
         return
     if done.empty:
-        say(f"skipped {done.empty:,} rows without text", err=True)
+        print_line(f"skipped {done.empty:,} rows without text", err=True)
     if done.changed:
-        say(f"adopted {done.fragments:,} rows of {done.collection} as long-term fragments of {done.memory}")
+        print_line(f"adopted {done.fragments:,} rows of {done.collection} as long-term fragments of {done.memory}")
     else:
-        say(f"{done.memory} already has the {done.fragments:,} rows of {done.collection}: nothing was changed")
+        print_line(f"{done.memory} already has the {done.fragments:,} rows of {done.collection}: nothing was changed")

@@ -11,7 +11,7 @@ import click
 
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import print_json, say
+from memstream_server.cli.output import print_json, print_line
 from memstream_server.settings import SettingsError, load
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,7 +25,7 @@ def data_options(command: F) -> F:
         "--config", type=click.Path(path_type=Path), help="The server's settings file. Default: $MEMSTREAM_CONFIG."
     )
     @functools.wraps(command)
-    def told(*args: Any, data: Path | None, config: Path | None, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, data: Path | None, config: Path | None, **kwargs: Any) -> Any:
         try:
             settings = load(config, {"data_dir": data})
         except SettingsError as error:
@@ -34,7 +34,7 @@ def data_options(command: F) -> F:
             raise Misuse("the journal is on PostgreSQL (journal_url): use pg_dump and pg_restore")
         return command(*args, data_dir=settings.data_dir, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
 def place_options(command: F) -> F:
@@ -46,7 +46,7 @@ def place_options(command: F) -> F:
         "--config", type=click.Path(path_type=Path), help="The server's settings file. Default: $MEMSTREAM_CONFIG."
     )
     @functools.wraps(command)
-    def told(*args: Any, data: Path | None, journal_url: str | None, config: Path | None, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, data: Path | None, journal_url: str | None, config: Path | None, **kwargs: Any) -> Any:
         if data is not None and journal_url:
             raise Misuse("name a data directory or a database, not both")
         url = "" if data is not None else journal_url  # --data overrides the journal_url of the settings
@@ -56,7 +56,7 @@ def place_options(command: F) -> F:
             raise Misuse(str(error)) from error
         return command(*args, settings=settings, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
 @click.command("backup", short_help="Copy the journal of a data directory, even while its server runs.")
@@ -90,7 +90,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file.absolute()), "bytes": size})
     else:
-        say(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
+        print_line(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
 
 
 @click.command("restore", short_help="Restore a backup into a data directory whose server is stopped.")
@@ -124,4 +124,4 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})
     else:
         lost = "; the previous journal was replaced" if replaced else ""
-        say(f"restored {file} into {data_dir} ({size:,} bytes){lost}; the next start rebuilds the index")
+        print_line(f"restored {file} into {data_dir} ({size:,} bytes){lost}; the next start rebuilds the index")

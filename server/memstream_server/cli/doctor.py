@@ -10,7 +10,7 @@ import click
 from memstream_server.cli.data import place_options
 from memstream_server.cli.failures import Exit
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, shown, table, write
+from memstream_server.cli.output import create_table, escape_text, open_console, print_json, print_parts
 from memstream_server.settings import LogFormat, LogLevel, Settings
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json({"ok": not problems, "findings": findings})
     else:
-        _show(findings, problems)
+        _print_findings(findings, problems)
     if problems:
         raise SystemExit(Exit.FAILED)
 
 
-def _show(findings: Sequence[Finding], problems: int) -> None:
-    grid = table("", "about", "found", wide="found")
+def _print_findings(findings: Sequence[Finding], problems: int) -> None:
+    grid = create_table("", "about", "found", wide="found")
     for one in findings:
         advice = f"\n→ {one.advice}" if one.advice else ""
-        grid.add_row(str(one.level), one.subject, shown(f"{one.text}{advice}"))
-    write(console(), grid)
+        grid.add_row(str(one.level), one.subject, escape_text(f"{one.text}{advice}"))
+    print_parts(open_console(), grid)
     click.echo(f"{problems} problems" if problems else "no problems")

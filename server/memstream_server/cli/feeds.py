@@ -64,14 +64,14 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class FeedContents:
     """The number of observations in a feed, and its malformed lines."""
 
     observations: int
     malformed: tuple[Problem, ...]
 
 
-class Places:
+class LinePositions:
     """The file and line of every observation sent, by index from 0."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def is_regular(file: str) -> bool:
     return file != STDIN and Path(file).is_file()
 
 
-def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
+def plan_feeds(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
     """The feeds of a command line. `resume` None: resume regular files. Raises ValueError, OSError."""
     files = tuple(files) or (STDIN,)
     for file in files:
@@ -114,16 +114,16 @@ def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> lis
     if resume and producer is None and not all(is_regular(file) for file in files):
         raise ValueError("to resume from a pipe, name its producer with --producer")
     groups = [files] if producer is not None else [(file,) for file in files]
-    return [_feed(group, producer, resume) for group in groups]
+    return [_create_feed(group, producer, resume) for group in groups]
 
 
-def _feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
+def _create_feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
     repeatable = all(is_regular(file) for file in files)
-    name = producer or (lasting_name(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
+    name = producer or (producer_of_file(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
     return Feed(name, files, repeatable if resume is None else resume)
 
 
-def lasting_name(file: str) -> str:
+def producer_of_file(file: str) -> str:
     """The producer of a file: its name, and a digest of host, path and first line.
 
     The first line distinguishes another file with the same path, for instance a rotated log.
@@ -136,40 +136,40 @@ def lasting_name(file: str) -> str:
     return f"cli-{digest}-{_UNSAFE.sub('_', path.name)[:80]}"
 
 
-def contents(feed: Feed, form: Format) -> Contents:
+def scan_feed(feed: Feed, form: Format) -> FeedContents:
     """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
     observations = 0
     malformed: list[Problem] = []
     for file in feed.files:
         reader = RecordReader(form)
-        for number, line in _lines(file):
-            item = reader.read(line)
+        for number, line in _numbered_lines(file):
+            item = reader.read_line(line)
             if isinstance(item, Malformed):
                 malformed.append(Problem(file, number, item.problem))
             elif item is not None:
                 observations += 1
-    return Contents(observations, tuple(malformed))
+    return FeedContents(observations, tuple(malformed))
 
 
-def _lines(file: str) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(file: str) -> Iterator[tuple[int, bytes]]:
     with Path(file).open("rb") as handle:
         yield from enumerate(handle, 1)
 
 
-async def records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
+async def read_records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
     """Yields file, line and parsed observation as input arrives. Raises OSError."""
     for file in feed.files:
         reader = RecordReader(form)
         number = 0
-        async for lines in _chunks(file):
+        async for lines in _read_chunks(file):
             for line in lines:
                 number += 1
-                item = reader.read(line)
+                item = reader.read_line(line)
                 if item is not None:
                     yield file, number, item
 
 
-async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
+async def _read_chunks(file: str) -> AsyncIterator[list[bytes]]:
     """Yields lines as they arrive. A thread reads them, because a silent pipe would block the event loop.
 
     The thread is a daemon, because a thread that reads from the keyboard cannot be stopped.
@@ -184,7 +184,7 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
 
     def read() -> None:
         try:
-            for lines in _whole_lines(file):
+            for lines in _read_whole_lines(file):
                 ahead.acquire()
                 hand(lines)
             hand(None)
@@ -201,14 +201,14 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
         yield item
 
 
-def _whole_lines(file: str) -> Iterator[list[bytes]]:
+def _read_whole_lines(file: str) -> Iterator[list[bytes]]:
     # Unbuffered: a read returns what is available, so that lines from a keyboard or `tail -f` are sent at once. Not
     # # sys.stdin: a waiting thread holds its lock, and an interrupted interpreter would abort.
     with open(0 if file == STDIN else file, "rb", buffering=0, closefd=file != STDIN) as handle:
-        yield from _split(handle)
+        yield from _split_lines(handle)
 
 
-def _split(handle: FileIO) -> Iterator[list[bytes]]:
+def _split_lines(handle: FileIO) -> Iterator[list[bytes]]:
     rest: list[bytes] = []
     while data := handle.read(_CHUNK):
         first, *others = data.split(b"\n")

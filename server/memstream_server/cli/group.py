@@ -139,11 +139,11 @@ def root() -> None:
 
 def main() -> None:
     """Runs the command line and exits with one of the codes in failures.py."""
-    _open_closed()
+    _open_closed_streams()
     root.main(prog_name="memstream")
 
 
-def _open_closed() -> None:
+def _open_closed_streams() -> None:
     """Opens standard streams that the parent process closed: else the next file or socket would get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -64,8 +64,8 @@ def healthcheck_command(
     """
     try:
         settings = load(config, {"listen": listen})
-        target = _target(settings)
-        _check(target, service, timeout_s, _credentials(settings, certificate, key))
+        target = _server_target(settings)
+        _check_health(target, service, timeout_s, _tls_credentials(settings, certificate, key))
     except SettingsError as error:
         raise Failure(str(error)) from error
     except OSError as error:
@@ -74,7 +74,7 @@ def healthcheck_command(
         print_json({"target": target, "service": service, "serves": True})
 
 
-def _target(settings: Settings) -> str:
+def _server_target(settings: Settings) -> str:
     listen = settings.listen
     if settings.port_file is not None and settings.port_file.exists():
         listen = settings.port_file.read_text(encoding="utf-8").strip()
@@ -87,7 +87,7 @@ def _target(settings: Settings) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _credentials(
+def _tls_credentials(
     settings: Settings, certificate: Path | None, key: Path | None
 ) -> tuple[bytes, bytes | None, bytes | None] | None:
     """Trusted certificate, client key and client certificate; None if the server has no TLS. Raises OSError."""
@@ -101,7 +101,9 @@ def _credentials(
     return own, None, None
 
 
-def _check(target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes | None, bytes | None] | None) -> None:
+def _check_health(
+    target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes | None, bytes | None] | None
+) -> None:
     import grpc
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
     from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -109,25 +111,27 @@ def _check(target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes 
     if tls is None:
         channel = grpc.insecure_channel(target)
     else:
-        named = [("grpc.ssl_target_name_override", _name_in(tls[0]))]
+        named = [("grpc.ssl_target_name_override", _certificate_name(tls[0]))]
         channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*tls), options=named)
     with channel:
         try:
             stub: Any = HealthStub(channel)
             answer = stub.Check(HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise Failure(f"{target} does not answer: {error.code().name}: {error.details()}{_hint(tls)}") from error
+            raise Failure(
+                f"{target} does not answer: {error.code().name}: {error.details()}{_tls_hint(tls)}"
+            ) from error
     if answer.status != HealthCheckResponse.SERVING:
         raise Failure(f"{service} at {target} does not serve")
 
 
-def _hint(tls: tuple[bytes, bytes | None, bytes | None] | None) -> str:
+def _tls_hint(tls: tuple[bytes, bytes | None, bytes | None] | None) -> str:
     if tls is None or tls[1] is None:
         return ""
     return " (the client certificate must be signed by tls_client_ca_file: pass another with --tls-cert and --tls-key)"
 
 
-def _name_in(pem: bytes) -> str:
+def _certificate_name(pem: bytes) -> str:
     """A name for which the certificate is valid. Raises Failure."""
     from cryptography import x509
 

@@ -11,7 +11,7 @@ import click
 
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, one_line, print_json, table, write
+from memstream_server.cli.output import create_table, escape_line, open_console, print_json, print_parts
 from memstream_server.rpc.access import keys
 from memstream_server.rpc.access.files import AccessError
 
@@ -30,13 +30,13 @@ def _file_option(command: F) -> F:
         help="The file of keys.",
     )
     @functools.wraps(command)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
         except AccessError as error:
             raise Failure(str(error)) from error
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
 @click.group("keys", short_help="Create, list and revoke API keys.")
@@ -76,10 +76,10 @@ def listing(file: Path, as_json: bool) -> None:
         for key in there:
             print_json({"id": key.id, "name": key.name, "created": key.created})
         return
-    grid = table("id", "name", "created")
+    grid = create_table("id", "name", "created")
     for key in there:
-        grid.add_row(key.id, one_line(key.name, 128), key.created)
-    write(console(), grid)
+        grid.add_row(key.id, escape_line(key.name, 128), key.created)
+    print_parts(open_console(), grid)
 
 
 @keys_command.command("revoke", short_help="Revoke a key.")

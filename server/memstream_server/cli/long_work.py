@@ -14,7 +14,15 @@ from memstream.resources import Operation
 from memstream.values import Filter, OperationState
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, facts, print_json, say, table, when, write
+from memstream_server.cli.output import (
+    create_table,
+    facts_table,
+    format_time,
+    open_console,
+    print_json,
+    print_line,
+    print_parts,
+)
 from memstream_server.cli.server import Server, server_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,26 +55,28 @@ def operations_command() -> None:
 def list_operations(name: str, limit: int, server: Server, as_json: bool) -> None:
     """List operations, newest first; with --json, each is one line."""
     namespace, _, memory = name.partition("/")
-    grid = table("id", "type", "on", "state", "done", "started", "ended")
+    grid = create_table("id", "type", "on", "state", "done", "started", "ended")
 
     async def listed(client: Client) -> None:
         count = 0
         async for each in client.operations(namespace, memory):
             if limit and count == limit:
-                say(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
+                print_line(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
                 return
             count += 1
             if as_json:
                 print_json(each)
             else:
-                started, ended = when(each.create_time), when(each.end_time)
-                grid.add_row(each.id, each.type, _on(each), each.state.value, _done(each), started, ended)
+                started, ended = format_time(each.create_time), format_time(each.end_time)
+                grid.add_row(
+                    each.id, each.type, _format_subject(each), each.state.value, _format_progress(each), started, ended
+                )
 
-    server.ask(listed)
+    server.run_with_client(listed)
     if grid.row_count:
-        write(console(), grid)
+        print_parts(open_console(), grid)
     elif not as_json:
-        say("no operation", err=True)
+        print_line("no operation", err=True)
 
 
 @operations_command.command("get")
@@ -75,7 +85,7 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
 @json_option
 def get_operation(id: str, server: Server, as_json: bool) -> None:
     """Show the state and progress of the operation ID."""
-    _show(server.ask(lambda client: client.operation(id)), as_json)
+    _print_operation(server.run_with_client(lambda client: client.operation(id)), as_json)
 
 
 @operations_command.command("cancel")
@@ -84,7 +94,7 @@ def get_operation(id: str, server: Server, as_json: bool) -> None:
 @json_option
 def cancel_operation(id: str, server: Server, as_json: bool) -> None:
     """Cancel the operation ID. Completed work is kept."""
-    _show(server.ask(lambda client: client.cancel_operation(id)), as_json)
+    _print_operation(server.run_with_client(lambda client: client.cancel_operation(id)), as_json)
 
 
 @operations_command.command("wait")
@@ -93,7 +103,7 @@ def cancel_operation(id: str, server: Server, as_json: bool) -> None:
 @json_option
 def wait_operation(id: str, server: Server, as_json: bool) -> None:
     """Wait until the operation ID ends; exit code 1 if it failed or was cancelled."""
-    _follow(server, lambda client: client.operation(id), True, as_json)
+    _start_and_show(server, lambda client: client.operation(id), True, as_json)
 
 
 @click.command("reindex", short_help="Rebuild the vector index, or re-embed all content.")
@@ -107,7 +117,7 @@ def reindex_command(embed: bool, wait: bool, server: Server, as_json: bool) -> N
     \b
       memstream reindex --wait
     """
-    _follow(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
+    _start_and_show(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
 
 
 @click.command("purge", short_help="Erase forgotten fragments past their grace period now.")
@@ -122,7 +132,7 @@ def purge_command(name: str, wait: bool, server: Server, as_json: bool) -> None:
       memstream purge demo --wait
     """
     namespace, _, memory = name.partition("/")
-    _follow(server, lambda client: client.start_purge(namespace, memory), wait, as_json)
+    _start_and_show(server, lambda client: client.start_purge(namespace, memory), wait, as_json)
 
 
 @click.command("erase", short_help="Erase fragments permanently, with everything derived from them.")
@@ -152,57 +162,57 @@ def erase_command(
             f"Permanently erase {f'{len(ids):,} fragments' if ids else 'all fragments that match the filter'}?",
             abort=True,
         )
-    _follow(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
+    _start_and_show(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
 
 
-def _follow(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
+def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
     """Starts an operation and shows it, or with `wait` shows it after its end."""
 
     async def followed(client: Client) -> Operation:
         begun = await begin(client)
         if not wait:
             return begun
-        async with _bar(begun, as_json) as told:
+        async with _progress_bar(begun, as_json) as told:
             return await client.finished(begun, told)
 
-    operation = server.ask(followed)
-    _show(operation, as_json)
+    operation = server.run_with_client(followed)
+    _print_operation(operation, as_json)
     if operation.state is OperationState.CANCELLED:
         raise Failure("the operation was cancelled; completed work is kept")
     if not wait and not as_json:
-        say(f"the operation continues on the server: memstream operations wait {operation.id}", err=True)
+        print_line(f"the operation continues on the server: memstream operations wait {operation.id}", err=True)
 
 
 @asynccontextmanager
-async def _bar(operation: Operation, quiet: bool) -> AsyncIterator[Callable[[Operation], None]]:
+async def _progress_bar(operation: Operation, quiet: bool) -> AsyncIterator[Callable[[Operation], None]]:
     """Shows a progress bar on standard error, if that is a terminal."""
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    out = console(stderr=True)
+    out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
         task = bars.add_task(operation.type, total=operation.total or None)
         yield lambda now: bars.update(task, completed=now.done, total=now.total or None)
 
 
-def _show(operation: Operation, as_json: bool) -> None:
+def _print_operation(operation: Operation, as_json: bool) -> None:
     if as_json:
         print_json(operation)
         return
     pairs: list[tuple[str, object]] = [
         ("id", operation.id),
         ("type", operation.type),
-        ("on", _on(operation)),
+        ("on", _format_subject(operation)),
         ("state", operation.state.value),
-        ("done", _done(operation)),
+        ("done", _format_progress(operation)),
         ("started", operation.create_time),
         ("ended", operation.end_time),
         ("error", None if operation.error is None else operation.error.message),
     ]
-    write(console(), facts(pairs))
+    print_parts(open_console(), facts_table(pairs))
 
 
-def _on(operation: Operation) -> str:
+def _format_subject(operation: Operation) -> str:
     return f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace or "everything"
 
 
-def _done(operation: Operation) -> str:
+def _format_progress(operation: Operation) -> str:
     return f"{operation.done:,} of {operation.total:,} {operation.unit}" if operation.total else f"{operation.done:,}"

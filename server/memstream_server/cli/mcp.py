@@ -68,21 +68,21 @@ def mcp_command(
         if error.name is None or error.name.partition(".")[0] == "memstream":
             raise
         raise Failure(f"{error.name} is not installed: pip install 'memstream[mcp]'") from error
-    token = _token(http_token_file) if http_token_file is not None else ""
-    bound = _bound(listen) if transport == "http" else None
+    token = _read_token(http_token_file) if http_token_file is not None else ""
+    bound = _bind_socket(listen) if transport == "http" else None
 
     async def serve(client: Client) -> None:
         served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target, token=token)
         if bound is None:
             await mcp.serve_stdio(served)
         else:
-            _announce(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
+            _announce_url(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
             await mcp.serve_http(served, bound)
 
-    server.ask(serve)
+    server.run_with_client(serve)
 
 
-def _announce(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
+def _announce_url(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
     click.echo(json.dumps({"memory": memory, "url": url}) if as_json else f"{memory} is served at {url}")
@@ -95,7 +95,7 @@ def _announce(memory: str, bound: socket.socket, path: str, asks: bool, as_json:
         click.echo(f"memstream: warning: {warning}", err=True)
 
 
-def _token(file: Path) -> str:
+def _read_token(file: Path) -> str:
     try:
         token = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +105,7 @@ def _token(file: Path) -> str:
     return token
 
 
-def _bound(listen: str) -> socket.socket:
+def _bind_socket(listen: str) -> socket.socket:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65_535:
         raise Misuse(f"--listen is {listen!r}: give HOST:PORT, for instance 127.0.0.1:7710")

@@ -15,9 +15,9 @@ from memstream.memory import Memory
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
-from memstream_server.cli.feeds import STDIN, Contents, Feed, Problem, contents, plan, records
+from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_feeds, read_records, scan_feed
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, say
+from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.records import Format, Malformed
 from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.tally import Tally
@@ -91,9 +91,9 @@ def observe_command(
     """
     if (kind or profile) and not create:
         raise click.UsageError("--kind and --profile require --create.")
-    tallies = [_tally(feed, Format(form)) for feed in _planned(files, producer, resume)]
+    tallies = [_create_tally(feed, Format(form)) for feed in _plan_feeds(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
-        say("reading from the keyboard; end with Ctrl-D", err=True)
+        print_line("reading from the keyboard; end with Ctrl-D", err=True)
 
     async def observed(client: Client) -> None:
         named = client.memory(memory)
@@ -104,23 +104,23 @@ def observe_command(
         else:
             await named.describe()  # fails at once for a wrong name; a stream would retry for a while
         for tally in tallies:
-            await _send(named, tally, Format(form), session, quiet=as_json)
+            await _send_feed(named, tally, Format(form), session, quiet=as_json)
 
     try:
-        server.ask(observed)
+        server.run_with_client(observed)
     except (Failure, KeyboardInterrupt, OSError) as error:
-        _broken_off(tallies)
+        _print_interrupted(tallies)
         if isinstance(error, OSError):
             raise Failure(str(error)) from error
         if isinstance(error, Failure):
             raise
         sys.exit(INTERRUPTED)
-    _report(memory, tallies, as_json)
+    _print_tallies(memory, tallies, as_json)
 
 
-def _planned(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
+def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
     try:
-        return plan(files, producer, resume)
+        return plan_feeds(files, producer, resume)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except FileNotFoundError as error:
@@ -129,19 +129,19 @@ def _planned(files: tuple[str, ...], producer: str | None, resume: bool | None) 
         raise Misuse(str(error)) from error
 
 
-def _tally(feed: Feed, form: Format) -> Tally:
+def _create_tally(feed: Feed, form: Format) -> Tally:
     if not feed.repeatable:
         return Tally(feed, None)
     try:
-        found = contents(feed, form)
+        found = scan_feed(feed, form)
     except OSError as error:
         raise Misuse(str(error)) from error
     if found.malformed:
-        raise Misuse(_refusal(found))
+        raise Misuse(_malformed_message(found))
     return Tally(feed, found.observations)
 
 
-def _refusal(found: Contents) -> str:
+def _malformed_message(found: FeedContents) -> str:
     lines = [str(problem) for problem in found.malformed[:PROBLEMS_SHOWN]]
     more = len(found.malformed) - len(lines)
     tail = [f"and {more:,} more"] if more else []
@@ -149,15 +149,15 @@ def _refusal(found: Contents) -> str:
     return "\n  ".join([head, *lines, *tail])
 
 
-async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
+async def _send_feed(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
     feed = tally.feed
     async with memory.observe(feed.producer, session=session) as stream:
         tally.base = stream.expected_sequence - 1
         tally.stream = stream
         skip = tally.base if feed.resume else 0
         _warn_if_short(tally, skip)
-        async with _progress(tally, quiet):
-            async for file, line, item in records(feed, form):
+        async with _show_progress(tally, quiet):
+            async for file, line, item in read_records(feed, form):
                 if isinstance(item, Malformed):
                     tally.note_malformed(Problem(file, line, item.problem))
                 elif tally.skipped < skip:
@@ -170,7 +170,7 @@ async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet:
 
 def _warn_if_short(tally: Tally, skip: int) -> None:
     if tally.expected is not None and skip > tally.expected:
-        say(
+        print_line(
             f"memstream: warning: producer {tally.feed.producer} has already sent {skip:,} observations, "
             f"{tally.feed.name} holds {tally.expected:,}: none is new. If this is another file, pass a --producer",
             err=True,
@@ -178,7 +178,7 @@ def _warn_if_short(tally: Tally, skip: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
+async def _show_progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
     """Shows progress bars (received, stored) on standard error, if that is a terminal."""
     columns = (
         TextColumn("{task.description:<8}"),
@@ -186,7 +186,7 @@ async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    out = console(stderr=True)
+    out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
         total = None if tally.expected is None else max(0, tally.expected - (tally.base if tally.feed.resume else 0))
         received, stored = bars.add_task("received", total=total), bars.add_task("stored", total=total)
@@ -208,7 +208,7 @@ async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
             refresh()
 
 
-def _broken_off(tallies: list[Tally]) -> None:
+def _print_interrupted(tallies: list[Tally]) -> None:
     """Reports the progress of each feed, and how to continue."""
     for tally in tallies:
         if tally.stream is None:
@@ -217,16 +217,16 @@ def _broken_off(tallies: list[Tally]) -> None:
         again = (
             "run the same command again to send the rest" if tally.feed.resume else "the rest of the pipe is not sent"
         )
-        say(
+        print_line(
             f"memstream: {tally.feed.name}: interrupted, {so_far}; {again}",
             err=True,
         )
 
 
-def _report(memory: str, tallies: list[Tally], as_json: bool) -> None:
+def _print_tallies(memory: str, tallies: list[Tally], as_json: bool) -> None:
     rejected = sum(tally.rejected_count for tally in tallies)
     if as_json:
-        feeds = [_figures(tally) for tally in tallies]
+        feeds = [_tally_figures(tally) for tally in tallies]
         print_json({"memory": memory, "rejected": rejected, "feeds": feeds})
     else:
         for tally in tallies:
@@ -244,17 +244,17 @@ def _print_tally(memory: str, tally: Tally) -> None:
         parts.append(f"{tally.skipped:,} skipped (already received)")
     if tally.rejected_count:
         parts.append(f"{tally.rejected_count:,} rejected")
-    say(f"{tally.feed.name}: {', '.join(parts)}")
+    print_line(f"{tally.feed.name}: {', '.join(parts)}")
     problems = tally.problems()[:PROBLEMS_SHOWN]
     for problem in problems:
-        say(f"  {problem}", err=True)
+        print_line(f"  {problem}", err=True)
     if tally.rejected_count > len(problems):
-        say(f"  and {tally.rejected_count - len(problems):,} more", err=True)
+        print_line(f"  and {tally.rejected_count - len(problems):,} more", err=True)
     if refused and tally.feed.resume:
-        say("  their numbers cannot be reused: send corrected observations from another file", err=True)
+        print_line("  their numbers cannot be reused: send corrected observations from another file", err=True)
 
 
-def _figures(tally: Tally) -> dict[str, object]:
+def _tally_figures(tally: Tally) -> dict[str, object]:
     stream = tally.stream
     refused = tally.rejected_count - tally.malformed_count
     return {

@@ -24,7 +24,7 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-class Moment(click.ParamType[datetime]):
+class TimeParam(click.ParamType[datetime]):
     """A time: ISO 8601 (UTC if it has no zone), or a duration before now such as 90m, 12h, 7d."""
 
     name = "time"
@@ -33,29 +33,29 @@ class Moment(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return moment(str(value))
+            return parse_time(str(value))
         except ValueError:
             self.fail(
                 f"{value!r} is neither a time such as 2026-05-08T12:00Z nor a duration such as 12h or 7d", param, ctx
             )
 
 
-def moment(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """Parses a time or a duration before now. Raises ValueError."""
     if span := _AGO.fullmatch(text):
         try:
             return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS_S[span[2]])
         except OverflowError as error:
             raise ValueError(str(error)) from error
-    return zoned(datetime.fromisoformat(text))
+    return to_utc(datetime.fromisoformat(text))
 
 
-def zoned(time: datetime) -> datetime:
+def to_utc(time: datetime) -> datetime:
     """Converts to UTC; a time without a zone is UTC."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
+class MetadataParam(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
     """KEY=VALUE of metadata. A value matches as text, and as a number or bool if it parses as one."""
 
     name = "key=value"
@@ -73,10 +73,10 @@ class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
                 param,
                 ctx,
             )
-        return key, readings(text)
+        return key, metadata_readings(text)
 
 
-def readings(text: str) -> tuple[MetadataValue, ...]:
+def metadata_readings(text: str) -> tuple[MetadataValue, ...]:
     """The metadata values that `text` can mean: 5 matches a stored 5 and a stored "5"; '"5"' matches only "5"."""
     try:
         value = json.loads(text)
@@ -111,9 +111,9 @@ def filter_options(command: F) -> F:
         help="Only this kind (may be repeated).",
     )
     @click.option(
-        "--since", type=Moment(), metavar="TIME", help="Only observed at or after: 2026-05-08, or 7d for a week."
+        "--since", type=TimeParam(), metavar="TIME", help="Only observed at or after: 2026-05-08, or 7d for a week."
     )
-    @click.option("--until", type=Moment(), metavar="TIME", help="Perceived before.")
+    @click.option("--until", type=TimeParam(), metavar="TIME", help="Perceived before.")
     @click.option(
         "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Only this importance or more."
     )
@@ -121,12 +121,12 @@ def filter_options(command: F) -> F:
         "--metadata",
         "conditions",
         multiple=True,
-        type=Condition(),
+        type=MetadataParam(),
         metavar="KEY=VALUE",
         help="Only this metadata; several values of one key match any of them.",
     )
     @functools.wraps(command)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         conditions: dict[str, tuple[MetadataValue, ...]] = {}
         for key, values in kwargs.pop("conditions"):
             conditions[key] = conditions.get(key, ()) + values
@@ -142,4 +142,4 @@ def filter_options(command: F) -> F:
         )
         return command(*args, chosen=None if chosen == Filter() else chosen, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)

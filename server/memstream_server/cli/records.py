@@ -12,7 +12,7 @@ from typing import Any
 from memstream.codec import observation_to_wire
 from memstream.errors import MemstreamError
 from memstream.values import MetadataValue, Observation, Structured
-from memstream_server.cli.options import zoned
+from memstream_server.cli.options import to_utc
 
 
 class Format(StrEnum):
@@ -37,7 +37,7 @@ class RecordReader:
         self._form = form
         self._first = True
 
-    def read(self, line: bytes) -> Observation | Malformed | None:
+    def read_line(self, line: bytes) -> Observation | Malformed | None:
         """Parses a line; None for a blank one."""
         if self._first:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -51,7 +51,7 @@ class RecordReader:
             return Malformed(f"is not UTF-8 at byte {error.start + 1}")
         if self._form is Format.AUTO:
             self._form = Format.JSONL if _is_object(text) else Format.LINES
-        return Observation(text) if self._form is Format.LINES else record(text)
+        return Observation(text) if self._form is Format.LINES else parse_record(text)
 
 
 def _is_object(text: str) -> bool:
@@ -63,51 +63,51 @@ def _is_object(text: str) -> bool:
         return False
 
 
-class _Twice(ValueError):
+class _DuplicateKey(ValueError):
     """A duplicate key of an object, of which json would keep the last."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Twice(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+        raise _DuplicateKey(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
     return found
 
 
-def record(text: str) -> Observation | Malformed:
+def parse_record(text: str) -> Observation | Malformed:
     """Parses a JSON object; its keys are one of BODIES and any of FIELDS."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except _Twice as error:
+        value = json.loads(text, object_pairs_hook=_reject_duplicates)
+    except _DuplicateKey as error:
         return Malformed(str(error))
     except (ValueError, RecursionError) as error:
         return Malformed(f"is not JSON: {error}")
     if not isinstance(value, dict):
-        return Malformed(f"is {_kind(value)}, not a JSON object")
+        return Malformed(f"is {_describe_type(value)}, not a JSON object")
     try:
-        said = _said(value)  # before the body, to report a misspelt "text"
-        observation = Observation(_body(value), **said)
+        said = _parse_fields(value)  # before the body, to report a misspelt "text"
+        observation = Observation(_parse_body(value), **said)
         observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
         return Malformed(str(error))
     return observation
 
 
-def _body(value: Mapping[str, Any]) -> str | Structured:
+def _parse_body(value: Mapping[str, Any]) -> str | Structured:
     given = [key for key in BODIES if value.get(key) is not None]
     if len(given) != 1:
         raise ValueError(f"needs exactly one of {', '.join(BODIES)}; has {' and '.join(given) or 'none'}")
     body = value[given[0]]
     if given[0] != "structured":
-        return _text(given[0], body)
+        return _parse_text(given[0], body)
     parts = {field.name for field in fields(Structured)}
     if not isinstance(body, dict) or not body.keys() <= parts:
         raise ValueError(f"structured must be an object of {', '.join(sorted(parts))}")
-    return Structured(**{name: _text(f"structured.{name}", part) for name, part in body.items()})
+    return Structured(**{name: _parse_text(f"structured.{name}", part) for name, part in body.items()})
 
 
-def _said(value: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for key, item in value.items():
         if key in BODIES or item is None:
@@ -124,76 +124,76 @@ def _said(value: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
-def _text(key: str, value: object) -> str:
+def _parse_text(key: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{key} must be text, is {_kind(value)}")
+        raise ValueError(f"{key} must be text, is {_describe_type(value)}")
     return value
 
 
-def _number(key: str, value: object) -> float:
+def _parse_number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} must be a number, is {_kind(value)}")
+        raise ValueError(f"{key} must be a number, is {_describe_type(value)}")
     try:
         return float(value)
     except OverflowError as error:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _whole(key: str, value: object) -> int:
+def _parse_integer(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} must be a whole number, is {_kind(value)}")
+        raise ValueError(f"{key} must be a whole number, is {_describe_type(value)}")
     return value
 
 
-def _time(key: str, value: object) -> datetime:
+def _parse_time(key: str, value: object) -> datetime:
     try:
         if isinstance(value, str):
-            return zoned(datetime.fromisoformat(value))
-        return datetime.fromtimestamp(_number(key, value), UTC)
+            return to_utc(datetime.fromisoformat(value))
+        return datetime.fromtimestamp(_parse_number(key, value), UTC)
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(f"{key} must be ISO 8601 (UTC where it names no zone) or Unix seconds: {error}") from error
 
 
-def _span(key: str, value: object) -> timedelta:
+def _parse_duration(key: str, value: object) -> timedelta:
     try:
-        return timedelta(seconds=_number(key, value))
+        return timedelta(seconds=_parse_number(key, value))
     except OverflowError as error:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _metadata(key: str, value: object) -> dict[str, MetadataValue]:
+def _parse_metadata(key: str, value: object) -> dict[str, MetadataValue]:
     if not isinstance(value, dict):
-        raise ValueError(f"{key} must be an object, is {_kind(value)}")
+        raise ValueError(f"{key} must be an object, is {_describe_type(value)}")
     for name, item in value.items():
         if not isinstance(item, str | int | float | bool):
-            raise ValueError(f"{key}.{name} must be text, a number, true or false, is {_kind(item)}")
+            raise ValueError(f"{key}.{name} must be text, a number, true or false, is {_describe_type(item)}")
     return value
 
 
-def _vector(key: str, value: object) -> list[float]:
+def _parse_vector(key: str, value: object) -> list[float]:
     if not isinstance(value, list):
-        raise ValueError(f"{key} must be a list of numbers, is {_kind(value)}")
-    return [_number(key, item) for item in value]
+        raise ValueError(f"{key} must be a list of numbers, is {_describe_type(value)}")
+    return [_parse_number(key, item) for item in value]
 
 
 BODIES = ("text", "content", "structured")
 """Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
-    "speaker": ("speaker", _text),
-    "session": ("session", _text),
-    "time": ("observe_time", _time),
-    "observe_time": ("observe_time", _time),
-    "importance": ("importance", _number),
-    "metadata": ("metadata", _metadata),
-    "external_id": ("external_id", _text),
-    "embedding": ("embedding", _vector),
-    "expire_time": ("expire_time", _time),
-    "ttl": ("ttl", _span),
-    "token_count": ("token_count", _whole),
+    "speaker": ("speaker", _parse_text),
+    "session": ("session", _parse_text),
+    "time": ("observe_time", _parse_time),
+    "observe_time": ("observe_time", _parse_time),
+    "importance": ("importance", _parse_number),
+    "metadata": ("metadata", _parse_metadata),
+    "external_id": ("external_id", _parse_text),
+    "embedding": ("embedding", _parse_vector),
+    "expire_time": ("expire_time", _parse_time),
+    "ttl": ("ttl", _parse_duration),
+    "token_count": ("token_count", _parse_integer),
 }
 """Other keys of a record: the observation's field and the parser of its value. null means absent."""

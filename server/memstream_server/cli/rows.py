@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memstream_server.cli.options import zoned
+from memstream_server.cli.options import to_utc
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind, MetadataValue, Tier
 from memstream_server.engine.clock import encode_ulid
@@ -35,7 +35,7 @@ _UNIT_MAX = 100_000_000_000
 NAMED = ("speaker", "session", "external_id")
 
 
-class Unfit(ValueError):
+class InvalidRow(ValueError):
     """A row that cannot become a fragment; the message names the row and the reason."""
 
 
@@ -55,7 +55,7 @@ class Columns:
     importance: str = ""
     metadata: tuple[str, ...] = ()
 
-    def named(self) -> tuple[str, ...]:
+    def field_names(self) -> tuple[str, ...]:
         """All fields to read."""
         one = (self.key, self.text, self.vector, self.id, self.speaker, self.session, self.time, self.importance)
         return tuple(name for name in (*one, *self.metadata) if name)
@@ -79,19 +79,19 @@ class Adoption:
     name_bytes_max: int = 0
 
 
-def identity(adoption: Adoption, key: object) -> str:
+def fragment_id(adoption: Adoption, key: object) -> str:
     """The ULID of a row in this memory: the time of the adoption, and a hash of collection and primary key."""
     where = f"{adoption.namespace}/{adoption.memory}\n{adoption.collection}\n{type(key).__name__}:{key}"
     digest = blake2b(where.encode(), digest_size=10).digest()
     return encode_ulid(adoption.time_us // 1_000 << 80 | int.from_bytes(digest))
 
 
-def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
+def header_lines(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
     """The first line, and the line of the memory."""
     header = Header(
         format="memstream-export", version=1, server=server, time_us=adoption.time_us, vectors=bool(adoption.model)
     )
-    uid = identity(adoption, None)
+    uid = fragment_id(adoption, None)
     memory = MemoryLine(
         namespace=adoption.namespace,
         name=adoption.memory,
@@ -109,7 +109,7 @@ def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, f
     return encoded(header) + encoded(memory)
 
 
-def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
+def fragment_line(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
     """The line of a row; None if it has no text. Raises Unfit."""
     columns = adoption.columns
     text = row.get(columns.text)
@@ -118,27 +118,27 @@ def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes
     key = row[columns.key]
     try:
         line = FragmentLine(
-            id=identity(adoption, key),
+            id=fragment_id(adoption, key),
             position=position,
-            content=_content(columns.text, text, adoption.content_bytes_max),
+            content=_check_content(columns.text, text, adoption.content_bytes_max),
             tier=Tier.LONG_TERM,
-            importance=_importance(row, adoption),
-            observe_time_us=_time_us(row, adoption),
+            importance=_parse_importance(row, adoption),
+            observe_time_us=_parse_time_us(row, adoption),
             create_time_us=adoption.time_us,
             access_time_us=adoption.time_us,
-            speaker=_name(row, columns.speaker),
-            session=_name(row, columns.session),
-            metadata={name: _metadata(row[name]) for name in columns.metadata if row.get(name) is not None},
-            external_id=f"{adoption.collection}:{_name(row, columns.id or columns.key)}",
+            speaker=_parse_name(row, columns.speaker),
+            session=_parse_name(row, columns.session),
+            metadata={name: _convert_metadata(row[name]) for name in columns.metadata if row.get(name) is not None},
+            external_id=f"{adoption.collection}:{_parse_name(row, columns.id or columns.key)}",
         )
-        if adoption.model and (vector := _vector(columns.vector, row.get(columns.vector))) is not None:
+        if adoption.model and (vector := _encode_vector(columns.vector, row.get(columns.vector))) is not None:
             line = msgspec.structs.replace(line, model=adoption.model, vector=vector)
-        return _checked(line, adoption.name_bytes_max)
+        return _encode_checked(line, adoption.name_bytes_max)
     except ValueError as error:
-        raise Unfit(f"the row of {columns.key} {key!r}: {error}") from error
+        raise InvalidRow(f"the row of {columns.key} {key!r}: {error}") from error
 
 
-def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
+def _encode_checked(line: FragmentLine, name_bytes_max: int) -> bytes:
     """Encodes a line after the server's checks. Raises ValueError, which names fields of the row, not a line number."""
     for name in NAMED:
         size = len(getattr(line, name).encode())
@@ -153,7 +153,7 @@ def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
     return raw
 
 
-def _content(name: str, text: object, bytes_max: int) -> str:
+def _check_content(name: str, text: object, bytes_max: int) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{name} is not text but {text!r}")
     size = len(text.encode())
@@ -165,12 +165,12 @@ def _content(name: str, text: object, bytes_max: int) -> str:
     return text
 
 
-def _name(row: Mapping[str, Any], field: str) -> str:
+def _parse_name(row: Mapping[str, Any], field: str) -> str:
     value = row.get(field) if field else None
     return "" if value is None else str(value)
 
 
-def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
+def _parse_importance(row: Mapping[str, Any], adoption: Adoption) -> float:
     field = adoption.columns.importance
     value = row.get(field) if field else None
     if value is None:
@@ -180,7 +180,7 @@ def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
     return float(value)
 
 
-def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
+def _parse_time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
     """Parses ISO 8601, or a number since the Unix epoch in seconds, ms or µs, depending on its size."""
     field = adoption.columns.time
     value = row.get(field) if field else None
@@ -188,7 +188,7 @@ def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
         return adoption.time_us
     if isinstance(value, str):
         try:
-            return (zoned(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
+            return (to_utc(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{field} must be ISO 8601, is {value!r}") from error
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -199,12 +199,12 @@ def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
     raise ValueError(f"{field} must be a time in seconds, milliseconds or microseconds, is {value!r}")
 
 
-def _metadata(value: object) -> MetadataValue:
+def _convert_metadata(value: object) -> MetadataValue:
     """The value itself, or JSON for a list or object."""
     return value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _vector(field: str, value: object) -> bytes | None:
+def _encode_vector(field: str, value: object) -> bytes | None:
     """Normalises a vector to unit length; None for a zero vector. Raises ValueError."""
     if value is None:
         return None
@@ -215,4 +215,4 @@ def _vector(field: str, value: object) -> bytes | None:
     return (vector / length).astype("<f4").tobytes() if length else None
 
 
-__all__ = ["Adoption", "Columns", "Unfit", "fragment", "identity", "opening"]
+__all__ = ["Adoption", "Columns", "InvalidRow", "fragment_id", "fragment_line", "header_lines"]

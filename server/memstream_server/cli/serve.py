@@ -48,21 +48,21 @@ flags. docs/settings.md explains each setting.
 """
 
 
-def flags() -> list[click.Option]:
+def setting_options() -> list[click.Option]:
     """One option per setting; None if it was not passed, so that the environment and the file apply."""
-    return [_flag(name, field) for name, field in Settings.model_fields.items()]
+    return [_setting_option(name, field) for name, field in Settings.model_fields.items()]
 
 
-def _flag(name: str, field: FieldInfo) -> click.Option:
+def _setting_option(name: str, field: FieldInfo) -> click.Option:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     unit = str(extra.get("unit", ""))
-    help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_default(field, extra)}]"
+    help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_shown_default(field, extra)}]"
     names = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []), name]
     on: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if field.annotation is bool else {}
-    return click.Option(names, type=_type(field), help=help_, default=None, metavar=_metavar(field), **on)
+    return click.Option(names, type=_option_type(field), help=help_, default=None, metavar=_option_metavar(field), **on)
 
 
-def _type(field: FieldInfo) -> click.ParamType[Any] | type:
+def _option_type(field: FieldInfo) -> click.ParamType[Any] | type:
     kind = field.annotation
     limits = {type(limit).__name__: limit for limit in field.metadata}
     low, high = getattr(limits.get("Ge"), "ge", None), getattr(limits.get("Le"), "le", None)
@@ -77,12 +77,12 @@ def _type(field: FieldInfo) -> click.ParamType[Any] | type:
     return click.Path(path_type=Path) if kind in (Path, Path | None) else str
 
 
-def _metavar(field: FieldInfo) -> str | None:
+def _option_metavar(field: FieldInfo) -> str | None:
     names: dict[object, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off"}
     return names.get(field.annotation)
 
 
-def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
+def _shown_default(field: FieldInfo, extra: dict[str, Any]) -> str:
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     if "default" in extra:
         return str(extra["default"])
@@ -93,7 +93,7 @@ def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
     return "none" if default in (None, "") else str(default)
 
 
-def run(config: Path | None, as_json: bool, **given: Any) -> None:
+def run_server(config: Path | None, as_json: bool, **given: Any) -> None:
     """Serves until a signal. Raises Failure if the server cannot start."""
     try:
         settings = load(config, given)
@@ -102,17 +102,17 @@ def run(config: Path | None, as_json: bool, **given: Any) -> None:
     for name in unknown_variables(os.environ):
         if name not in _OF_THE_CLIENT:
             click.echo(f"memstream: warning: there is no setting {name}", err=True)
-    _serve(settings, _announcer(as_json))
+    _serve_settings(settings, _create_announcer(as_json))
 
 
-def _announcer(as_json: bool) -> Callable[[str], None]:
+def _create_announcer(as_json: bool) -> Callable[[str], None]:
     def announce(line: str) -> None:
         click.echo(json.dumps({"message": line.strip()}, ensure_ascii=False) if as_json else line)
 
     return announce
 
 
-def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
     # Before numpy is imported: its threads slow down small searches.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -143,12 +143,12 @@ serve_command = click.Command(
     "serve",
     help=_HELP,
     short_help="Run a server until SIGTERM or SIGINT.",
-    callback=run,
+    callback=run_server,
     params=[
         click.Option(
             ["--config"], type=click.Path(path_type=Path), help="TOML file of settings. Default: $MEMSTREAM_CONFIG."
         ),
-        *flags(),
+        *setting_options(),
         click.Option(["--json", "as_json"], is_flag=True, help="Announce as JSON Lines."),
     ],
 )

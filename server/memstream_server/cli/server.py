@@ -49,7 +49,7 @@ class Server:
     timeout_s: float
     tls: Tls | None = None
 
-    def ask(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    def run_with_client(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Runs `work` with a client in a new event loop; turns its MemstreamErrors into Failures."""
 
         async def connected() -> T:
@@ -61,10 +61,10 @@ class Server:
         try:
             return asyncio.run(connected())
         except errors.MemstreamError as error:
-            raise failure(error, self.target) from error
+            raise to_failure(error, self.target) from error
 
 
-def failure(error: errors.MemstreamError, target: str) -> Failure:
+def to_failure(error: errors.MemstreamError, target: str) -> Failure:
     """The Failure for an error: message, advice and exit code."""
     if isinstance(error, errors.Unavailable) and not error.reason:
         return Failure(
@@ -73,16 +73,18 @@ def failure(error: errors.MemstreamError, target: str) -> Failure:
         )
     wait = f" in {error.retry_after} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
-    return _kind(error)(f"{_said(error)}: {advice}" if advice else _said(error), error.reason)
+    return _failure_class(error)(
+        f"{_format_message(error)}: {advice}" if advice else _format_message(error), error.reason
+    )
 
 
-def _kind(error: errors.MemstreamError) -> type[Failure]:
+def _failure_class(error: errors.MemstreamError) -> type[Failure]:
     if isinstance(error, errors.NotFound):
         return Missing
     return Misuse if isinstance(error, errors.InvalidRequest) else Failure
 
 
-def _said(error: errors.MemstreamError) -> str:
+def _format_message(error: errors.MemstreamError) -> str:
     return " ".join(error.summary().split())
 
 
@@ -108,9 +110,9 @@ def server_options(command: F) -> F:
     @click.option(
         "--tls", is_flag=True, envvar="MEMSTREAM_TLS", show_envvar=True, help="Use TLS; implied by the next three."
     )
-    @_file("--tls-ca", "MEMSTREAM_TLS_CA", "CA of the server's certificate. Default: the system's.")
-    @_file("--tls-cert", "MEMSTREAM_TLS_CERT", "Client certificate, for a server that requires one.")
-    @_file("--tls-key", "MEMSTREAM_TLS_KEY", "Its key.")
+    @_file_option("--tls-ca", "MEMSTREAM_TLS_CA", "CA of the server's certificate. Default: the system's.")
+    @_file_option("--tls-cert", "MEMSTREAM_TLS_CERT", "Client certificate, for a server that requires one.")
+    @_file_option("--tls-key", "MEMSTREAM_TLS_KEY", "Its key.")
     @click.option(
         "--timeout",
         "timeout_s",
@@ -121,14 +123,14 @@ def server_options(command: F) -> F:
         help="Time limit of one call.",
     )
     @functools.wraps(command)
-    def told(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
-        tls = _tls(*(kwargs.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key")))
+    def wrapper(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
+        tls = _build_tls(*(kwargs.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key")))
         return command(*args, server=Server(target, token or None, timeout_s, tls), **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
-def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
+def _file_option(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
     path = click.Path(path_type=Path, dir_okay=False)
     return click.option(flag, type=path, envvar=variable, show_envvar=True, metavar="FILE", help=f"{meaning} PEM.")
 
@@ -136,7 +138,7 @@ def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
 _TLS_FLAGS = {"roots": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key"}
 
 
-def _tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
+def _build_tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
     if not wanted and not (ca or certificate or key):
         return None
     try:

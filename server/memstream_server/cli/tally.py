@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memstream.observe import ObserveStream
-from memstream_server.cli.feeds import Feed, Places, Problem
+from memstream_server.cli.feeds import Feed, LinePositions, Problem
 
 PROBLEMS_KEPT = 1_000
 """Malformed lines of a pipe that are kept with their reason; the rest are only counted."""
@@ -22,7 +22,7 @@ class Tally:
     """The producer's last number before this run."""
     skipped: int = 0
     stream: ObserveStream | None = None
-    places: Places = field(default_factory=Places)
+    places: LinePositions = field(default_factory=LinePositions)
     malformed: list[Problem] = field(default_factory=list)
     malformed_count: int = 0
 

@@ -17,19 +17,21 @@ from memstream.client import Client
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, say
+from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.server import Server, server_options
 
 
-class _Type(msgspec.Struct):
+class _LineType(msgspec.Struct):
     type: str = ""
 
 
 @contextmanager
-def bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+def progress_bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
     """Shows a progress bar on standard error, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("fragments"))
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        *columns, console=open_console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as progress:
         yield progress, progress.add_task(what, total=None)
 
 
@@ -56,12 +58,12 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
     """
     namespace, _, memory = what.partition("/")
     if output is None:
-        server.ask(lambda client: _export(client, namespace, memory, vectors, sys.stdout.buffer))
+        server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, sys.stdout.buffer))
         return
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with part.open("xb") as file:
-            count = server.ask(lambda client: _export(client, namespace, memory, vectors, file))
+            count = server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, file))
             file.flush()
             os.fsync(file.fileno())
         part.replace(output)
@@ -73,18 +75,18 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
     if as_json:
         print_json({"file": str(output), "fragments": count, "bytes": size})
     else:
-        say(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
+        print_line(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
 
 
-async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
+async def _export_to_file(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
     done, last = 0, b""
-    with bar("exporting") as (progress, task):
+    with progress_bar("exporting") as (progress, task):
         async for part in client.export(namespace, memory, include_vectors=vectors):
             file.write(part.lines)
             done, last = part.done, part.lines
             progress.update(task, completed=part.done, total=part.total)
     file.flush()
-    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_Type).type != "end":
+    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_LineType).type != "end":
         raise Failure("the export is truncated: its last line is missing")
     return done
 
@@ -129,19 +131,19 @@ def import_command(
         )
         if validate_only or not wait:
             return started
-        with bar("importing") as (progress, task):
+        with progress_bar("importing") as (progress, task):
             return await client.finished(
                 started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
             )
 
-    operation = server.ask(work)
+    operation = server.run_with_client(work)
     if as_json:
         print_json(operation)
     elif validate_only:
-        say(f"{file} is valid and can be imported: {operation.total:,} fragments")
+        print_line(f"{file} is valid and can be imported: {operation.total:,} fragments")
     elif operation.end_time is None:
-        say(f"started the import as operation {operation.id}")
+        print_line(f"started the import as operation {operation.id}")
     elif operation.state.value == "succeeded":
-        say(f"imported {operation.done:,} fragments of {file} into {namespace}")
+        print_line(f"imported {operation.done:,} fragments of {file} into {namespace}")
     else:
         raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")
