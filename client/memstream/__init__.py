@@ -8,7 +8,8 @@
         for hit in await joy.recall_once("What's my name?", limit=5, explain=True):
             print(hit.fragment.content, hit.score)
 
-Scripts without an event loop use memstream.sync, by the same names. Exceptions are in memstream.errors, and here.
+Scripts without an event loop use memstream.sync, which has the same names. Exceptions are in memstream.errors, and
+here.
 """
 
 from importlib import import_module
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from memstream.public import *  # noqa: F403 - its __all__ names them
 else:
-    # When a name is first asked for: a server imports memstream.v1 alone, and the rest would be a tenth of its start.
+    # Import lazily: a server imports only memstream.v1, and the rest would take a tenth of its start time.
     def __getattr__(name: str) -> Any:
         public = import_module("memstream.public")
         globals().update({each: getattr(public, each) for each in public.__all__}, __all__=public.__all__)

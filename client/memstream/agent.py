@@ -1,14 +1,14 @@
-"""An agent's memory as DB-GPT's agents use theirs: a memory, its conversation, and templates between words and both.
+"""An agent's memory with DB-GPT's interface: a memory, its conversation, and prompt templates.
 
     async with memstream.connect("127.0.0.1:7700") as client:
         joy = await AgentMemory.open(client, "comedy/joy")
-        prompt = await joy.prompt("What's my name?")              # what is remembered, and the question
+        prompt = await joy.prompt("What's my name?")              # recalled memories and the question
         await joy.write_memories("What's my name?", "You are Bob!")
 
-`AgentMemory` here is what DB-GPT calls so: the memory and the GptsMemory together. The handle of the memory alone is
-`memory` (a memstream.Memory), that of messages and plans `conversation`.
+As in DB-GPT, `AgentMemory` is the memory and the GptsMemory together. Its attribute `memory` is the handle of the
+memory alone (a memstream.Memory); `conversation` is the handle of messages and plans.
 
-To read or write differently, subclass it and override `read_memories`, `write_memories`, or what they are made of:
+To read or write differently, subclass it and override `read_memories`, `write_memories`, or their parts:
 `memory_text`, `write_memory_template` (None writes a structured observation), `user_prompt_template`.
 """
 
@@ -18,17 +18,17 @@ from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Self, TypedDict
 
 from memstream.argument_types import Several
-from memstream.arguments import check_fields, check_made, check_methods
+from memstream.arguments import check_constructor, check_fields, check_methods
 from memstream.client import Client
 from memstream.conversations import Conversation
 from memstream.errors import MemoryExists
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
-from memstream.templates import render
+from memstream.templates import render_template
 from memstream.values import Answer, Fragment, MemoryKind, Observation, RecallOptions, Structured
 
 SHORT_TERM_CAPACITY = 5
-"""What DB-GPT's default memory holds."""
+"""Capacity of DB-GPT's default memory."""
 
 WRITE_MEMORY_TEMPLATE = """\
 {% if question %}user: {{ question }}
@@ -47,7 +47,7 @@ USER_PROMPT_TEMPLATE = """\
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOutput:
-    """What came of an agent's action; empty fields were not given."""
+    """The result of an agent's action; empty fields were not given."""
 
     content: str = ""
     is_exe_success: bool = True
@@ -60,15 +60,15 @@ class ActionOutput:
     observations: str = ""
 
 
-class MadeWith(TypedDict):
-    """What an agent's memory is made with."""
+class CreateOptions(TypedDict):
+    """Arguments of `create_memory` for an agent's memory."""
 
     kind: MemoryKind
     policy: PolicyLike | None
 
 
-def made_with(kind: MemoryKind | None, policy: PolicyLike | None) -> MadeWith:
-    """DB-GPT's default where nothing else is given."""
+def default_create_options(kind: MemoryKind | None, policy: PolicyLike | None) -> CreateOptions:
+    """Kind and policy, with DB-GPT's defaults for those that are None."""
     kind = kind or MemoryKind.SHORT_TERM
     if policy is None and kind is MemoryKind.SHORT_TERM:
         policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
@@ -77,15 +77,16 @@ def made_with(kind: MemoryKind | None, policy: PolicyLike | None) -> MadeWith:
 
 @check_methods
 class AgentTemplates:
-    """From words to observations and from memories to a prompt: nothing here calls the server."""
+    """Renders observations from an agent's turn and prompts from memories; does not call the server."""
 
     write_memory_template: str | None = WRITE_MEMORY_TEMPLATE
-    """Sees question, thought, phase, action_intention, action_reason, action, action_input, observation, check_pass,
+    """Variables: question, thought, phase, action_intention, action_reason, action, action_input, observation,
+    check_pass,
     check_fail_reason. None writes a structured observation of the first eight."""
     user_prompt_template: str = USER_PROMPT_TEMPLATE
-    """Sees most_recent_memories and question."""
+    """Variables: most_recent_memories and question."""
     separator: ClassVar[str] = "\n"
-    """Between two memories of a prompt."""
+    """Separates two memories in a prompt."""
 
     def memory_content(
         self,
@@ -95,10 +96,10 @@ class AgentTemplates:
         check_pass: bool = True,
         check_fail_reason: str | None = None,
     ) -> str | Structured:
-        """What `write_memories` writes: text by the template, or a structured observation.
+        """The content that `write_memories` writes: rendered text, or a structured observation.
 
-        The thought is the action's, or else what the model said; the observation is the action's, or else why it did
-        not pass. Raises InvalidRequest when the template cannot be used.
+        The thought is the action's, else the model's reply; the observation is the reason of a failed check, else the
+        action's. Raises InvalidRequest when the template cannot be used.
         """
         done = action_output or ActionOutput()
         failed = "" if check_pass else check_fail_reason or "it did not pass the check"
@@ -115,16 +116,16 @@ class AgentTemplates:
         if self.write_memory_template is None:
             return step
         values = asdict(step) | {"check_pass": check_pass, "check_fail_reason": check_fail_reason or ""}
-        return render("write_memory_template", self.write_memory_template, values).rstrip()
+        return render_template("write_memory_template", self.write_memory_template, values).rstrip()
 
     def memories_text(self, answer: Answer) -> str:
-        """The `most_recent_memories` of a prompt: what was recalled from long-term, then all of short-term in order."""
+        """The `most_recent_memories` of a prompt: recalled long-term fragments, then all of short-term in order."""
         held = {fragment.id for fragment in answer.working_memory}
         recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
         return self.separator.join(self.memory_text(each) for each in (*recalled, *answer.working_memory))
 
     def memory_text(self, fragment: Fragment) -> str:
-        """One memory in a prompt: its content; of a structured one a line for each part that was given."""
+        """One memory in a prompt: its content, or one line for each part of a structured one."""
         step = fragment.structured
         if step is None:
             return fragment.content
@@ -132,16 +133,18 @@ class AgentTemplates:
         return "\n".join(f"{name}: {value}" for name, value in parts if value)
 
     def prompt_text(self, question: str, most_recent_memories: str) -> str:
-        """What to ask the model. Raises InvalidRequest when the template cannot be used."""
+        """The rendered prompt. Raises InvalidRequest when the template cannot be used."""
         values = {"question": question, "most_recent_memories": most_recent_memories}
-        return render("user_prompt_template", self.user_prompt_template, values)
+        return render_template("user_prompt_template", self.user_prompt_template, values)
 
 
 @check_methods
-@check_made
+@check_constructor
 class AgentMemory(AgentTemplates):
-    """A memory and its conversation. `options` are those of every recall; `session` (the conversation's name, unless
-    given) is that of every observation. The methods raise a MemstreamError (see memstream.errors).
+    """A memory and its conversation.
+
+    `options` apply to every recall; `session` (default: the conversation's name) applies to every observation. The
+    methods raise a MemstreamError (see memstream.errors).
     """
 
     def __init__(
@@ -167,23 +170,23 @@ class AgentMemory(AgentTemplates):
         kind: MemoryKind | None = None,
         policy: PolicyLike | None = None,
     ) -> Self:
-        """The memory `namespace/name`, made if it is not there, and the conversation of that path, unless given.
+        """Opens the memory `namespace/name`, creating it if needed, and a conversation (default: of the same path).
 
-        By default as in DB-GPT: a short-term memory of five. Raises MemoryExists where a memory is there with another
-        kind or policy than is given here.
+        The default is DB-GPT's: a short-term memory of five. Raises MemoryExists if the memory exists with another kind
+        or policy than the ones passed.
         """
         try:
-            memory = await client.create_memory(path, **made_with(kind, policy))
+            memory = await client.create_memory(path, **default_create_options(kind, policy))
         except MemoryExists:
             memory = await client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))
 
     async def read_memories(self, question: str) -> str:
-        """What the memory has for a question, as a text for the prompt."""
+        """Recalls memories for a question, as text for the prompt."""
         return self.memories_text(await self.memory.recall_once(question, session=self.session, **self.options))
 
     async def prompt(self, question: str) -> str:
-        """The question with the memories it brings up, by `user_prompt_template`."""
+        """The question with its recalled memories, rendered by `user_prompt_template`."""
         return self.prompt_text(question, await self.read_memories(question))
 
     async def write_memories(
@@ -194,16 +197,16 @@ class AgentMemory(AgentTemplates):
         check_pass: bool = True,
         check_fail_reason: str | None = None,
     ) -> None:
-        """Observes a turn; when this returns it is stored: every later read sees it.
+        """Observes a turn; it is stored when this returns, so every later read sees it.
 
-        question: what was received. ai_message: what the model said. action_output: what came of its action.
+        question: the message received. ai_message: the model's reply. action_output: the result of its action.
         check_pass, check_fail_reason: whether the answer was accepted, and why not.
         """
         content = self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)
         await self.observe([content])
 
     async def observe(self, contents: Several[str | Structured]) -> None:
-        """Observes texts or steps in order, once each; raises why one was refused."""
+        """Observes texts or steps in order, once each; raises the error of the first one rejected."""
         observations = [Observation(content, session=self.session) for content in contents]
         result = await self.memory.observe_batch(observations)
         for rejected in result.rejected:

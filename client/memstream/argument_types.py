@@ -1,4 +1,4 @@
-"""What annotations say beyond a type, and how an error shows a value that does not fit."""
+"""Constraints in annotations (bounds, secrets, collections), and how errors display a rejected value."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _SHOWN_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """In an annotation, `Annotated[int, Bounds(0, 10)]`: both belong to the range."""
+    """In an annotation, `Annotated[int, Bounds(0, 10)]`: both bounds are inclusive."""
 
     low: float
     high: float
 
 
 Int32: TypeAlias = Annotated[int, Bounds(-INT32_MAX - 1, INT32_MAX)]
-"""A whole number of 32 bits."""
+"""An int32."""
 Count: TypeAlias = Annotated[int, Bounds(0, INT32_MAX)]
-"""A whole number, not negative."""
+"""A non-negative int32."""
 Position: TypeAlias = Annotated[int, Bounds(0, INT64_MAX)]
-"""A number, revision or other place in an order, not negative."""
+"""A sequence number, revision or other position: a non-negative int64."""
 Seconds: TypeAlias = Annotated[float, Bounds(0, 1e9)]
-"""Not negative, and within what clocks can count."""
+"""A non-negative number of seconds that clocks can represent."""
 KeepaliveSeconds: TypeAlias = Annotated[float, Bounds(0.001, INT32_MAX / 1000)]
-"""What gRPC takes, in milliseconds, as an int32."""
+"""gRPC takes milliseconds as an int32."""
 
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ListLike(Protocol[T_co]):
-    """A list, a tuple or the like: no string, which contains strings alone, and no mapping, which has no places."""
+    """A list, a tuple or similar; excludes strings (they contain only strings) and mappings (they have no index)."""
 
     def __contains__(self, value: object, /) -> bool: ...
     def __iter__(self) -> Iterator[T_co]: ...
@@ -47,21 +47,21 @@ class ListLike(Protocol[T_co]):
 
 
 Several: TypeAlias = ListLike[T] | AbstractSet[T]
-"""A list, tuple or set; a string or a mapping is a mistake that a type checker finds."""
+"""A list, tuple or set; a type checker rejects a string or a mapping."""
 Items: TypeAlias = ListLike[T] | AbstractSet[T] | Iterator[T]
-"""The same, or what gives one item after another."""
+"""A list, tuple, set or iterator."""
 
 
 class Secret:
-    """In an annotation: no error shows the value."""
+    """In an annotation: errors never show the value."""
 
 
 class VectorLike:
-    """In an annotation: a numpy array or a sequence of numbers, which the codec checks."""
+    """In an annotation: a numpy array or a sequence of numbers; the codec checks it."""
 
 
 def show_value(value: object) -> str:
-    """What came, as an error may repeat it: short, and on one line."""
+    """The value as an error message shows it: short, on one line."""
     if value is None:
         return "None"
     if isinstance(value, str | bytes):
@@ -74,10 +74,10 @@ def show_value(value: object) -> str:
 
 
 def quote_text(text: str | bytes) -> str:
-    """A text as an error may repeat it."""
+    """A text as an error message shows it: escaped, truncated."""
     return f"{text[:_SHOWN_CHARS]!a}{'...' if len(text) > _SHOWN_CHARS else ''}"
 
 
 def with_article(kind: type) -> str:
-    """A class as an error names it."""
+    """The class name with its article, for an error message."""
     return f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}"

@@ -1,9 +1,8 @@
-"""The check of every public call: its arguments against its annotations, before anything else is done.
+"""Checks the arguments of every public call against its annotations, before the call does anything.
 
-`@check_methods` on a class checks its public methods, `@check_made` what one is made with, `@check_fields` on a
-dataclass its fields, and `@check_arguments` one function. What does not fit raises InvalidArgument, which names the
-argument, says what came and what is allowed; so does an argument that there is not, one that is missing, and one too
-many.
+`@check_methods` on a class checks its public methods, `@check_constructor` its constructor, `@check_fields` the fields of a
+dataclass, and `@check_arguments` one function. An invalid, unknown, missing or surplus argument raises InvalidArgument,
+which names the argument, the value received and the values allowed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.value_kinds import Kind
 
-CHECKED = "__checks_its_fields__"
-"""Set on dataclasses that check their fields when they are made."""
+CHECKS_FIELDS = "__checks_its_fields__"
+"""Attribute of dataclasses that check their fields on construction."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
@@ -27,14 +26,14 @@ T = TypeVar("T")
 
 
 class _Signature:
-    """What a function takes apart from the object or class that it belongs to."""
+    """The parameters of a function, without self or cls."""
 
     def __init__(self, function: Callable[..., Any], name: str, hints: Mapping[str, Any], bound: bool) -> None:
         self._name = name
         self._kinds: dict[str, Kind] = {}
         self._positional: list[tuple[str, Kind]] = []
         self._required: list[tuple[str, int]] = []
-        """(name, place) of what must be given."""
+        """(name, position) of required arguments."""
         for each in list(inspect.signature(function).parameters.values())[bound:]:
             if each.kind is each.VAR_KEYWORD:
                 options = get_type_hints(get_args(hints[each.name])[0], include_extras=True)
@@ -67,7 +66,7 @@ class _Signature:
 
 
 def unknown_argument(path: str, name: object, of: str, known: Collection[str]) -> InvalidArgument:
-    """The error for an argument, or a key of one, that there is not."""
+    """The error for an unknown argument, or an unknown key of one."""
     near = difflib.get_close_matches(str(name), known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
     takes = f"it takes {', '.join(known)}" if known else "it takes none"
@@ -75,59 +74,59 @@ def unknown_argument(path: str, name: object, of: str, known: Collection[str]) -
 
 
 def check_arguments(function: F) -> F:
-    """The function, with its arguments checked."""
-    return cast("F", _checking(function, function.__name__, bound=False, hints=lambda: _hints(function)))
+    """Wraps a function so that its arguments are checked."""
+    return cast("F", _wrap_checked(function, function.__name__, bound=False, hints=lambda: _read_hints(function)))
 
 
 def check_methods(kind: C) -> C:
-    """The class, with the arguments of its public methods checked."""
+    """Wraps the public methods of a class so that their arguments are checked."""
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or isinstance(member, property):
             continue
         if isinstance(member, classmethod):
-            setattr(kind, name, classmethod(_method(member.__func__)))
+            setattr(kind, name, classmethod(_wrap_method(member.__func__)))
         elif inspect.isfunction(member):
-            setattr(kind, name, _method(member))
+            setattr(kind, name, _wrap_method(member))
     return kind
 
 
-def check_made(kind: C) -> C:
-    """The class, with the arguments checked that an object is made with."""
-    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=lambda: _hints(kind.__init__))
+def check_constructor(kind: C) -> C:
+    """Wraps the constructor of a class so that its arguments are checked."""
+    kind.__init__ = _wrap_checked(kind.__init__, kind.__name__, bound=True, hints=lambda: _read_hints(kind.__init__))
     return kind
 
 
 def check_fields(kind: C) -> C:
-    """The dataclass, whose fields are checked when one is made."""
+    """Makes a dataclass check its fields on construction."""
 
     def hints() -> dict[str, Any]:
         return get_type_hints(kind, include_extras=True)
 
-    kind.__init__ = _checking(kind.__init__, kind.__name__, bound=True, hints=hints)
-    setattr(kind, CHECKED, True)
+    kind.__init__ = _wrap_checked(kind.__init__, kind.__name__, bound=True, hints=hints)
+    setattr(kind, CHECKS_FIELDS, True)
     return kind
 
 
 def checked_items(path: str, items: Iterable[T], hint: object) -> Iterator[T]:
-    """Each item of what can be gone through once, checked as it is taken."""
+    """Yields the items, checking each as it is consumed: an iterator can be read only once."""
     kind = kind_of(hint)
     for number, item in enumerate(items):
         kind.check(f"{path}[{number}]", item)
         yield item
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _checking(function, function.__name__, bound=True, hints=lambda: _hints(function))
+def _wrap_method(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _wrap_checked(function, function.__name__, bound=True, hints=lambda: _read_hints(function))
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _read_hints(function: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(inspect.unwrap(function), include_extras=True)
 
 
-def _checking(
+def _wrap_checked(
     function: Callable[..., Any], name: str, *, bound: bool, hints: Callable[[], dict[str, Any]]
 ) -> Callable[..., Any]:
-    made: list[_Signature] = []  # when it is first called: to read annotations takes long
+    made: list[_Signature] = []  # built on the first call: resolving annotations is slow
 
     def check(arguments: tuple[object, ...], named: Mapping[str, object]) -> None:
         if not made:
@@ -152,7 +151,7 @@ def _checking(
 
 
 class _NotGiven:
-    """The default of an option that has none."""
+    """Shown as the default of an option without one."""
 
     def __repr__(self) -> str:
         return "<not given>"
@@ -162,19 +161,19 @@ _NOT_GIVEN = _NotGiven()
 
 
 def _show_options(wrapper: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The wrapper, which shows the options of a TypedDict by name to `help` and to editors."""
+    """Lists the options of a TypedDict by name in the wrapper's signature, for `help` and editors."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
         given = str(parameters[-1].annotation).removeprefix("Unpack[").removesuffix("]")
         options = inspect.unwrap(function).__globals__[given].__annotations__
         named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_text(hint))
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_NOT_GIVEN, annotation=_format_hint(hint))
             for name, hint in options.items()
         ]
         wrapper.__signature__ = signature.replace(parameters=[*parameters[:-1], *named])  # type: ignore[attr-defined]
     return wrapper
 
 
-def _text(hint: object) -> object:
+def _format_hint(hint: object) -> object:
     return getattr(hint, "__forward_arg__", hint)

@@ -1,4 +1,4 @@
-"""When to make a call or open a broken stream again, and when to give up."""
+"""Decides when to retry a call or reopen a broken stream, and when to give up."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ import grpc.aio
 from memstream.argument_types import Seconds
 from memstream.arguments import check_fields
 from memstream.errors import MemstreamError, Unauthenticated
-from memstream.status import is_cut, task_is_cancelled, translate
+from memstream.status import is_cut, task_is_cancelled, translate_error
 
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How streams reconnect and calls are repeated: full jitter up to a doubling delay, or what the server asks for
-    where that is longer, until so long has passed without progress.
+    """How streams reconnect and calls are retried: exponential backoff with full jitter, at least the server's delay.
 
-    `first_s` bounds the first opening (a wrong address is to be told soon), `later_s` every reconnection (a server is
-    restarted, upgraded or moved meanwhile), `calls_s` the repeats of a call while the server is unavailable; 0 repeats
-    none. A call never outlasts its own time limit. All in seconds.
+    Limits without progress, in seconds: `first_s` for the first connection (short, so that a wrong address fails
+    soon), `later_s` for reconnecting (long enough to restart, upgrade or move a server), `calls_s` for retrying a call
+    while the server is unavailable (0: no retry). A call never outlasts its own timeout.
     """
 
     first_s: Seconds = 10.0
@@ -36,7 +35,7 @@ class Retry:
 
 
 class Backoff:
-    """Decides after each break of one stream. `clock` counts seconds, monotonic; `draw` is uniform in [0, 1)."""
+    """Decides after each break of one stream. `clock` gives monotonic seconds; `draw` is uniform in [0, 1)."""
 
     def __init__(self, retry: Retry, clock: Callable[[], float], draw: Callable[[], float] = random.random) -> None:
         self._retry = retry
@@ -47,21 +46,21 @@ class Backoff:
         self._broken_since: float | None = None
         self._open_since: float | None = None
 
-    def opened(self) -> None:
-        """The stream is open; it counts as progress once it has stayed so for the longest delay."""
+    def mark_opened(self) -> None:
+        """The stream is open; this counts as progress once it has been open for the longest delay."""
         self._allowance_s = self._retry.later_s
         self._open_since = self._clock()
 
-    def progressed(self) -> None:
-        """The stream did what it is for: breaks before do not count any more."""
+    def mark_progress(self) -> None:
+        """The stream made progress: earlier breaks no longer count."""
         self._attempts = 0
         self._broken_since = None
 
     def delay_s(self, error: MemstreamError) -> float | None:
-        """Seconds to wait before opening again, None to give up with this error.
+        """Seconds to wait before reopening, None to give up with this error.
 
-        A stream that was open and is then ended UNAUTHENTICATED is opened again, with the token of now; to be refused
-        so at the opening is final.
+        A stream that ends UNAUTHENTICATED after it was open is reopened with the current token; UNAUTHENTICATED while
+        opening is final.
         """
         outdated = self._open_since is not None and isinstance(error, Unauthenticated)
         delay_s = self.pause_s(error)
@@ -69,10 +68,10 @@ class Backoff:
         return delay_s if (is_cut(error) or outdated) and broken_s <= self._allowance_s else None
 
     def pause_s(self, error: MemstreamError) -> float:
-        """Seconds to wait after a break before the next attempt, if there is to be one."""
+        """Seconds to wait between a break and the next attempt."""
         now = self._clock()
         if self._open_since is not None and now - self._open_since > self._retry.delay_max_s:
-            self.progressed()
+            self.mark_progress()
         self._open_since = None
         if self._broken_since is None:
             self._broken_since = now
@@ -81,8 +80,8 @@ class Backoff:
         return max(error.retry_after or 0.0, ceiling * self._draw())
 
 
-async def persist(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
-    """Runs `attempt`, one connection of a stream, again after each break until it returns.
+async def repeat_until_done(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
+    """Runs `attempt`, one connection of a stream, and repeats it after each break until it returns.
 
     Raises the MemstreamError of the last break when it is final or the backoff gives up.
     """
@@ -92,11 +91,11 @@ async def persist(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> N
         except asyncio.CancelledError as raised:
             if task_is_cancelled():
                 raise
-            error = translate(raised)
+            error = translate_error(raised)
         except (MemstreamError, grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as raised:
-            error = translate(raised)
+            error = translate_error(raised)
         except Exception as defect:
-            raise translate(defect) from defect  # not a break: trying again would hide it
+            raise translate_error(defect) from defect  # a defect, not a break: a retry would hide it
         delay_s = backoff.delay_s(error)
         if delay_s is None:
             raise error

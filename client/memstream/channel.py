@@ -1,4 +1,4 @@
-"""The gRPC channel: how it is configured, what every call sends, and errors turned into the one tree."""
+"""The gRPC channel: its configuration, the metadata of every call, retries, and the translation of errors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from memstream.arguments import check_fields, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
-from memstream.status import task_is_cancelled, translate
+from memstream.status import task_is_cancelled, translate_error
 from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from memstream.v1.server_service_pb2_grpc import ServerServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from memstream.wiretypes import encoding, invalid
+from memstream.wiretypes import encoding, invalid_field
 
-if TYPE_CHECKING:  # names of the stubs' declarations alone
+if TYPE_CHECKING:  # these exist only in the stubs' declarations
     from memstream.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from memstream.v1.memory_service_pb2_grpc import MemoryServiceAsyncStub
     from memstream.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
@@ -40,15 +40,15 @@ Response = TypeVar("Response", covariant=True)
 Message = TypeVar("Message")
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 Token: TypeAlias = Annotated[str | Callable[[], str], Secret]
-"""A bearer token, or what gives the one to send with the next call."""
+"""A bearer token, or a function that returns the token for the next call."""
 
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-# CANCELLED by the server, whose grace ended while the call was under way; what the caller cancels is over.
+# CANCELLED comes from a server whose shutdown grace ended during the call; a caller's own cancellation is not retried.
 _REPEATED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 
 
 class Unary(Protocol[Request, Response]):
-    """What the stubs' unary methods have in common."""
+    """The signature of the stubs' unary methods."""
 
     def __call__(
         self, request: Request, /, *, timeout: float | None = None, metadata: Metadata | None = None
@@ -56,14 +56,14 @@ class Unary(Protocol[Request, Response]):
 
 
 class Tracing(Protocol):
-    """Makes calls part of the program's traces; `memstream.otel.Tracing` is one."""
+    """Adds calls to the program's traces; `memstream.otel.Tracing` implements it."""
 
     def call(self, name: str) -> AbstractContextManager[None]:
-        """Around a call of this name, a connection of a stream, or a query on one."""
+        """A span around a call of this name, a connection of a stream, or a query on one."""
         ...
 
     def carried(self) -> Metadata:
-        """What goes along with a call or a stream that begins now."""
+        """Metadata that propagates the current span to the server."""
         ...
 
 
@@ -71,7 +71,7 @@ class Tracing(Protocol):
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS material as PEM bytes: roots None are the system's, key and chain make it mutual."""
+    """TLS material as PEM bytes: roots None uses the system's, key and chain enable mutual TLS."""
 
     root_certificates: Annotated[bytes, Secret] | None = field(default=None, repr=False)
     private_key: Annotated[bytes, Secret] | None = field(default=None, repr=False)
@@ -86,22 +86,29 @@ class Tls:
         key: str | Path | None = None,
         server_name: str | None = None,
     ) -> Tls:
-        """From PEM files, read now. Raises InvalidArgument for one that cannot be read, and a key without its pair."""
+        """Reads PEM files. Raises InvalidArgument for an unreadable file, and for a key or certificate without the
+        other."""
         if (certificate is None) != (key is None):
-            raise invalid("certificate" if certificate is None else "key", "a certificate and its key go together")
-        return cls(_read("roots", roots), _read("key", key), _read("certificate", certificate), server_name)
+            raise invalid_field(
+                "certificate" if certificate is None else "key", "a certificate and its key go together"
+            )
+        return cls(
+            _read_file("roots", roots), _read_file("key", key), _read_file("certificate", certificate), server_name
+        )
 
 
-def _read(argument: str, path: str | Path | None) -> bytes | None:
+def _read_file(argument: str, path: str | Path | None) -> bytes | None:
     try:
         return None if path is None else Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        raise invalid(argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}") from error
+        raise invalid_field(
+            argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPath:
-    """A memory by namespace and name."""
+    """The namespace and name of a memory or conversation."""
 
     namespace: str
     name: str
@@ -111,24 +118,24 @@ class MemoryPath:
 
 
 def memory_path(path: str, field: str = "memory") -> MemoryPath:
-    """`"namespace/name"`; checked here because a routing header cannot carry anything else."""
+    """Parses `"namespace/name"`; checked here because the routing header cannot carry other characters."""
     namespace, slash, name = path.partition("/")
     if not slash:
-        raise invalid(field, f'{quote_text(path)} has no "/": write "namespace/name"')
+        raise invalid_field(field, f'{quote_text(path)} has no "/": write "namespace/name"')
     for part, text in (("namespace", namespace), ("name", name)):
         if problem := name_problem(text):
-            raise invalid(field, f"the {part} of {quote_text(path)} {problem}")
+            raise invalid_field(field, f"the {part} of {quote_text(path)} {problem}")
     return MemoryPath(namespace, name)
 
 
 def new_request_id() -> str:
-    """Makes a repeat of a call return the first answer."""
+    """A new idempotency key: a retry with the same one returns the first answer."""
     return uuid.uuid4().hex
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelSettings:
-    """What `connect` was told; its docstring explains."""
+    """The arguments of `connect`; see its docstring."""
 
     target: str
     token: Token | None = field(repr=False)
@@ -142,9 +149,9 @@ class ChannelSettings:
 
 
 class Link:
-    """A channel and its stubs, made in the event loop of the first call.
+    """A channel and its stubs, created in the event loop of the first call.
 
-    When that loop is closed (asyncio.run has returned), the next call makes them again in its own.
+    When that loop is closed (asyncio.run has returned), the next call creates them again in its own loop.
     """
 
     def __init__(self, settings: ChannelSettings) -> None:
@@ -154,45 +161,45 @@ class Link:
 
     @property
     def conversations(self) -> ConversationServiceAsyncStub:
-        """Calls of this service, as are the next ones."""
-        return self._opened().conversations
+        """The stub of ConversationService."""
+        return self._open_stubs().conversations
 
     @property
     def memories(self) -> MemoryServiceAsyncStub:
-        """Of memories and fragments."""
-        return self._opened().memories
+        """The stub of MemoryService."""
+        return self._open_stubs().memories
 
     @property
     def operations(self) -> OperationServiceAsyncStub:
-        """Of long work."""
-        return self._opened().operations
+        """The stub of OperationService."""
+        return self._open_stubs().operations
 
     @property
     def server(self) -> ServerServiceAsyncStub:
-        """Of the server itself."""
-        return self._opened().server
+        """The stub of ServerService."""
+        return self._open_stubs().server
 
     @property
     def streams(self) -> StreamServiceAsyncStub:
-        """Of observing, recalling and watching."""
-        return self._opened().streams
+        """The stub of StreamService."""
+        return self._open_stubs().streams
 
     def check_open(self) -> None:
-        """Raises StreamClosed once the client was closed, and as `check_loop` does."""
+        """Raises StreamClosed if the client is closed, EventLoopMismatch as `check_loop` does."""
         if self._closed:
             raise StreamClosed("the client is closed")
         self.check_loop()
 
     def check_loop(self) -> None:
-        """Raises EventLoopMismatch where another loop runs than the client's, or none."""
+        """Raises EventLoopMismatch unless the client's event loop is the running one."""
         running = _running_loop()
         if self._stubs is not None and self._stubs.loop is not running and not self._stubs.loop.is_closed():
             raise EventLoopMismatch(
-                "the client belongs to another event loop that still runs: make one with memstream.connect() in each "
+                "the client belongs to another event loop that still runs: create one with memstream.connect() in each "
                 "loop, or use memstream.sync from threads"
             )
 
-    def _opened(self) -> _Stubs:
+    def _open_stubs(self) -> _Stubs:
         self.check_open()
         running = _running_loop()
         if self._stubs is None or self._stubs.loop is not running:
@@ -200,9 +207,9 @@ class Link:
         return self._stubs
 
     def metadata(self, memory: MemoryPath | None = None) -> Metadata:
-        """What a call sends: who calls, and for which memory, for consistent-hash routing."""
+        """Metadata of a call: the bearer token, the memory (for consistent-hash routing) and the trace context."""
         self.check_open()
-        # In metadata and not in call credentials, which nearly double the cost of a unary call.
+        # The token travels in metadata: call credentials nearly double the cost of a unary call.
         token = self.settings.token() if callable(self.settings.token) else self.settings.token
         said: Metadata = () if token is None else (("authorization", f"Bearer {_checked_token(token)}"),)
         if memory is not None:
@@ -216,21 +223,22 @@ class Link:
         memory: MemoryPath | None = None,
         timeout_s: float | None = None,
     ) -> Response:
-        """Calls and waits; `timeout_s` None takes the client's."""
+        """Calls and waits for the answer; `timeout_s` None means the client's default."""
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
         with self.traced(type(request).__name__.removesuffix("Request")):
-            return await self._answer(method, request, memory, limit_s)
+            return await self._call_with_retries(method, request, memory, limit_s)
 
-    async def _answer(
+    async def _call_with_retries(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
     ) -> Response:
-        """Repeats the call while the server is unavailable: every call reads, has a request_id, or is idempotent."""
+        """Retries while the server is unavailable. This is safe: every call reads, has a request_id, or is
+        idempotent."""
         clock = asyncio.get_running_loop().time
         end_s, give_up_s = clock() + timeout_s, 0.0
         backoff: Backoff | None = None
         while True:
             try:
-                with translated():
+                with translate_errors():
                     return await method(request, timeout=end_s - clock(), metadata=self.metadata(memory))
             except MemstreamError as error:
                 if error.code not in _REPEATED or isinstance(error, StreamClosed):
@@ -244,11 +252,11 @@ class Link:
             await asyncio.sleep(delay_s)
 
     def traced(self, name: str) -> AbstractContextManager[None]:
-        """Around a call, a connection of a stream or a query on one."""
+        """A span around a call, a connection of a stream, or a query on one."""
         return nullcontext() if self.settings.tracing is None else self.settings.tracing.call(name)
 
     async def close(self) -> None:
-        """Ends every call. May be called again."""
+        """Ends every call. Idempotent."""
         if self._closed:
             return
         self.check_open()
@@ -258,7 +266,7 @@ class Link:
 
 
 class _Stubs:
-    """A channel in its event loop."""
+    """A channel, its stubs and its event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, channel: grpc.aio.Channel) -> None:
         self.loop = loop
@@ -281,25 +289,25 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 def _checked_token(token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise invalid("token", "must be a string of visible ASCII characters without spaces")
+        raise invalid_field("token", "must be a string of visible ASCII characters without spaces")
     return token
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """What a call raises becomes an exception of the tree; a task that is cancelled stays so."""
+def translate_errors() -> Iterator[None]:
+    """Translates what a call raises into a MemstreamError; does not swallow the cancellation of the task."""
     try:
         yield
     except (grpc.RpcError, grpc.aio.UsageError) as error:
-        raise translate(error) from error
+        raise translate_error(error) from error
     except asyncio.CancelledError:
         if task_is_cancelled():
             raise
         raise StreamClosed("the client was closed during the call") from None
 
 
-async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:
-    """Every item of every page; `fetch(token)` gives a page and the next token, which is empty on the last."""
+async def iterate_pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:
+    """Yields the items of all pages; `fetch(token)` returns a page and the next token (empty: last page)."""
     token = ""
     while True:
         items, token = await fetch(token)
@@ -310,7 +318,7 @@ async def pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]
 
 
 async def read_message(call: StreamStreamCall[Any, Message] | UnaryStreamCall[Any, Message]) -> Message:
-    """The next message of a stream; its end without a status is a break like any other."""
+    """The next message of a stream. Raises Unavailable when the stream ends."""
     message = await call.read()
     if message is grpc.aio.EOF:
         raise Unavailable("the server ended the stream")
@@ -318,15 +326,15 @@ async def read_message(call: StreamStreamCall[Any, Message] | UnaryStreamCall[An
 
 
 async def read_end(call: StreamStreamCall[Any, Any]) -> None:
-    """Lets a stream that is over end by itself, so that the server does not take it for cancelled; a second at most."""
+    """Waits up to one second for the end of a finished stream, so that the server does not see it as cancelled."""
     last = asyncio.ensure_future(call.read())
     await asyncio.wait({last}, timeout=1.0)
     last.cancel()
-    await asyncio.gather(last, return_exceptions=True)  # whatever the end was, everything was said before
+    await asyncio.gather(last, return_exceptions=True)  # the status does not matter: all messages were read before
 
 
-def deadline(timeout_s: float) -> DeadlineExceeded:
-    """What a query raises that took longer than its caller would wait."""
+def deadline_error(timeout_s: float) -> DeadlineExceeded:
+    """The error of a query that exceeded its timeout."""
     return DeadlineExceeded(f"no answer within {timeout_s} s")
 
 
@@ -339,12 +347,12 @@ def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
     options: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # Retry soon after a restart; gRPC's own schedule waits up to two minutes.
+        # Reconnect soon after a restart; gRPC's default backoff reaches two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.enable_retries", 0),  # of its own it repeats by number, with the token of the first attempt
+        ("grpc.enable_retries", 0),  # gRPC's own retries would reuse the token of the first attempt
     ]
     if settings.tls is None:
         return grpc.aio.insecure_channel(settings.target, options=[*options, *settings.options])

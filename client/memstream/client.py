@@ -1,4 +1,4 @@
-"""The way in: connect to a server, make and find memories."""
+"""The entry point: connect to a server, create and find memories, run operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from memstream.argument_types import Count, KeepaliveSeconds, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, memory_path, new_request_id, pages
+from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, iterate_pages, memory_path, new_request_id
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
@@ -19,13 +19,13 @@ from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
 from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
-from memstream.transfer import ExportPart, Source, exported, imported
+from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
 
 _LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
-"""How often a piece of long work is asked after: first and last."""
+"""Polling interval of an operation: the first, and the longest."""
 
 
 @check_arguments
@@ -43,15 +43,19 @@ def connect(
 ) -> Client:
     """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
 
-    `token` is sent as a bearer token with every call; a function is asked for it each time, and must not block: that is
-    for tokens that expire. `tls` None is plain text: whoever is on the way reads the token. `timeout_s` bounds every
-    unary call and query that gives no limit of its own; `retry` says how long streams try to reconnect; `keepalive_s`
-    is the time after which a silent connection is probed (a server that is not told to allow it refuses less than five
-    minutes); `receive_bytes_max` bounds one message of the server; `options` are further gRPC channel arguments and
-    win; `tracing` makes calls part of your traces (`memstream.otel.Tracing()`).
-    Nothing is sent yet. A client belongs to the event loop of its first call; when that loop is closed (asyncio.run has
-    returned), the next call connects anew in its own. All clients of a process belong in one event loop at a time, and
-    a process that has one must not fork.
+    `token`: bearer token of every call, or a function that returns it (called for each call, must not block), for
+    tokens that expire.
+    `tls`: None means plain text, which exposes the token to the network.
+    `timeout_s`: default timeout of unary calls and queries.
+    `retry`: how long streams try to reconnect and calls are retried.
+    `keepalive_s`: idle time before a keepalive ping; a server must be configured to allow less than five minutes.
+    `receive_bytes_max`: largest message accepted from the server.
+    `options`: further gRPC channel arguments; they override the SDK's.
+    `tracing`: adds calls to your traces (`memstream.otel.Tracing()`).
+
+    `connect` itself sends nothing. A client belongs to the event loop of its first call; when that loop is closed
+    (asyncio.run has returned), the next call reconnects in its own loop. All clients of a process must share one event
+    loop at a time, and a process that has a client must not fork.
     """
     return Client(
         ChannelSettings(
@@ -70,7 +74,7 @@ def connect(
 
 @check_methods
 class Client:
-    """A connection to a server; made by `connect`. Every method raises a MemstreamError (see memstream.errors)."""
+    """A connection to a server, created by `connect`. Every method raises a MemstreamError (see memstream.errors)."""
 
     def __init__(self, settings: ChannelSettings) -> None:
         self._settings = settings
@@ -86,20 +90,20 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection and every stream on it."""
+        """Closes the connection and every stream on it."""
         await self._link.close()
 
     async def server_info(self) -> ServerInfo:
-        """What the server is and can do."""
+        """The server's version, models, capabilities and limits."""
         answer = await self._link.call(self._link.server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
         return server_info_from_wire(answer)
 
     def memory(self, path: str) -> Memory:
-        """The memory `namespace/name`, without asking whether it exists."""
+        """A handle of the memory `namespace/name`; does not check whether it exists."""
         return Memory(self._link, memory_path(path))
 
     def conversation(self, path: str) -> Conversation:
-        """The conversation `namespace/name`, without asking whether it exists."""
+        """A handle of the conversation `namespace/name`; does not check whether it exists."""
         return Conversation(self._link, memory_path(path, "conversation"))
 
     async def create_memory(
@@ -112,10 +116,11 @@ class Client:
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Memory:
-        """Makes the memory `namespace/name`, hybrid by default; what the policy leaves open is the profile's.
+        """Creates the memory `namespace/name`, hybrid by default; unset policy fields take the profile's defaults.
 
-        With `exist_ok` an existing one is taken, if it has the kind, policy fields and labels that are given here; what
-        is not given is not compared. Else MemoryExists is raised; its `details["differs"]` names what differs.
+        With `exist_ok`, returns an existing memory if its kind, policy fields and labels equal the ones passed
+        (arguments that are not passed are not compared). Else raises MemoryExists, whose `details["differs"]` names
+        the differences.
         """
         where = memory_path(path)
         wire = policy_to_wire(policy)
@@ -134,13 +139,13 @@ class Client:
         return Memory(self._link, where)
 
     async def get_memory(self, path: str) -> MemoryInfo:
-        """The memory as the server has it; `memory(path).describe()` by another name."""
+        """The memory's kind, policy, labels and revision; same as `memory(path).describe()`."""
         return await self.memory(path).describe()
 
     async def list_memories(
         self, namespace: str, *, name_prefix: str = "", page_size: Count = 0
     ) -> AsyncIterator[MemoryInfo]:
-        """A namespace's memories by name: those whose name begins with `name_prefix`."""
+        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`."""
 
         async def fetch(token: str) -> tuple[list[MemoryInfo], str]:
             request = pb.ListMemoriesRequest(
@@ -149,32 +154,32 @@ class Client:
             answer = await self._link.call(self._link.memories.ListMemories, request)
             return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token
 
-        async for memory in pages(fetch):
+        async for memory in iterate_pages(fetch):
             yield memory
 
     async def list_namespaces(self, *, page_size: Count = 0) -> AsyncIterator[Namespace]:
-        """Namespaces that have memories, by name."""
+        """Namespaces that have memories, in order of name."""
 
         async def fetch(token: str) -> tuple[list[Namespace], str]:
             request = pb.ListNamespacesRequest(page_size=page_size, page_token=token)
             answer = await self._link.call(self._link.memories.ListNamespaces, request)
             return [Namespace(wire.name, wire.memories) for wire in answer.namespaces], answer.next_page_token
 
-        async for namespace in pages(fetch):
+        async for namespace in iterate_pages(fetch):
             yield namespace
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
-        """Deletes a memory and all of its content for good."""
+        """Deletes a memory and all of its content permanently."""
         await self.memory(path).delete(etag=etag)
 
     def export(
         self, namespace: str, memory: str = "", *, include_vectors: bool = False
     ) -> AsyncGenerator[ExportPart, None]:
-        """Lines of JSON with all of a memory, or of a namespace with its conversations; see docs/export.md.
+        """Exports a memory, or a namespace with its conversations, as JSON Lines; see docs/export.md.
 
-        Each memory is of one revision. The last line is of type "end": without it the export was cut.
+        Each memory is a snapshot at one revision. The last line has the type "end"; without it the export is truncated.
         """
-        return exported(self._link, namespace, memory, include_vectors)
+        return export_parts(self._link, namespace, memory, include_vectors)
 
     async def import_(
         self,
@@ -185,22 +190,22 @@ class Client:
         request_id: str = "",
         validate_only: bool = False,
     ) -> Operation:
-        """Sends an export (a file, or its bytes) to be imported; wait with `finished`.
+        """Uploads an export (a file, or its bytes) and starts the import; wait for it with `finished`.
 
-        Nothing is written when anything in it is wrong: InvalidRequest says in which line. `memory` gives the one
-        memory of an export another name. The same `request_id` again returns the same operation, or goes on where
-        one that failed or was cancelled stopped.
+        An invalid export writes nothing: InvalidRequest names the line. `memory` renames the memory of an export that
+        has only one. A repeat with the same `request_id` returns the same operation, or resumes one that failed or was
+        cancelled.
         """
-        return await imported(self._link, namespace, source, memory, request_id, validate_only)
+        return await import_source(self._link, namespace, source, memory, request_id, validate_only)
 
-    # ---- long work
+    # ---- operations
     async def start_reindex(self, *, embed: bool = False) -> Operation:
-        """Rebuilds the vector index from stored vectors, or embeds everything anew, while recalls go on."""
+        """Rebuilds the vector index from stored vectors, or re-embeds all content; recalls keep working."""
         request = operation_service_pb2.StartReindexRequest(request_id=new_request_id(), embed=embed)
         return operation_from_wire((await self._link.call(self._link.operations.StartReindex, request)).operation)
 
     async def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
-        """Erases what was forgotten and whose grace has passed, now instead of in time; empty names do not restrict."""
+        """Erases forgotten fragments past their grace period now; an empty name means all."""
         request = operation_service_pb2.StartPurgeRequest(
             request_id=new_request_id(), namespace=namespace, memory=memory
         )
@@ -209,7 +214,7 @@ class Client:
     async def operations(
         self, namespace: str = "", memory: str = "", *, page_size: Count = 0
     ) -> AsyncIterator[Operation]:
-        """Pieces of long work, the newest first; empty names do not restrict. They are kept 7 days after their end."""
+        """Operations, newest first; an empty name means all. The server keeps them for 7 days after their end."""
 
         async def fetch(token: str) -> tuple[list[Operation], str]:
             request = operation_service_pb2.ListOperationsRequest(
@@ -218,25 +223,26 @@ class Client:
             answer = await self._link.call(self._link.operations.ListOperations, request)
             return [operation_from_wire(wire) for wire in answer.operations], answer.next_page_token
 
-        async for operation in pages(fetch):
+        async for operation in iterate_pages(fetch):
             yield operation
 
     async def operation(self, id: str) -> Operation:
-        """How far a piece of long work is."""
+        """The state and progress of an operation."""
         request = operation_service_pb2.GetOperationRequest(id=id)
         return operation_from_wire((await self._link.call(self._link.operations.GetOperation, request)).operation)
 
     async def cancel_operation(self, id: str) -> Operation:
-        """Asks a piece of long work to end; what it has done stays done."""
+        """Cancels an operation; completed work is kept."""
         request = operation_service_pb2.CancelOperationRequest(id=id)
         return operation_from_wire((await self._link.call(self._link.operations.CancelOperation, request)).operation)
 
     async def finished(
         self, operation: Operation | str, progress: Callable[[Operation], None] | None = None
     ) -> Operation:
-        """Waits for the end of a piece of long work (or its id); reconnects as streams do.
+        """Waits until an operation (or the operation with this id) ends; reconnects as streams do.
 
-        `progress` is called with every look at it. Returns it succeeded or cancelled; raises its error if it failed.
+        `progress` is called after every poll. Returns the operation, succeeded or cancelled; raises its error if it
+        failed.
         """
         self._link.check_open()
         id = operation if isinstance(operation, str) else operation.id
@@ -250,12 +256,12 @@ class Client:
                     raise
                 await asyncio.sleep(delay_s)
                 continue
-            backoff.opened()
-            backoff.progressed()
+            backoff.mark_opened()
+            backoff.mark_progress()
             if progress is not None:
                 progress(now)
             if now.end_time is not None:
-                if now.error is not None:  # of one at work it is what it waits for
+                if now.error is not None:  # the error of a running operation says what it waits for
                     raise now.error
                 return now
             await asyncio.sleep(look_s)

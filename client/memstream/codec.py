@@ -1,4 +1,4 @@
-"""Where Python values become wire messages and back: observations, fragments, queries and events."""
+"""Converts observations, fragments, queries and events between Python values and wire messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias, Unpack
 
 from memstream.argument_types import Several
 from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
-from memstream.status import from_status
+from memstream.status import error_from_status
 from memstream.v1 import (
     event_pb2,
     fragment_pb2,
@@ -40,88 +40,88 @@ from memstream.values import (
     Weights,
 )
 from memstream.wiretypes import (
-    duration,
+    duration_to_wire,
     encoding,
-    invalid,
-    members,
-    metadata,
-    metadata_value,
-    optional_moment,
-    optional_timestamp,
-    packed_floats,
-    timestamp,
+    invalid_field,
+    members_by_number,
+    metadata_from_wire,
+    metadata_value_to_wire,
+    optional_timestamp_from_wire,
+    optional_timestamp_to_wire,
+    pack_floats,
+    timestamp_to_wire,
 )
 
 Observable: TypeAlias = str | Structured | Observation
-"""What can be observed: words, a step of an agent in parts, or either with all that may be said of it."""
+"""What can be observed: text, a structured step of an agent, or an Observation, which adds optional fields."""
 
-_TIERS = members(Tier, fragment_pb2.Tier.DESCRIPTOR)
-_FRAGMENT_KINDS = members(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
-_EVENT_TYPES = members(EventType, event_pb2.EventType.DESCRIPTOR)
-_EVENT_REASONS = members(EventReason, event_pb2.EventReason.DESCRIPTOR)
+_TIERS = members_by_number(Tier, fragment_pb2.Tier.DESCRIPTOR)
+_FRAGMENT_KINDS = members_by_number(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
+_EVENT_TYPES = members_by_number(EventType, event_pb2.EventType.DESCRIPTOR)
+_EVENT_REASONS = members_by_number(EventReason, event_pb2.EventReason.DESCRIPTOR)
 
 
 def structured_to_wire(value: Structured) -> fragment_pb2.StructuredObservation:
-    """A structured observation."""
+    """Converts a structured observation."""
     return fragment_pb2.StructuredObservation(**{part.name: getattr(value, part.name) for part in fields(Structured)})
 
 
 def structured_from_wire(wire: fragment_pb2.StructuredObservation) -> Structured:
-    """A structured observation."""
+    """Converts a structured observation."""
     return Structured(**{part.name: getattr(wire, part.name) for part in fields(Structured)})
 
 
 def observation_to_wire(what: Observable, **said: Unpack[ObservationFields]) -> fragment_pb2.Observation:
-    """An observation; `said` overrides what an Observation says itself."""
+    """Converts an observation; `said` overrides the fields of an Observation."""
     if isinstance(what, str) and not said:
-        return _words(what)
+        return _text_observation(what)
     if not isinstance(what, Observation):
         return _observation_to_wire(Observation(what, **said))
     return _observation_to_wire(replace(what, **said) if said else what)
 
 
-def _words(content: str) -> fragment_pb2.Observation:
+def _text_observation(content: str) -> fragment_pb2.Observation:
     try:
         return fragment_pb2.Observation(content=content)
-    except ValueError as error:  # lone surrogates have no UTF-8
-        raise invalid("content", str(error)) from error
+    except ValueError as error:  # a lone surrogate cannot be encoded as UTF-8
+        raise invalid_field("content", str(error)) from error
 
 
-def _body(body: str | Structured) -> fragment_pb2.Observation:
+def _body_observation(body: str | Structured) -> fragment_pb2.Observation:
     if isinstance(body, str):
-        return _words(body)
+        return _text_observation(body)
     with encoding("body"):
         return fragment_pb2.Observation(structured=structured_to_wire(body))
 
 
 def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
-    wire = _body(value.body)
+    wire = _body_observation(value.body)
     if value.expire_time is not None and value.ttl is not None:
-        raise invalid("ttl", "give expire_time or ttl, not both")
+        raise invalid_field("ttl", "give expire_time or ttl, not both")
     with encoding("observation"):
         wire.MergeFrom(
             fragment_pb2.Observation(
                 speaker=value.speaker,
                 session=value.session,
-                observe_time=optional_timestamp("observe_time", value.observe_time),
+                observe_time=optional_timestamp_to_wire("observe_time", value.observe_time),
                 importance=value.importance,
                 external_id=value.external_id,
                 token_count=value.token_count,
             )
         )
     if value.expire_time is not None:
-        wire.expire_time.CopyFrom(timestamp("expire_time", value.expire_time))
+        wire.expire_time.CopyFrom(timestamp_to_wire("expire_time", value.expire_time))
     if value.ttl is not None:
-        wire.ttl.CopyFrom(duration(value.ttl))
+        wire.ttl.CopyFrom(duration_to_wire(value.ttl))
     for key, item in value.metadata.items():
-        wire.metadata[key].CopyFrom(metadata_value(f"metadata.{key}", item))
+        wire.metadata[key].CopyFrom(metadata_value_to_wire(f"metadata.{key}", item))
     if value.embedding is not None:
-        wire.MergeFromString(packed_floats(fragment_pb2.Observation.EMBEDDING_FIELD_NUMBER, value.embedding))
+        wire.MergeFromString(pack_floats(fragment_pb2.Observation.EMBEDDING_FIELD_NUMBER, value.embedding))
     return wire
 
 
 def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
-    """How far to wait."""
+    """Converts an acknowledgement level."""
     return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
 
 
@@ -131,7 +131,7 @@ def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
 
 
 def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
-    """A memory's kind; None leaves it to the server."""
+    """Converts a memory's kind; None lets the server choose."""
     return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
 
 
@@ -142,15 +142,15 @@ def event_types_to_wire(types: Several[EventType]) -> list[event_pb2.EventType.V
 
 
 def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
-    """Which fragments are meant."""
+    """Converts a filter."""
     with encoding("filter"):
         return fragment_pb2.FragmentFilter(
             sessions=value.sessions,
             speakers=value.speakers,
             kinds=[fragment_pb2.FragmentKind.Value(f"FRAGMENT_KIND_{FragmentKind(kind).name}") for kind in value.kinds],
             tiers=tiers_to_wire(value.tiers),
-            observe_time_min=optional_timestamp("filter.observe_time_min", value.observe_time_min),
-            observe_time_max=optional_timestamp("filter.observe_time_max", value.observe_time_max),
+            observe_time_min=optional_timestamp_to_wire("filter.observe_time_min", value.observe_time_min),
+            observe_time_max=optional_timestamp_to_wire("filter.observe_time_max", value.observe_time_max),
             importance_min=value.importance_min,
             importance_max=value.importance_max,
             metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
@@ -161,14 +161,14 @@ def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
 def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) -> fragment_pb2.MetadataCondition:
     values = [accepted] if isinstance(accepted, str) or not isinstance(accepted, Collection) else accepted
     return fragment_pb2.MetadataCondition(
-        key=key, values=[metadata_value(f"filter.metadata.{key}", each) for each in values]
+        key=key, values=[metadata_value_to_wire(f"filter.metadata.{key}", each) for each in values]
     )
 
 
 def query_to_wire(
     query_id: str, what: str | Structured, **options: Unpack[RecallOptions]
 ) -> stream_service_pb2.RecallQuery:
-    """A query. `timeout_s` is the caller's own and does not travel."""
+    """Converts a query. `timeout_s` is not part of it: the caller handles it."""
     if isinstance(what, Structured):
         wire = stream_service_pb2.RecallQuery(structured=structured_to_wire(what))
     else:
@@ -179,7 +179,7 @@ def query_to_wire(
         wire.MergeFrom(
             stream_service_pb2.RecallQuery(
                 query_id=query_id,
-                now=optional_timestamp("now", options.get("now")),
+                now=optional_timestamp_to_wire("now", options.get("now")),
                 limit=options.get("limit"),
                 min_relevance=options.get("min_relevance"),
                 filter=filter_to_wire(filter_) if filter_ is not None else None,
@@ -197,7 +197,7 @@ def query_to_wire(
                 stream_service_pb2.RecallWeights(alpha=weights.alpha, beta=weights.beta, gamma=weights.gamma)
             )
     if (embedding := options.get("embedding")) is not None:
-        wire.MergeFromString(packed_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, embedding))
+        wire.MergeFromString(pack_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, embedding))
     return wire
 
 
@@ -213,26 +213,26 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
         speaker=wire.speaker,
         session=wire.session,
         importance=wire.importance,
-        observe_time=optional_moment(wire.observe_time, wire.HasField("observe_time")),
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        access_time=optional_moment(wire.access_time, wire.HasField("access_time")),
+        observe_time=optional_timestamp_from_wire(wire.observe_time, wire.HasField("observe_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        access_time=optional_timestamp_from_wire(wire.access_time, wire.HasField("access_time")),
         access_count=wire.access_count,
         enhancement_count=wire.enhancement_count,
         duplicate_count=wire.duplicate_count,
         sources=tuple(wire.sources) if wire.sources else (),
-        metadata=metadata(wire.metadata) if wire.metadata else {},
-        expire_time=optional_moment(wire.expire_time, wire.HasField("expire_time")),
+        metadata=metadata_from_wire(wire.metadata) if wire.metadata else {},
+        expire_time=optional_timestamp_from_wire(wire.expire_time, wire.HasField("expire_time")),
         pinned=wire.pinned,
         external_id=wire.external_id,
         model=wire.model,
         etag=wire.etag,
-        forget_time=optional_moment(wire.forget_time, wire.HasField("forget_time")),
+        forget_time=optional_timestamp_from_wire(wire.forget_time, wire.HasField("forget_time")),
         token_count=wire.token_count,
     )
 
 
 def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: stream_service_pb2.RecallDone) -> Answer:
-    """A query's answer from its parts; the working memory is put together again from what travelled once."""
+    """Assembles the answer to a query; the wire sends each fragment once, in the ranking or in working memory."""
     recollections: list[Recollection] = []
     in_order: list[str] = []
     known: dict[str, Fragment] = {}
@@ -282,18 +282,18 @@ def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
 
 
 def rejected_from_wire(wire: stream_service_pb2.RejectedObservation) -> Rejected:
-    """An observation refused, and why."""
-    return Rejected(wire.sequence, from_status(wire.status))
+    """Converts a rejection."""
+    return Rejected(wire.sequence, error_from_status(wire.status))
 
 
 def outcome_from_wire(wire: stream_service_pb2.ObservationOutcome) -> Outcome:
-    """What became of an observation."""
+    """Converts the outcome of an observation."""
     type_ = _EVENT_TYPES.get(wire.type, EventType.UNKNOWN)
     return Outcome(wire.sequence, wire.fragment_id, type_, wire.other_id, _TIERS.get(wire.tier))
 
 
 def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:
-    """How far a batch has come."""
+    """Converts the acknowledgement of a batch."""
     return BatchResult(
         received=wire.received,
         stored=wire.stored,
@@ -305,20 +305,20 @@ def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:
 
 
 def cursor_to_wire(value: Cursor) -> event_pb2.Cursor:
-    """Where a watch resumes."""
+    """Converts a cursor."""
     return event_pb2.Cursor(memory_uid=value.memory_uid, revision=value.revision, ordinal=value.ordinal)
 
 
 def cursor_from_wire(wire: event_pb2.Cursor) -> Cursor:
-    """Where a watch resumes."""
+    """Converts a cursor."""
     return Cursor(wire.memory_uid, wire.revision, wire.ordinal)
 
 
 def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> Event:
-    """One step of one fragment."""
+    """Converts an event."""
     return Event(
         cursor=cursor_from_wire(wire.cursor),
-        time=optional_moment(wire.time, wire.HasField("time")),
+        time=optional_timestamp_from_wire(wire.time, wire.HasField("time")),
         type=_EVENT_TYPES.get(wire.type, EventType.UNKNOWN),
         fragment_id=wire.fragment_id,
         other_id=wire.other_id,

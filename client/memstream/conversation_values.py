@@ -1,4 +1,4 @@
-"""Messages and plans as frozen values, to and from the wire."""
+"""Messages and plans of conversations as frozen values, and their conversion to and from the wire."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memstream.argument_types import Int32, show_value
 from memstream.arguments import check_fields
 from memstream.kinds import kind_of
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import invalid, members, optional_moment
+from memstream.wiretypes import invalid_field, members_by_number, optional_timestamp_from_wire
 
 
 class PlanState(StrEnum):
-    """Where a plan stands; TODO and RETRYING are to do. UNKNOWN: newer than this SDK."""
+    """The state of a plan; TODO and RETRYING are open. UNKNOWN: newer than this SDK."""
 
     UNKNOWN = "unknown"
     TODO = "todo"
@@ -26,12 +26,12 @@ class PlanState(StrEnum):
     COMPLETE = "complete"
 
 
-_STATES = members(PlanState, pb.PlanState.DESCRIPTOR)
+_STATES = members_by_number(PlanState, pb.PlanState.DESCRIPTOR)
 _NUMBERS = {state: number for number, state in _STATES.items()}
 
 
 class MessageFields(TypedDict, total=False):
-    """What may be said of a message beside sender and content; see Message."""
+    """Optional fields of a message; see Message."""
 
     receiver: str
     role: str
@@ -49,7 +49,7 @@ class MessageFields(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message from one agent to another; `number` ascends in the conversation, the times are the server's.
+    """A message from one agent to another; `number` ascends in the conversation; the server sets the times.
 
     `context`, `review_info`, `action_report` and `resource_info` are JSON, or empty.
     """
@@ -76,9 +76,9 @@ class Message:
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A step of a conversation's plan. `number` is from 1; `rely` has the numbers it relies on, joined by ",".
+    """A step of a conversation's plan. `number` starts at 1; `rely` has the numbers it depends on, joined by ",".
 
-    The times are the server's: what is given to `save_plans` is not used.
+    The server sets the times; `save_plans` ignores them.
     """
 
     number: Int32
@@ -97,7 +97,7 @@ class Plan:
 
 
 def message_from_wire(wire: pb.ConversationMessage) -> Message:
-    """A message as the server keeps it."""
+    """Converts a message."""
     return Message(
         number=wire.number,
         sender=wire.sender,
@@ -114,13 +114,13 @@ def message_from_wire(wire: pb.ConversationMessage) -> Message:
         action_report=wire.action_report,
         model_name=wire.model_name,
         resource_info=wire.resource_info,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
     )
 
 
 def plan_from_wire(wire: pb.Plan) -> Plan:
-    """A plan as the server keeps it."""
+    """Converts a plan."""
     return Plan(
         number=wire.sub_task_number,
         title=wire.sub_task_title,
@@ -133,13 +133,13 @@ def plan_from_wire(wire: pb.Plan) -> Plan:
         max_retry_times=wire.max_retry_times,
         state=_STATES.get(wire.state, PlanState.UNKNOWN),
         result=wire.result,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
     )
 
 
 def plan_to_wire(plan: Plan) -> pb.Plan:
-    """A plan to save."""
+    """Converts a plan for `save_plans`."""
     return pb.Plan(
         sub_task_number=plan.number,
         sub_task_title=plan.title,
@@ -156,9 +156,9 @@ def plan_to_wire(plan: Plan) -> pb.Plan:
 
 
 def state_to_wire(state: PlanState | None) -> pb.PlanState.ValueType:
-    """Not given for None. Raises InvalidArgument for UNKNOWN, which nobody can mean."""
+    """Converts a state; None is UNSPECIFIED. Raises InvalidArgument for UNKNOWN, which cannot be sent."""
     if state is None:
         return pb.PlanState.ValueType(0)
     if state not in _NUMBERS:
-        raise invalid("state", f"must be {kind_of(PlanState).name}, not {show_value(state)}")
+        raise invalid_field("state", f"must be {kind_of(PlanState).name}, not {show_value(state)}")
     return pb.PlanState.ValueType(_NUMBERS[state])

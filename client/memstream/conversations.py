@@ -13,8 +13,8 @@ import grpc.aio
 
 from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.backoff import Backoff, persist
-from memstream.channel import Link, MemoryPath, new_request_id, pages, read_message
+from memstream.backoff import Backoff, repeat_until_done
+from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id, read_message
 from memstream.conversation_values import (
     Message,
     MessageFields,
@@ -27,7 +27,7 @@ from memstream.conversation_values import (
 )
 from memstream.errors import MemstreamError, StreamClosed
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import duration
+from memstream.wiretypes import duration_to_wire
 
 _Call: TypeAlias = grpc.aio.UnaryStreamCall[pb.WatchMessagesRequest, pb.WatchMessagesResponse]
 _AHEAD_MAX = 1000
@@ -35,9 +35,9 @@ _AHEAD_MAX = 1000
 
 @check_methods
 class Conversation:
-    """A conversation by name; making one calls nobody. It begins with its first message or plan.
+    """A handle of a conversation; creating one sends nothing. The first message or plan creates the conversation.
 
-    Before that, what reads or changes it raises ConversationNotFound. Every method raises a MemstreamError.
+    Before that, methods that read or change it raise ConversationNotFound. Every method raises a MemstreamError.
     """
 
     def __init__(self, link: Link, path: MemoryPath) -> None:
@@ -65,7 +65,7 @@ class Conversation:
     # Messages.
 
     async def append(self, sender: str, content: str, **said: Unpack[MessageFields]) -> Message:
-        """Appends a message, durable when this returns. Opens a completed conversation again."""
+        """Appends a message; it is durable when this returns. Reopens a completed conversation."""
         request = pb.AppendMessageRequest(
             namespace=self.namespace,
             message=pb.ConversationMessage(conversation=self.name, sender=sender, content=content, **said),
@@ -77,7 +77,7 @@ class Conversation:
     async def messages(
         self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
     ) -> AsyncIterator[Message]:
-        """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
+        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal."""
 
         async def fetch(token: str) -> tuple[list[Message], str]:
             request = pb.ListMessagesRequest(
@@ -92,27 +92,27 @@ class Conversation:
             answer = await self._link.call(self._link.conversations.ListMessages, request)
             return [message_from_wire(wire) for wire in answer.messages], answer.next_page_token
 
-        async for message in pages(fetch):
+        async for message in iterate_pages(fetch):
             yield message
 
     async def last_message(self) -> Message:
-        """The last one. Raises ConversationNotFound when there is none."""
+        """The last message. Raises ConversationNotFound when there is none."""
         request = pb.GetLastMessageRequest(namespace=self.namespace, conversation=self.name)
         return message_from_wire((await self._link.call(self._link.conversations.GetLastMessage, request)).message)
 
     def watch(self, after_number: Position = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
-        """The messages after a number and those to come; it ends when the conversation is completed."""
+        """Watches the messages after a number, including new ones, until the conversation is completed."""
         return ConversationWatch(self._link, self._path, after_number, progress_interval)
 
     async def complete(self) -> None:
-        """Ends the watches. A later message opens the conversation again."""
+        """Completes the conversation, which ends its watches. A later message reopens it."""
         request = pb.CompleteConversationRequest(
             namespace=self.namespace, conversation=self.name, request_id=new_request_id()
         )
         await self._link.call(self._link.conversations.CompleteConversation, request)
 
     async def delete_messages(self) -> int:
-        """Deletes all messages; how many they were. Their numbers are not given again."""
+        """Deletes all messages and returns how many; their numbers are not reused."""
         request = pb.DeleteMessagesRequest(
             namespace=self.namespace, conversation=self.name, request_id=new_request_id()
         )
@@ -121,7 +121,7 @@ class Conversation:
     # Plans.
 
     async def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
-        """Saves plans together; one of an existing number replaces it. As saved, with their times."""
+        """Saves plans in one transaction; a plan replaces the one with its number. Returns them with their times."""
         request = pb.SavePlansRequest(
             namespace=self.namespace,
             conversation=self.name,
@@ -134,7 +134,7 @@ class Conversation:
     async def plans(
         self, numbers: Several[Int32] = (), *, to_do: bool = False, page_size: Count = 0
     ) -> AsyncIterator[Plan]:
-        """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
+        """Plans in order of number: all, those of `numbers`, or the open ones (TODO or RETRYING)."""
 
         async def fetch(token: str) -> tuple[list[Plan], str]:
             request = pb.ListPlansRequest(
@@ -148,7 +148,7 @@ class Conversation:
             answer = await self._link.call(self._link.conversations.ListPlans, request)
             return [plan_from_wire(wire) for wire in answer.plans], answer.next_page_token
 
-        async for plan in pages(fetch):
+        async for plan in iterate_pages(fetch):
             yield plan
 
     async def update_plan(
@@ -161,7 +161,7 @@ class Conversation:
         agent_model: str | None = None,
         result: str | None = None,
     ) -> Plan:
-        """Sets what is given. Raises ConversationNotFound when there is no such plan."""
+        """Sets the fields passed. Raises ConversationNotFound when there is no such plan."""
         request = pb.UpdatePlanRequest(
             namespace=self.namespace,
             conversation=self.name,
@@ -187,16 +187,16 @@ class Conversation:
         return plan_from_wire((await self._link.call(self._link.conversations.CompletePlan, request)).plan)
 
     async def remove_plans(self) -> int:
-        """Removes all plans; how many they were."""
+        """Removes all plans and returns how many."""
         request = pb.RemovePlansRequest(namespace=self.namespace, conversation=self.name, request_id=new_request_id())
         return (await self._link.call(self._link.conversations.RemovePlans, request)).removed
 
 
 class ConversationWatch(AsyncIterator[Message]):
-    """Messages as they come, over any number of connections, once each; iteration ends with the conversation.
+    """New messages, once each, across reconnections; iteration ends when the conversation is completed.
 
-    `number` is of the last message that was handed out: a later watch goes on after it. Waiting for the next one may be
-    cancelled and resumed.
+    `number` is the number of the last message returned: pass it to a later watch to resume. Waiting for the next
+    message may be cancelled and resumed.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ConversationWatch(AsyncIterator[Message]):
             namespace=conversation.namespace,
             conversation=conversation.name,
             after_number=after_number,
-            progress_interval=None if progress_interval is None else duration(progress_interval),
+            progress_interval=None if progress_interval is None else duration_to_wire(progress_interval),
         )
         self._ahead: deque[Message] = deque()
         self._changed = asyncio.Event()
@@ -219,7 +219,7 @@ class ConversationWatch(AsyncIterator[Message]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._begin()
+        self._start_watch()
         return self
 
     async def __aexit__(
@@ -228,7 +228,7 @@ class ConversationWatch(AsyncIterator[Message]):
         await self.aclose()
 
     async def __anext__(self) -> Message:
-        self._begin()
+        self._start_watch()
         self._link.check_loop()
         while not self._ahead:
             if self._error is not None:
@@ -243,42 +243,42 @@ class ConversationWatch(AsyncIterator[Message]):
         return message
 
     async def aclose(self) -> None:
-        """Ends the watch; iterating on raises StreamClosed."""
+        """Ends the watch; further iteration raises StreamClosed."""
         self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))  # before anything that may be cancelled
+        self._end_watch(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _begin(self) -> None:
+    def _start_watch(self) -> None:
         if self._task is None and self._error is None:
             self._link.check_open()
-            self._task = asyncio.create_task(self._run(), name="memstream watch of messages")
+            self._task = asyncio.create_task(self._run_connections(), name="memstream watch of messages")
 
-    async def _run(self) -> None:
+    async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await persist(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
         except MemstreamError as error:
-            self._end(error)
+            self._end_watch(error)
         except asyncio.CancelledError:
-            self._end(StreamClosed("the event loop of the watch has ended"))
+            self._end_watch(StreamClosed("the event loop of the watch has ended"))
             raise
 
-    def _end(self, error: MemstreamError) -> None:
+    def _end_watch(self, error: MemstreamError) -> None:
         if self._error is None:
             self._error = error
         self._changed.set()
 
-    async def _connection(self, backoff: Backoff) -> None:
-        """One connection; it returns when the conversation is completed."""
+    async def _run_connection(self, backoff: Backoff) -> None:
+        """Runs one connection; returns when the conversation is completed."""
         call: _Call = self._link.conversations.WatchMessages(self._request, metadata=self._link.metadata())
         self.connections += 1
         try:
             while not self._ended:
                 answer = await read_message(call)
-                backoff.opened()
-                backoff.progressed()
+                backoff.mark_opened()
+                backoff.mark_progress()
                 self._ahead.extend(message_from_wire(wire) for wire in answer.messages)
                 if answer.messages:
                     self._request.after_number = answer.messages[-1].number

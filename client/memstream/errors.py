@@ -1,59 +1,59 @@
-"""The one exception tree: whatever goes wrong, in a call or on a stream, is a MemstreamError.
+"""The exception tree: every failure of a call or a stream is a MemstreamError.
 
     MemstreamError                     everything below; `reason`, `details`, `violations`, `retry_after`, `code`
-    ├── Refused                        the caller is at fault; the same call again gets the same answer
+    ├── Refused                        the caller is at fault; repeating the call does not help
     │   ├── InvalidRequest             also a ValueError; `violations` names the fields
-    │   │   ├── InvalidArgument        also a TypeError; the SDK refused `argument` before it sent anything
+    │   │   ├── InvalidArgument        also a TypeError; the SDK rejected `argument` before sending anything
     │   │   ├── RoutingMismatch        the routing metadata names another memory (a proxy rewrote it?)
-    │   │   ├── PageTokenInvalid       a page token of another listing; start the listing anew
-    │   │   └── QueryIdInUse           a query's id is that of a query in flight
+    │   │   ├── PageTokenInvalid       a page token of another listing; start the listing over
+    │   │   └── QueryIdInUse           another query in flight has this query id
     │   ├── NotFound                   also a LookupError
     │   │   ├── MemoryNotFound         create it
     │   │   │   └── MemoryDeleted      it was deleted while the call ran
-    │   │   ├── FragmentNotFound       it was never there, or it left by an event that Watch shows
-    │   │   ├── OperationNotFound      it ended long ago
+    │   │   ├── FragmentNotFound       it never existed, or it left (Watch has the event)
+    │   │   ├── OperationNotFound      it never existed, or it ended long ago
     │   │   └── ConversationNotFound   append a message first
     │   ├── AlreadyExists
-    │   │   ├── MemoryExists           pass exist_ok, or take another name
+    │   │   ├── MemoryExists           pass exist_ok, or choose another name
     │   │   └── RequestIdConflict      a request_id was used for two different requests
     │   ├── Conflict
-    │   │   ├── EtagMismatch           read again and decide anew
+    │   │   ├── EtagMismatch           read it again, then retry with the new etag
     │   │   └── ProducerSuperseded     another process opened a stream under this producer's name
     │   ├── PreconditionFailed
     │   │   ├── ProtocolViolation      stream messages in an order the contract does not allow
-    │   │   ├── SequenceGap            a number was left out; the stream continues from `opened` by itself
-    │   │   ├── SequenceConflict       two processes number as one producer; give each its own name
+    │   │   ├── SequenceGap            a number is missing; the stream reconnects and continues
+    │   │   ├── SequenceConflict       two processes share a producer name; give each its own
     │   │   ├── ModelMismatch          the operator: run `memstream reindex`
-    │   │   └── KindMismatch           this kind of memory has not the tier or operation asked for
+    │   │   └── KindMismatch           this kind of memory lacks the tier or operation
     │   ├── OutOfRange
-    │   │   ├── CursorCompacted        events that old are gone; list the fragments and watch from there
-    │   │   └── CursorVoid             the memory was made anew or restored; list it and watch from there
-    │   ├── CapabilityMissing          this server cannot do that; see `server_info().capabilities`
-    │   ├── WindowExceeded             more in flight than granted; the stream opens again by itself
-    │   ├── Unauthenticated            pass a token that is accepted
+    │   │   ├── CursorCompacted        events that old are deleted; list the fragments and watch from there
+    │   │   └── CursorVoid             the memory was recreated or restored; list it and watch from there
+    │   ├── CapabilityMissing          the server lacks a capability; see `server_info().capabilities`
+    │   ├── WindowExceeded             more in flight than granted; the stream reconnects
+    │   ├── Unauthenticated            pass a valid token
     │   ├── PermissionDenied           ask for the right, or use another namespace
-    │   ├── EventLoopMismatch          a client or stream was used in another event loop than its own
-    │   ├── QueryCancelled             the query was given up
+    │   ├── EventLoopMismatch          a client or stream was used outside of its event loop
+    │   ├── QueryCancelled             the query was cancelled
     │   └── StreamClosed               the stream or client was used after it was closed
-    ├── Transient                      nobody is at fault, or the operator; wait `retry_after` and try again
+    ├── Transient                      temporary; wait `retry_after` and try again
     │   ├── Unavailable
-    │   │   ├── ShuttingDown           the server is going away
-    │   │   ├── ModelUnavailable       a model does not answer
-    │   │   ├── JournalUnavailable     the journal cannot be used now
-    │   │   └── OwnerUnavailable       the server that owns the memory cannot be reached
+    │   │   ├── ShuttingDown           the server is shutting down
+    │   │   ├── ModelUnavailable       a model does not respond
+    │   │   ├── JournalUnavailable     the journal is temporarily unavailable
+    │   │   └── OwnerUnavailable       the server that owns the memory is unreachable
     │   ├── Exhausted
-    │   │   ├── BacklogFull            the memory stores more slowly than it is told
+    │   │   ├── BacklogFull            observations arrive faster than the memory stores them
     │   │   ├── StorageFull            the operator: free space on the journal's disk
-    │   │   └── QuotaExceeded          a quota is used up
-    │   └── DeadlineExceeded           also a TimeoutError; it took longer than the caller would wait
-    │       ├── RevisionNotReached     `min_revision` was not visible in time
-    │       └── QueryTimeout           the server worked on the query for longer than its timeout
+    │   │   └── QuotaExceeded          a quota is exhausted
+    │   └── DeadlineExceeded           also a TimeoutError; the caller's timeout expired
+    │       ├── RevisionNotReached     `min_revision` did not become visible in time
+    │       └── QueryTimeout           the query exceeded its timeout on the server
     ├── ServerDefect                   the server is at fault; report `details["incident"]`
-    └── ServerBehind                   the operator restored an older backup: acknowledged observations are gone
+    └── ServerBehind                   the operator restored an older backup: acknowledged observations are lost
 
-Streams deal with Transient by themselves (they reconnect until `Retry.later_s` has passed without progress) and raise
-it only when they give up; calls are repeated while the server is Unavailable, for `Retry.calls_s` at most, and raise
-everything else at once.
+Streams handle Transient errors themselves: they reconnect until `Retry.later_s` has passed without progress, then raise
+the error. Calls are retried while the server is Unavailable, for at most `Retry.calls_s`; other errors are raised at
+once.
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ import grpc
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field of a request and what is wrong with it."""
+    """An invalid field of a request, and why it is invalid."""
 
     field: str
     description: str
 
 
 class MemstreamError(Exception):
-    """Anything that went wrong.
+    """Base class of all errors.
 
     `reason` is the name of a memstream.v1.ErrorReason, empty when the failure did not come from a memstream server;
-    `details` what the server says beside it (see the enum); `retry_after` seconds to wait, None when no wait was named.
+    `details` are the server's details of that reason (see the enum); `retry_after` is the delay in seconds that the
+    server asks for, or None.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
@@ -101,7 +102,7 @@ class MemstreamError(Exception):
             self.code = code
 
     def summary(self) -> str:
-        """The message, with those of the violations that it does not name itself."""
+        """The message, followed by the violations that it does not already name."""
         unnamed = [each for each in self.violations if f"{each.field}: " not in self.message]
         named = "; ".join(f"{each.field}: {each.description}" for each in unnamed)
         return f"{self.message} ({named})" if named else self.message
@@ -111,17 +112,17 @@ class MemstreamError(Exception):
 
 
 class Refused(MemstreamError):
-    """The caller's fault: change the call."""
+    """The caller is at fault: change the call."""
 
 
 class InvalidRequest(Refused, ValueError):
-    """A field is missing, malformed or out of bounds; `violations` says which."""
+    """A field is missing, malformed or out of bounds; `violations` names it."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
 class InvalidArgument(InvalidRequest, TypeError):
-    """The SDK refused an argument before it sent anything; `argument` names it, for instance "filter.speakers"."""
+    """The SDK rejected an argument before sending anything; `argument` names it, for instance "filter.speakers"."""
 
     def __init__(self, argument: str, description: str) -> None:
         super().__init__(f"{argument}: {description}", violations=(Violation(argument, description),))
@@ -129,25 +130,25 @@ class InvalidArgument(InvalidRequest, TypeError):
 
 
 class RoutingMismatch(InvalidRequest):
-    """The metadata `memstream-memory` names another memory than the request."""
+    """The routing metadata `memstream-memory` differs from the memory in the request."""
 
 
 class PageTokenInvalid(InvalidRequest):
-    """A page token was not made by this listing."""
+    """The page token belongs to another listing."""
 
 
 class QueryIdInUse(InvalidRequest):
-    """A query's id is that of a query in flight on its stream: report it, the SDK gives each its own."""
+    """Another query in flight on the stream has the same id: report it, the SDK generates unique ids."""
 
 
 class NotFound(Refused, LookupError):
-    """What was named is not there."""
+    """A named resource does not exist."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class MemoryNotFound(NotFound):
-    """No memory of that name: create it."""
+    """No memory has that name: create it."""
 
 
 class MemoryDeleted(MemoryNotFound):
@@ -155,11 +156,11 @@ class MemoryDeleted(MemoryNotFound):
 
 
 class FragmentNotFound(NotFound):
-    """No fragment of that id or external_id."""
+    """No fragment has that id or external_id."""
 
 
 class OperationNotFound(NotFound):
-    """No operation of that id, or it ended long ago."""
+    """No operation has that id, or it ended long ago."""
 
 
 class ConversationNotFound(NotFound):
@@ -167,27 +168,27 @@ class ConversationNotFound(NotFound):
 
 
 class AlreadyExists(Refused):
-    """What was to be made is there."""
+    """The resource to create already exists."""
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
 
 class MemoryExists(AlreadyExists):
-    """A memory of that name exists: pass exist_ok, or take another name."""
+    """A memory with that name exists: pass exist_ok, or choose another name."""
 
 
 class RequestIdConflict(AlreadyExists):
-    """A request_id came again with another request: use a new one per request."""
+    """A request_id was reused for a different request: use a new one per request."""
 
 
 class Conflict(Refused):
-    """Somebody else was faster."""
+    """A concurrent change came first."""
 
     code = grpc.StatusCode.ABORTED
 
 
 class EtagMismatch(Conflict):
-    """The etag given is not the current one: read again and decide anew."""
+    """The etag passed is outdated: read again, then retry with the new etag."""
 
 
 class ProducerSuperseded(Conflict):
@@ -195,33 +196,33 @@ class ProducerSuperseded(Conflict):
 
 
 class PreconditionFailed(Refused):
-    """The memory or the server is not in a state that allows it."""
+    """The state of the memory or the server does not allow the call."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class ProtocolViolation(PreconditionFailed):
-    """Stream messages came in an order the contract does not allow: report it, the SDK should not send such."""
+    """Stream messages arrived in an order that the contract forbids: report it as a defect of the SDK."""
 
 
 class SequenceGap(PreconditionFailed):
-    """A batch did not start at the number expected. Streams reopen by themselves; observe_batch: ask and renumber."""
+    """A batch did not start at the expected number. Streams recover automatically; renumber an observe_batch."""
 
 
 class SequenceConflict(PreconditionFailed):
-    """A number came again with other content: two processes share a producer name, give each its own."""
+    """A number was reused with other content: two processes share a producer name; give each its own."""
 
 
 class ModelMismatch(PreconditionFailed):
-    """The memory's vectors are of another model than the server's: the operator runs `memstream reindex`."""
+    """The memory's vectors are from another model than the server's: the operator runs `memstream reindex`."""
 
 
 class KindMismatch(PreconditionFailed):
-    """The memory's kind has not the tier or operation asked for."""
+    """The memory's kind lacks the tier or operation."""
 
 
 class OutOfRange(Refused):
-    """What was asked for lies outside of what is kept."""
+    """The request is outside of the range that the server keeps."""
 
     code = grpc.StatusCode.OUT_OF_RANGE
 
@@ -231,41 +232,41 @@ class CursorCompacted(OutOfRange):
 
 
 class CursorVoid(OutOfRange):
-    """The cursor is of an earlier memory of that name, or from before a restore: start from the fragment listing."""
+    """The cursor is from an earlier memory of that name, or from before a restore: start from the fragment listing."""
 
 
 class CapabilityMissing(Refused):
-    """This server does not have `details["capability"]`."""
+    """The server lacks `details["capability"]`."""
 
     code = grpc.StatusCode.UNIMPLEMENTED
 
 
 class WindowExceeded(Refused):
-    """More was sent than the window granted. Streams reopen by themselves, with an empty window."""
+    """More was sent than the window allows. Streams reconnect automatically, with an empty window."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class Unauthenticated(Refused):
-    """No identity, or one that is not accepted: pass another token."""
+    """The credentials are missing or not accepted: pass a valid token."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(Refused):
-    """The identity may not do this in that namespace."""
+    """The identity lacks the permission for this in that namespace."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class EventLoopMismatch(Refused):
-    """A client or stream was used in another event loop than its own, or where none runs."""
+    """A client or stream was used outside of its event loop, or without a running event loop."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class QueryCancelled(Refused):
-    """The query was given up before its answer was there."""
+    """The query was cancelled before it was answered."""
 
     code = grpc.StatusCode.CANCELLED
 
@@ -277,75 +278,75 @@ class StreamClosed(Refused):
 
 
 class Transient(MemstreamError):
-    """Nobody's fault, or the operator's: wait `retry_after` (if it says so) and try again."""
+    """A temporary failure: wait `retry_after` (if set) and try again."""
 
 
 class Unavailable(Transient):
-    """The server cannot be reached, or cannot answer now."""
+    """The server is unreachable, or temporarily cannot answer."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class ShuttingDown(Unavailable):
-    """The server is going away: reconnect."""
+    """The server is shutting down: reconnect."""
 
 
 class ModelUnavailable(Unavailable):
-    """A model this call needs does not answer."""
+    """A model that this call needs does not respond."""
 
 
 class JournalUnavailable(Unavailable):
-    """The journal cannot be written or read now, or a write's outcome is unknown."""
+    """The journal is temporarily unavailable, or the outcome of a write is unknown."""
 
 
 class OwnerUnavailable(Unavailable):
-    """Another server owns the memory and cannot be reached."""
+    """Another server owns the memory and is unreachable."""
 
 
 class Exhausted(Transient):
-    """There is no room for it now."""
+    """A resource is temporarily exhausted."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class BacklogFull(Exhausted):
-    """Too many observations of this memory are received and not yet stored."""
+    """Too many observations of this memory are received but not yet stored."""
 
 
 class StorageFull(Exhausted):
-    """The journal's disk is nearly full; reads go on. The operator frees space."""
+    """The journal's disk is nearly full; reads still work. The operator frees space."""
 
 
 class QuotaExceeded(Exhausted):
-    """A quota of the caller or its namespace is used up."""
+    """A quota of the caller or its namespace is exhausted."""
 
 
 class DeadlineExceeded(Transient, TimeoutError):
-    """It took longer than the caller would wait."""
+    """The caller's timeout expired."""
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class RevisionNotReached(DeadlineExceeded):
-    """`min_revision` was not visible in time; `details["revision"]` is what was."""
+    """`min_revision` did not become visible in time; `details["revision"]` is the visible revision."""
 
 
 class QueryTimeout(DeadlineExceeded):
-    """The server worked on the query for longer than its timeout, and gave up."""
+    """The query exceeded its timeout on the server."""
 
 
 class ServerDefect(MemstreamError):
-    """The server's fault: look `details["incident"]` up in its log."""
+    """The server is at fault: search its log for `details["incident"]`."""
 
     code = grpc.StatusCode.INTERNAL
 
 
 class ServerBehind(MemstreamError):
-    """The server expects a lower number than it had acknowledged, and what lies between is no longer held here.
+    """The server expects a number below the ones it had acknowledged, and the stream cannot resend them.
 
-    It was restored from an older backup, or the memory was made anew. The stream ends, so that nothing is left out
-    unnoticed; `observe` again: a new stream goes on from `expected_sequence`. What was numbered from there up to
-    `acknowledged`, and what this stream had not sent yet, is the caller's to send again from its own source.
+    The server was restored from an older backup, or the memory was recreated. The stream ends, so that no loss goes
+    unnoticed. Call `observe` again: the new stream continues from `expected_sequence`. The caller sends the
+    observations from there up to `acknowledged`, and those this stream had not sent yet, again from its own source.
     """
 
     code = grpc.StatusCode.DATA_LOSS
@@ -353,8 +354,8 @@ class ServerBehind(MemstreamError):
     def __init__(self, expected_sequence: int, acknowledged: int) -> None:
         super().__init__(
             f"the server expects observation {expected_sequence} although it had acknowledged {acknowledged}: "
-            "it was restored from an older backup, or the memory was made anew. A new stream of this producer goes on "
-            f"from {expected_sequence}; send again what it lacks"
+            "it was restored from an older backup, or the memory was recreated. Open a new stream of this producer and "
+            f"send the observations from {expected_sequence} on again"
         )
         self.expected_sequence = expected_sequence
         self.acknowledged = acknowledged

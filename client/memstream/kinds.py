@@ -1,7 +1,7 @@
-"""From an annotation to what an argument may be.
+"""Derives the Kind (what an argument may be) from an annotation.
 
-Rules beyond the annotation: a bool is no number, a number is finite, a time has a zone, a string can be written as
-UTF-8, and a string is no collection of strings.
+Rules beyond the annotation: a bool is not a number, numbers are finite, times have a zone, strings are valid UTF-8, and
+a string is not a collection of strings.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _ITEMS: dict[object, tuple[type, str]] = {
 
 @cache
 def kind_of(hint: Any) -> Kind:
-    """The kind that an annotation means."""
+    """The Kind of an annotation."""
     if (plain := _PLAIN.get(hint)) is not None:
         return plain
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _annotated(inside[0], inside[1:])
+        return _kind_of_annotated(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
-        return _union(inside)
+        return _kind_of_union(inside)
     if origin is Literal:
         return OneOf(inside)
     if origin is Required:
@@ -74,21 +74,21 @@ def kind_of(hint: Any) -> Kind:
     if origin in _ITEMS:
         return Items(kind_of(inside[0]), *_ITEMS[origin])
     if origin is tuple:
-        return _tuple(inside)
+        return _kind_of_tuple(inside)
     if origin is Mapping:
         return Map(kind_of(inside[0]), kind_of(inside[1]))
     if origin is Callable:
         return Function()
-    return _class(origin or hint)
+    return _kind_of_class(origin or hint)
 
 
-def _tuple(inside: tuple[Any, ...]) -> Kind:
+def _kind_of_tuple(inside: tuple[Any, ...]) -> Kind:
     if inside[-1] is ...:
         return Items(kind_of(inside[0]), tuple, "a tuple")
     return FixedTuple([kind_of(each) for each in inside])
 
 
-def _class(kind: Any) -> Kind:
+def _kind_of_class(kind: Any) -> Kind:
     if is_typeddict(kind):
         hints = get_type_hints(kind, include_extras=True)
         return Options({name: kind_of(hint) for name, hint in hints.items()})
@@ -99,7 +99,7 @@ def _class(kind: Any) -> Kind:
     return Plain(with_article(kind), f"{kind.__name__}s", kind)
 
 
-def _annotated(hint: Any, notes: tuple[object, ...]) -> Kind:
+def _kind_of_annotated(hint: Any, notes: tuple[object, ...]) -> Kind:
     for note in notes:
         if note is VectorLike:
             return VectorOfNumbers()
@@ -110,7 +110,7 @@ def _annotated(hint: Any, notes: tuple[object, ...]) -> Kind:
     return kind_of(hint)
 
 
-def _union(hints: tuple[Any, ...]) -> Kind:
+def _kind_of_union(hints: tuple[Any, ...]) -> Kind:
     origins = {get_origin(each) for each in hints}
     kinds: list[Kind] = []
     for each in hints:

@@ -1,13 +1,14 @@
-"""What a producer has said and the server has not yet stored: numbers, window, batches, acknowledgements; no I/O.
+"""Tracks the observations of a producer that are not yet stored: numbers, window, batches, acknowledgements; no I/O.
 
-Rule 1: an observation gets its number once, in order, and keeps it over every connection.
-Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a
-repeat by its number and content, so that it counts once.
-Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
-Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
-repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
-Rule 5: up to `stored` every refusal and outcome is known here. A new connection asks for those of later numbers and
-takes them before anything else, so that none is lost with a connection.
+Rule 1: an observation gets its number once, in order, and keeps it across connections.
+Rule 2: an observation is buffered until it is stored, and resent on each new connection until it is received. The
+server recognises a repeat by number and content, so that it counts once.
+Rule 3: the observations buffered but not received never exceed the granted window, in count and in bytes.
+Rule 4: an observation that the server had received before this connection, without acknowledging it, is settled by the
+answer to its repeat, not by its number: only that answer says whether it was rejected. A flush after the last repeat
+marks that point.
+Rule 5: up to `stored`, every rejection and outcome is known here. A new connection requests those of later numbers and
+reads them first, so that a lost connection loses none.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from memstream.v1 import fragment_pb2, stream_service_pb2
 from memstream.values import AckLevel, Rejected, Resumption
 
 BATCH_BYTES_MAX = 1 << 20
-"""Bytes of observations in one message; larger ones do not go faster."""
-_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, where the server names none
-_FRAME_BYTES = 64  # around a lone observation in its message
+"""Bytes of observations in one message; larger messages are not faster."""
+_MESSAGE_BYTES = 4 << 20  # gRPC's default limit, if the server names none
+_FRAME_BYTES = 64  # overhead of a message with one observation
 REJECTED_KEPT = 1000
-"""Refusals remembered by a stream."""
+"""Rejections that a stream keeps."""
 
 
 @dataclass(slots=True)
@@ -45,14 +46,15 @@ class Item:
 
 
 class Ledger:
-    """The numbered observations of one stream, in four places: queue, flight, kept, and bare.
+    """The numbered observations of one stream, in four queues: queue, flight, kept and bare.
 
-    queue: to be sent on this connection; flight: sent on it and not received; kept: received and not stored, held in
-    case the server loses them; bare: as kept, but beyond the bytes worth holding, so only their numbers are known.
+    queue: to send on this connection; flight: sent on it, not received; kept: received, not stored, buffered in case
+    the
+    server loses them; bare: as kept, but over the byte limit of the buffer, so only their numbers are known.
     """
 
     def __init__(self, batch_max: int, known_sequence: int | None = None) -> None:
-        """`known_sequence` is what an earlier process of the producer knew."""
+        """`known_sequence` is the last number whose result an earlier process of the producer knew."""
         self.received = 0
         self.stored = 0
         self.indexed = 0
@@ -76,13 +78,13 @@ class Ledger:
         self._bare: deque[Sent] = deque()
         self._queue_bytes = self._flight_bytes = self._kept_bytes = 0
 
-    def opened(self, opened: stream_service_pb2.ObserveOpened) -> None:
-        """A connection is open: the first says where to go on numbering, later ones what to send again.
+    def apply_opened(self, opened: stream_service_pb2.ObserveOpened) -> None:
+        """Handles an opened connection: the first sets the next number, later ones decide what to resend.
 
-        Raises ServerBehind when acknowledged numbers are expected again that are no longer held, ProducerSuperseded
-        when somebody else has used numbers of this producer.
+        Raises ServerBehind when the server expects acknowledged numbers that are no longer buffered, ProducerSuperseded
+        when another process has used numbers of this producer.
         """
-        self._grant(opened)
+        self._set_window(opened)
         if not self._started:
             self._started = True
             self.received, self.stored = opened.received, opened.stored
@@ -94,47 +96,47 @@ class Ledger:
                 f"observation {opened.expected_sequence} is expected, but only {self.last} were made here: "
                 "another process uses this producer's name"
             )
-        self._requeue(self._flight)
+        self._requeue_items(self._flight)
         self._flight_bytes = 0
         self._repeats_upto = opened.received if opened.received > self.received else 0
         if opened.expected_sequence <= self.received:
             self._roll_back(opened.expected_sequence)
-        # What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
-        self.revision = opened.revision  # lower than it was where the server was restored
-        self._store(min(opened.stored, self.received))
+        # Only this message reports what was stored meanwhile. Not for repeats: they may have been rejected.
+        self.revision = opened.revision  # lower than before if the server was restored
+        self._mark_stored(min(opened.stored, self.received))
 
     @property
     def known_sequence(self) -> int | None:
-        """What `open` says is known here; None asks for nothing."""
+        """The `known_sequence` of `open`; None requests nothing."""
         return self.stored if self._started else self._known
 
-    def resumed(
+    def apply_resumption(
         self,
         opened: stream_service_pb2.ObserveOpened,
         rejected: Sequence[stream_service_pb2.RejectedObservation],
         outcomes: Sequence[stream_service_pb2.ObservationOutcome],
     ) -> None:
-        """All refusals and outcomes of before this connection that were asked for; to be taken before `opened`."""
+        """Records the rejections and outcomes requested by `known_sequence`; call it before `opened`."""
         if self._started:
-            self._refuse(rejected)
-            self._note(outcomes)
+            self._reject_items(rejected)
+            self._record_outcomes(outcomes)
             return
-        refused = tuple(map(rejected_from_wire, rejected))  # of what an earlier process has sent
+        refused = tuple(map(rejected_from_wire, rejected))  # of an earlier process
         became = tuple(map(outcome_from_wire, outcomes))
         self.resumption = Resumption(refused, became, opened.rejected_since, opened.outcomes_since)
 
     @property
     def size_max(self) -> int:
-        """Bytes of the largest observation that any window and message admits."""
+        """Bytes of the largest observation that fits into an empty window and a message."""
         return min(self._window_bytes, self._message_bytes - _FRAME_BYTES)
 
     def has_room(self, size: int) -> bool:
-        """Whether the window admits one more of that many bytes."""
+        """Whether the window has room for an observation of that many bytes."""
         count = len(self._queue) + len(self._flight)
         held = self._queue_bytes + self._flight_bytes
         return count < self._window_observations and held + size <= self._window_bytes
 
-    def add(self, observation: fragment_pb2.Observation, size: int) -> Sent:
+    def add_observation(self, observation: fragment_pb2.Observation, size: int) -> Sent:
         """Numbers an observation and queues it."""
         self.last += 1
         item = Item(Sent(self.last), observation, size)
@@ -144,12 +146,12 @@ class Ledger:
         return item.sent
 
     def next_batch(self) -> stream_service_pb2.ObservationBatch | None:
-        """What to send now, as much as the window and a message allow; None when nothing may go."""
+        """The next batch, as large as the window and a message allow; None when nothing may be sent."""
         taken: list[Item] = []
         size = 0
         while self._queue and len(taken) < self._batch_max:
             item = self._queue[0]
-            if not self._may_fly(item) or (taken and size + item.size > self._batch_bytes):
+            if not self._may_send(item) or (taken and size + item.size > self._batch_bytes):
                 break
             if taken and taken[0].sequence <= self._repeats_upto < item.sequence:
                 break
@@ -166,51 +168,52 @@ class Ledger:
 
     @property
     def repeats_sent(self) -> bool:
-        """Whether repeats on this connection are not settled, and all that may be sent are: time for the flush."""
+        """Whether all repeats that may be sent are sent but not settled: time to flush."""
         if not self._queue or self._queue[0].sequence > self._repeats_upto:
             return self._repeats_upto > 0
-        return not self._may_fly(self._queue[0])  # the window is smaller than it was when they were sent first
+        return not self._may_send(self._queue[0])  # the window has shrunk since they were first sent
 
-    def repeats_settled(self) -> None:
-        """The flush after the last repeat sent is answered."""
+    def settle_repeats(self) -> None:
+        """Records the answer to the flush after the last repeat."""
         if self._queue and self._queue[0].sequence <= self._repeats_upto:
-            self._receive(self._queue[0].sequence - 1)
+            self._mark_received(self._queue[0].sequence - 1)
         else:
             self._repeats_upto = 0
 
     @property
     def all_sent(self) -> bool:
-        """Whether everything was sent on this connection."""
+        """Whether everything is sent on this connection."""
         return not self._queue
 
     @property
     def all_received(self) -> bool:
-        """Whether the server has everything that was sent on this connection."""
+        """Whether the server has received everything sent on this connection."""
         return not self._flight
 
-    def position(self, level: AckLevel) -> int:
-        """The number up to which everything has come that far."""
+    def acknowledged_up_to(self, level: AckLevel) -> int:
+        """The number up to which everything has reached `level`."""
         return {AckLevel.RECEIVED: self.received, AckLevel.STORED: self.stored, AckLevel.INDEXED: self.indexed}[level]
 
-    def acknowledged(self, ack: stream_service_pb2.Ack) -> bool:
-        """Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress."""
-        self._refuse(ack.rejected)
-        self._note(ack.outcomes)
+    def apply_ack(self, ack: stream_service_pb2.Ack) -> bool:
+        """Applies an acknowledgement and returns whether there was progress; repeated and outdated ones change
+        nothing."""
+        self._reject_items(ack.rejected)
+        self._record_outcomes(ack.outcomes)
         self.revision = max(self.revision, ack.revision)
         settled = self.received if self._repeats_upto else ack.received
         stored = min(ack.stored, max(settled, self.received))
         progress = settled > self.received or stored > self.stored
-        self._receive(settled)
-        self._store(stored)
+        self._mark_received(settled)
+        self._mark_stored(stored)
         self.indexed = max(self.indexed, min(ack.indexed, self.stored))
         return progress
 
-    def fail(self, error: MemstreamError) -> None:
-        """The stream is over: whoever waits for an observation is told."""
+    def fail_pending(self, error: MemstreamError) -> None:
+        """Ends the stream: every pending observation fails with `error`."""
         for sent in self._sent.values():
-            sent.refuse(error)
+            sent.mark_failed(error)
 
-    def _grant(self, opened: stream_service_pb2.ObserveOpened) -> None:
+    def _set_window(self, opened: stream_service_pb2.ObserveOpened) -> None:
         limits = opened.limits
         self._message_bytes = limits.message_bytes_max or _MESSAGE_BYTES
         self._window_observations = max(opened.window_observations, 1)
@@ -218,16 +221,16 @@ class Ledger:
         if limits.batch_max:
             self._batch_max = min(self._batch_max, limits.batch_max)
         if limits.message_bytes_max:
-            # Half of it: the message has a frame around every observation.
+            # Half: the message adds overhead to every observation.
             self._batch_bytes = min(BATCH_BYTES_MAX, limits.message_bytes_max // 2)
 
-    def _may_fly(self, item: Item) -> bool:
+    def _may_send(self, item: Item) -> bool:
         if not self._flight:
             return True
         fits = self._flight_bytes + item.size <= self._window_bytes
         return fits and len(self._flight) < self._window_observations
 
-    def _requeue(self, items: deque[Item]) -> None:
+    def _requeue_items(self, items: deque[Item]) -> None:
         self._queue.extendleft(reversed(items))
         self._queue_bytes += sum(item.size for item in items)
         items.clear()
@@ -240,31 +243,31 @@ class Ledger:
             item = self._kept.pop()
             self._kept_bytes -= item.size
             lost.appendleft(item)
-        self._requeue(lost)
+        self._requeue_items(lost)
         self.received = expected - 1
 
-    def _refuse(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
+    def _reject_items(self, refusals: Iterable[stream_service_pb2.RejectedObservation]) -> None:
         for wire in refusals:
             sent = self._sent.get(wire.sequence)
             rejected = rejected_from_wire(wire)
-            if sent is not None and sent.refuse(rejected.error):
+            if sent is not None and sent.mark_failed(rejected.error):
                 self.rejected.append(rejected)
                 self.rejected_count += 1
 
-    def _note(self, outcomes: Iterable[stream_service_pb2.ObservationOutcome]) -> None:
+    def _record_outcomes(self, outcomes: Iterable[stream_service_pb2.ObservationOutcome]) -> None:
         for wire in outcomes:
             sent = self._sent.get(wire.sequence)
             if sent is not None:
-                sent.note(outcome_from_wire(wire))
+                sent.record_outcome(outcome_from_wire(wire))
 
-    def _receive(self, upto: int) -> None:
+    def _mark_received(self, upto: int) -> None:
         while self._flight and self._flight[0].sequence <= upto:
             item = self._flight.popleft()
             self._flight_bytes -= item.size
-            self._keep(item)
+            self._keep_item(item)
         self.received = max(self.received, upto)
 
-    def _keep(self, item: Item) -> None:
+    def _keep_item(self, item: Item) -> None:
         self._kept.append(item)
         self._kept_bytes += item.size
         while self._kept_bytes > self._window_bytes:
@@ -272,15 +275,15 @@ class Ledger:
             self._kept_bytes -= oldest.size
             self._bare.append(oldest.sent)
 
-    def _store(self, upto: int) -> None:
+    def _mark_stored(self, upto: int) -> None:
         while self._bare and self._bare[0].sequence <= upto:
-            self._settle(self._bare.popleft())
+            self._settle_item(self._bare.popleft())
         while self._kept and self._kept[0].sequence <= upto:
             item = self._kept.popleft()
             self._kept_bytes -= item.size
-            self._settle(item.sent)
+            self._settle_item(item.sent)
         self.stored = max(self.stored, upto)
 
-    def _settle(self, sent: Sent) -> None:
+    def _settle_item(self, sent: Sent) -> None:
         del self._sent[sent.sequence]
-        sent.store(self.revision)
+        sent.mark_stored(self.revision)

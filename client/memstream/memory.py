@@ -1,4 +1,4 @@
-"""One memory, seen from an agent: observing, recalling, watching, and its fragments as resources."""
+"""The handle of one memory: observe, recall, watch, and manage its fragments."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from memstream.values import (
     Tier,
 )
 from memstream.watch import Start, Watch
-from memstream.wiretypes import encoding, invalid, metadata_value, timestamp
+from memstream.wiretypes import encoding, invalid_field, metadata_value_to_wire, timestamp_to_wire
 
 
 @check_methods
 class Memory:
-    """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
+    """A handle of a memory; creating one sends nothing. Every method raises a MemstreamError (see memstream.errors)."""
 
     def __init__(self, link: Link, path: MemoryPath) -> None:
         self._link = link
@@ -74,7 +74,7 @@ class Memory:
         """Its name in the namespace."""
         return self._path.name
 
-    # Streams and their unary twins.
+    # Streams, and unary calls that do the same.
 
     def observe(
         self,
@@ -87,10 +87,13 @@ class Memory:
     ) -> ObserveStream:
         """A stream of observations; open it with `async with`.
 
-        `producer` names who numbers them: lasting, one process's at a time. `session` is of observations that give
-        none; `ack_level` what `flush` waits for; `outcomes` asks what became of each. A process that comes back after
-        an earlier one of the producer gives as `known_sequence` the last number whose end it knows (0: none): what
-        was refused since, and what became of the others, is then in the stream's `resumption`.
+        `producer`: the durable name under which observations are numbered; only one process may use it at a time.
+        `session`: the session of observations that have none.
+        `ack_level`: the level that `flush` waits for.
+        `outcomes`: report the outcome of each observation.
+        `known_sequence`: for a process that takes over from an earlier one of the producer: the last number whose
+        result
+        it knows (0: none). The rejections and outcomes since then are in the stream's `resumption`.
         """
         return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes, known_sequence)
 
@@ -106,13 +109,13 @@ class Memory:
         include_fragments: bool = False,
         progress_interval: timedelta | None = None,
     ) -> Watch:
-        """Every event after `start`: a cursor, "now" or "beginning"; only of `types`, if any are given."""
+        """Watches the events after `start` (a cursor, "now" or "beginning"), optionally only those of `types`."""
         return Watch(self._link, self._path, start, types, include_fragments, progress_interval)
 
     async def recall_once(
         self, what: str | Structured, *, session: str = "", **options: Unpack[RecallOptions]
     ) -> Answer:
-        """Asks one query; see RecallOptions."""
+        """Answers one query; see RecallOptions."""
         request = stream_service_pb2.RecallOnceRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -133,11 +136,11 @@ class Memory:
         request_id: str = "",
         timeout_s: Seconds | None = None,
     ) -> BatchResult:
-        """Observes one batch and waits until it has come to `ack_level`.
+        """Observes one batch and waits until it has reached `ack_level`.
 
-        Without a producer, numbers count from 1 within the batch. Repeated by itself when the server was not reached:
-        a number or a request id makes it count once. A `request_id` of your own gets the same result again within 24
-        hours, also from another process; with any other arguments it raises RequestIdConflict.
+        Without a producer, numbers count from 1 within the batch. The call is retried while the server is unavailable;
+        numbers or a request id make it count once. A repeat with your own `request_id` within 24 hours, also from
+        another process, returns the same result; with other arguments it raises RequestIdConflict.
         """
         request = stream_service_pb2.ObserveBatchRequest(
             namespace=self.namespace,
@@ -154,16 +157,16 @@ class Memory:
         answer = await self._link.call(self._link.streams.ObserveBatch, request, self._path, timeout_s)
         return batch_result_from_wire(answer.ack)
 
-    # The memory as a resource.
+    # The memory itself.
 
     async def describe(self) -> MemoryInfo:
-        """The memory as the server has it: kind, complete policy, labels, revision."""
+        """The memory's kind, complete policy, labels and revision."""
         request = pb.GetMemoryRequest(namespace=self.namespace, memory=self.name)
         answer = await self._link.call(self._link.memories.GetMemory, request, self._path)
         return memory_from_wire(answer.memory)
 
     async def stats(self) -> MemoryStats:
-        """How much it holds."""
+        """Counts of the memory's fragments."""
         request = pb.GetMemoryStatsRequest(namespace=self.namespace, memory=self.name)
         answer = await self._link.call(self._link.memories.GetMemoryStats, request, self._path)
         return stats_from_wire(answer.stats)
@@ -171,7 +174,7 @@ class Memory:
     async def update(
         self, *, policy: PolicyLike | None = None, labels: Mapping[str, str] | None = None, etag: str = ""
     ) -> MemoryInfo:
-        """Sets the policy fields given, and all labels if given; with an etag only if it is current."""
+        """Sets the policy fields passed, and replaces all labels if passed; an etag, if passed, must be current."""
         request = pb.UpdateMemoryRequest(
             memory=memory_pb2.Memory(
                 namespace=self.namespace,
@@ -192,7 +195,7 @@ class Memory:
         return memory_from_wire(answer.memory)
 
     async def clone(self, new_path: str) -> Memory:
-        """A new memory (`namespace/name`) of the same structure and policy, without content."""
+        """Creates a memory (`namespace/name`) with the same kind and policy, without content."""
         path = memory_path(new_path)
         request = pb.CloneMemoryRequest(
             namespace=self.namespace,
@@ -205,14 +208,14 @@ class Memory:
         return Memory(self._link, path)
 
     async def clear(self, tiers: Several[Tier] = ()) -> int:
-        """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
+        """Permanently empties the tiers (default: all); returns the number of fragments, including forgotten ones."""
         request = pb.ClearMemoryRequest(
             namespace=self.namespace, memory=self.name, tiers=tiers_to_wire(tiers), request_id=new_request_id()
         )
         return (await self._link.call(self._link.memories.ClearMemory, request, self._path)).cleared
 
     async def delete(self, *, etag: str = "") -> None:
-        """Deletes the memory and all of its content for good; with an etag only if it is current."""
+        """Deletes the memory and all of its content permanently; an etag, if passed, must be current."""
         request = pb.DeleteMemoryRequest(
             namespace=self.namespace, memory=self.name, etag=etag, request_id=new_request_id()
         )
@@ -227,9 +230,9 @@ class Memory:
     # Fragments.
 
     async def get_fragment(self, id: str = "", *, external_id: str = "") -> Fragment:
-        """A fragment by its id or by the client's own key."""
+        """A fragment by its id or its external_id."""
         if bool(id) == bool(external_id):
-            raise invalid("id", "give either an id or an external_id")
+            raise invalid_field("id", "give either an id or an external_id")
         request = pb.GetFragmentRequest(namespace=self.namespace, memory=self.name)
         if id:
             request.id = id
@@ -241,7 +244,7 @@ class Memory:
     def list_fragments(
         self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
     ) -> FragmentListing:
-        """Fragments in order of receipt, page by page; iterate over it."""
+        """Iterates over fragments in order of receipt, fetching page by page."""
         request = pb.ListFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -252,9 +255,9 @@ class Memory:
         return FragmentListing(self._link, self._path, request)
 
     async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
-        """Observes, or replaces the fragment of that `external_id` (required); with an etag only if it is current.
+        """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.
 
-        What is not given is unset: `update_fragment` changes a part. One that was forgotten is remembered again.
+        Fields that are not passed are unset; `update_fragment` changes only some. A forgotten fragment is restored.
         """
         request = pb.PutFragmentRequest(
             namespace=self.namespace,
@@ -279,9 +282,10 @@ class Memory:
         speaker: str | None = None,
         etag: str = "",
     ) -> Fragment:
-        """Sets what is given; `metadata` replaces all of it, `expire_time="never"` takes its own expiry away.
+        """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
+        expiry.
 
-        With an etag only if it is current.
+        An etag, if passed, must be current.
         """
         with encoding("fragment"):
             wire = fragment_pb2.Fragment(
@@ -294,9 +298,9 @@ class Memory:
         elif content is not None:
             wire.content = content
         for key, value in (metadata or {}).items():
-            wire.metadata[key].CopyFrom(metadata_value(f"metadata.{key}", value))
+            wire.metadata[key].CopyFrom(metadata_value_to_wire(f"metadata.{key}", value))
         if isinstance(expire_time, datetime):
-            wire.expire_time.CopyFrom(timestamp("expire_time", expire_time))
+            wire.expire_time.CopyFrom(timestamp_to_wire("expire_time", expire_time))
         given = {
             body: content,
             "importance": importance,
@@ -316,7 +320,7 @@ class Memory:
         return fragment_from_wire(answer.fragment)
 
     async def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Takes fragments out of recall, restorable within the grace; how many that were. By ids, or by filter."""
+        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many."""
         request = pb.ForgetFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -327,7 +331,7 @@ class Memory:
         return (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
 
     async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Brings forgotten fragments back; how many that were. By ids, or by filter."""
+        """Restores forgotten fragments by ids or by filter; returns how many."""
         request = pb.RestoreFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -338,7 +342,7 @@ class Memory:
         return (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
 
     async def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
-        """Starts to remove content and vectors for good, with what was derived from them. By ids, or by filter."""
+        """Starts to erase fragments by ids or by filter, with everything derived from them."""
         request = pb.EraseFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -351,9 +355,9 @@ class Memory:
 
 
 class FragmentListing(AsyncIterator[Fragment]):
-    """Fragments in order of receipt, fetched a page at a time while being iterated over.
+    """Fragments in order of receipt, fetched page by page during iteration.
 
-    `cursor`, set once the first page is there, is where a watch goes on from this listing.
+    `cursor` is set with the first page: a watch from it continues where this listing ends.
     """
 
     def __init__(self, link: Link, path: MemoryPath, request: pb.ListFragmentsRequest) -> None:

@@ -1,8 +1,9 @@
-"""Names of memories: which ones there are, and a reversible way from any user id to one.
+"""Names of memories: validation, and a reversible mapping from any user id to a name.
 
-An id of letters, digits, "-", "_" and "." that begins with a letter or a digit is its own name. Any other is "u~" and
-the id, in which every other byte of its UTF-8 is "~" and two hexadecimal digits; where that is too long, it is "b~" and
-the UTF-8 in URL-safe base 64. So "bob" is `bob`, "bob@home" is `u~bob~40home`, and different ids have different names.
+An id of letters, digits, "-", "_" and "." that begins with a letter or a digit is its own name. Any other id becomes
+"u~" and the id with every other byte of its UTF-8 escaped as "~" and two hexadecimal digits; if that is too long, "b~"
+and the UTF-8 in URL-safe base64. So "bob" is `bob`, "bob@home" is `u~bob~40home`, and different ids have different
+names.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from memstream.arguments import check_arguments
 from memstream.errors import InvalidArgument
 
 NAME_CHARS_MAX = 128
-"""Characters of a memory's or a namespace's name, where the server's settings leave that as it is."""
+"""Longest name of a memory or namespace in characters, with the server's default settings."""
 ID_BYTES_MAX = (NAME_CHARS_MAX - 2) * 3 // 4
-"""Bytes of UTF-8 that fit into a name whatever they are."""
+"""Bytes of UTF-8 that fit into a name, whatever the characters."""
 
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9._~-]")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,10 +30,10 @@ _READABLE, _PACKED = "u~", "b~"
 
 @check_arguments
 def memory_name(user_id: str) -> str:
-    """The name of a user's memory; `user_id_of` is the way back.
+    """The name of a user's memory; `user_id_of` is the inverse.
 
-    Raises InvalidArgument for an empty id, and for one that no name of 128 characters can hold: one that is not its own
-    name has room for 94 bytes of UTF-8, or for more where most of its characters are letters and digits.
+    Raises InvalidArgument for an empty id, and for one that does not fit into 128 characters: 94 bytes of UTF-8 always
+    fit, more if most characters are letters and digits.
     """
     if not user_id:
         raise InvalidArgument("user_id", "is empty")
@@ -46,16 +47,16 @@ def memory_name(user_id: str) -> str:
         return packed
     raise InvalidArgument(
         "user_id",
-        f"has {len(user_id.encode())} bytes of UTF-8, of which a name holds {ID_BYTES_MAX}: shorten it, or name the "
-        "memory by a hash of it and keep the id in a label",
+        f"has {len(user_id.encode())} bytes of UTF-8, but a name holds {ID_BYTES_MAX}: shorten it, or name the "
+        "memory by a hash of it and store the id in a label",
     )
 
 
 @check_arguments
 def user_id_of(name: str) -> str:
-    """The user id that `memory_name` made this name of. Raises InvalidArgument for any other name."""
+    """The user id of a name that `memory_name` returned. Raises InvalidArgument for any other name."""
     try:
-        user_id = _decoded(name)
+        user_id = _decode_name(name)
         if memory_name(user_id) == name:
             return user_id
     except ValueError:
@@ -63,7 +64,7 @@ def user_id_of(name: str) -> str:
     raise InvalidArgument("name", f"is {quote_text(name)}, which memory_name did not make")
 
 
-def _decoded(name: str) -> str:
+def _decode_name(name: str) -> str:
     if name.startswith(_READABLE):
         return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), name[2:].encode()).decode()
     if name.startswith(_PACKED):
@@ -75,7 +76,7 @@ def _decoded(name: str) -> str:
 
 
 def name_problem(name: str) -> str:
-    """What is wrong with a memory's or namespace's name, by character or length; empty when nothing is."""
+    """Why a memory's or namespace's name is invalid (characters, length); empty if it is valid."""
     if not name:
         return "is empty"
     if len(name) > NAME_CHARS_MAX:

@@ -1,8 +1,8 @@
 """The Observe stream: numbered observations, delivered once over any number of connections.
 
-Rule 1: what is sent is taken from the ledger, never from a queue that a dead connection could have emptied.
-Rule 2: only `close` tells the server that the producer has finished; a stream left by an exception is abandoned, and
-what was not received is not there.
+Rule 1: requests are built from the ledger when they are sent, so a broken connection loses none.
+Rule 2: only `close` tells the server that the producer has finished. Leaving the stream by an exception abandons it,
+and observations that were not received are lost.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from memstream.sent import Sent
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import AckLevel, ObservationFields, Rejected, Resumption
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.ObserveRequest, pb.ObserveResponse]
 BATCH_MAX = 128
-"""Observations in one message; gRPC's cost is by the message, and more do not make it cheaper."""
+"""Observations in one message; gRPC's cost is per message, and larger batches are not cheaper."""
 _YIELD_EVERY = 64
 _GRACE_MAX_S = 30.0
 
 
 @check_methods
 class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
-    """A producer's stream into one memory; made by `Memory.observe`, opened by `async with`.
+    """A producer's stream into one memory, created by `Memory.observe`, opened by `async with`.
 
-    Leaving the block normally flushes and closes; leaving it by an exception abandons the stream. A refused observation
-    does not end the stream: it is in `rejected`, and awaiting what `send` returned raises why. `flush` does not raise
-    for it. Safe to use from many tasks of one event loop.
+    Leaving the block normally flushes and closes; leaving it by an exception abandons the stream. A rejected
+    observation
+    does not end the stream: `rejected` lists it, and awaiting its `Sent` raises the error; `flush` does not raise. Many
+    tasks of one event loop may share a stream.
     """
 
     def __init__(
@@ -62,76 +63,77 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         self._finished = False
         self._flush_ids = itertools.count(1)
         self._pause_until = 0.0
-        # Of the connection, set anew by each.
+        # State of the current connection.
         self._repeats_flush = 0
         self._close_sent = False
 
     @property
     def expected_sequence(self) -> int:
-        """The number the next observation will get; after a restart, where to resume reading one's own source."""
+        """The number of the next observation; after a restart, the position at which to resume reading your source."""
         return self._ledger.last + 1
 
     @property
     def received(self) -> int:
-        """Everything up to this number is durable, or was refused."""
+        """Everything up to this number is durable, or rejected."""
         return self._ledger.received
 
     @property
     def stored(self) -> int:
-        """Everything up to this number is seen by every recall, or was refused."""
+        """Everything up to this number is visible to every recall, or rejected."""
         return self._ledger.stored
 
     @property
     def revision(self) -> int:
-        """The memory's revision that made `stored` true: pass it to a recall as `min_revision`."""
+        """The memory's revision at `stored`: pass it to a recall as `min_revision`."""
         return self._ledger.revision
 
     @property
     def rejected(self) -> tuple[Rejected, ...]:
-        """The latest 1,000 observations that were refused, and why; `rejected_count` counts all."""
+        """The latest 1,000 rejections; `rejected_count` counts all."""
         return tuple(self._ledger.rejected)
 
     @property
     def rejected_count(self) -> int:
-        """How many observations were refused."""
+        """Number of rejected observations."""
         return self._ledger.rejected_count
 
     @property
     def resumption(self) -> Resumption | None:
-        """Refusals and outcomes of the producer's earlier numbers, if it was opened with `known_sequence`."""
+        """Rejections and outcomes of the producer's earlier numbers, if opened with `known_sequence`."""
         return self._ledger.resumption
 
     async def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
-        """Numbers an observation and hands it over; waits only while the window is full.
+        """Numbers and queues an observation; waits only while the window is full.
 
-        Returns what can be awaited to learn that it is stored. If this raises, CancelledError included, the observation
-        was not taken. Raises InvalidRequest for what cannot be sent, and whatever ended the stream.
+        Returns a `Sent`: await it to wait until the observation is stored. If this raises, including CancelledError,
+        the
+        observation is not queued. Raises InvalidRequest for an invalid observation, or the error that ended the stream.
         """
         observation = observation_to_wire(what, **said)
         size = observation.ByteSize()
         self._check_takes(size)
         if self._ledger.last % _YIELD_EVERY == 0:
-            await asyncio.sleep(0)  # a producer that never waits for anything lets others run
+            await asyncio.sleep(0)  # yield, so that a producer in a tight loop lets other tasks run
         if self._turn.locked() or not self._ledger.has_room(size):
             async with self._turn:  # first come, first numbered
-                # Another connection may grant less.
+                # A later connection may grant a smaller window.
                 await self._until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
         self._check_takes(size)
-        sent = self._ledger.add(observation, size)
+        sent = self._ledger.add_observation(observation, size)
         self._work.set()
         return sent
 
     async def flush(self) -> None:
-        """Waits until everything sent so far has come to the stream's `ack_level`."""
+        """Waits until everything sent so far has reached the stream's `ack_level`."""
         self._link.check_loop()
         target = self._ledger.last
-        if self._ledger.position(self.ack_level) < target:
+        if self._ledger.acknowledged_up_to(self.ack_level) < target:
             self._check_usable()
-            # The server says unasked how far it has come: to ask would be a message more each way.
-            await self._until(lambda: self._ledger.position(self.ack_level) >= target)
+            # The server acknowledges unasked: a flush request would cost one more message each way.
+            await self._until(lambda: self._ledger.acknowledged_up_to(self.ack_level) >= target)
 
     async def close(self) -> None:
-        """Flushes, and tells the server that the producer has finished. May be called again."""
+        """Flushes, and tells the server that the producer has finished. Idempotent."""
         if self._closed:
             return
         self._check_open()
@@ -142,20 +144,20 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def _check_takes(self, size: int) -> None:
         self._check_usable()
         if size > self._ledger.size_max:
-            raise invalid("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
+            raise invalid_field("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
 
     def _failed(self, error: MemstreamError) -> None:
-        self._ledger.fail(error)
+        self._ledger.fail_pending(error)
 
     def _notify(self) -> None:
         super()._notify()
-        self._work.set()  # what was acknowledged makes room for more
+        self._work.set()  # acknowledgements make room in the window
 
     def _call(self) -> _Call:
         return self._link.streams.Observe(metadata=self._link.metadata(self.memory))
 
     async def _open(self, call: _Call) -> None:
-        # The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+        # ack_level applies to the flush after repeats, the only one sent; it must not wait for the index.
         level = AckLevel.STORED if self.ack_level is AckLevel.INDEXED else self.ack_level
         known = self._ledger.known_sequence
         await call.write(
@@ -174,12 +176,12 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         opened = (await _answer_to_open(call, "opened")).opened
         if known is not None:
             await self._resume(call, opened)
-        self._ledger.opened(opened)
+        self._ledger.apply_opened(opened)
         self._repeats_flush = 0
         self._close_sent = self._draining = False
 
     async def _resume(self, call: _Call, opened: pb.ObserveOpened) -> None:
-        """Takes all that the server sends again, which comes before any other message."""
+        """Reads the rejections and outcomes that the server resends before any other message."""
         rejected, outcomes = list(opened.rejected), list(opened.outcomes)
         resumed = opened.resumed
         while resumed < opened.resume_to:
@@ -189,24 +191,25 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             rejected.extend(ack.rejected)
             outcomes.extend(ack.outcomes)
             resumed = ack.resumed
-        self._ledger.resumed(opened, rejected, outcomes)
+        self._ledger.apply_resumption(opened, rejected, outcomes)
 
     async def _read(self, call: _Call, backoff: Backoff) -> None:
         while not self._finished:
             if self._take(await read_message(call), call):
-                backoff.progressed()
+                backoff.mark_progress()
         await read_end(call)
         self._closed = True
 
     def _take(self, response: pb.ObserveResponse, call: _Call) -> bool:
-        """Takes one answer; whether it was progress. Raises ShuttingDown when it is time to reconnect."""
+        """Handles one response and returns whether it was progress. Raises ShuttingDown when it is time to
+        reconnect."""
         progress = False
         kind = response.WhichOneof("message")
         if kind == "ack":
             progress = self._acknowledged(response.ack)
         elif kind == "closed":
-            self._ledger.repeats_settled()  # nothing more will be said
-            self._ledger.acknowledged(_last_ack(response.closed))
+            self._ledger.settle_repeats()  # no further acknowledgement follows
+            self._ledger.apply_ack(_last_ack(response.closed))
             self._finished = progress = True
         elif kind == "throttle":
             delay = response.throttle.retry_delay
@@ -221,11 +224,11 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def _acknowledged(self, ack: pb.Ack) -> bool:
         if self._repeats_flush and ack.flushed >= self._repeats_flush:
             self._repeats_flush = 0
-            self._ledger.repeats_settled()
-        return self._ledger.acknowledged(ack)
+            self._ledger.settle_repeats()
+        return self._ledger.apply_ack(ack)
 
     def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
-        # What is in flight may still be acknowledged; what is queued goes over the next connection.
+        # The server may still acknowledge what is in flight; the next connection sends the queue.
         self._draining = True
         grace = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace, _GRACE_MAX_S), call.cancel)

@@ -1,8 +1,8 @@
 """OpenTelemetry for clients: `memstream.connect(..., tracing=Tracing())`; pip install memstream[otel].
 
-A unary call is a span of its own, and so is each connection of a stream, as long as it lasts: below the span that was
-current when the stream was opened, above what the server does for it. A query on a Recall stream is a span as well
-(RecallQuery), below whoever asks. No attribute names a memory or holds an id.
+Each unary call is a span. Each connection of a stream is a span too, a child of the span that was current when the
+stream was opened and the parent of the server's spans. A query on a Recall stream is a span (RecallQuery) below its
+caller's. No attribute contains the name of a memory or an id.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from memstream.channel import Metadata
 
 
 class Tracing:
-    """Spans of `provider`; None takes the one that the program has set for all."""
+    """Creates spans with `provider`; None takes the global one."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("memstream", tracer_provider=provider)
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """A call around all of its tries by gRPC, a connection, or a query over all of its connections."""
+        """A span around a call with its retries, a connection, or a query across reconnections."""
         with self._tracer.start_as_current_span(
             f"memstream.v1/{name}",
             kind=SpanKind.CLIENT,
@@ -41,7 +41,7 @@ class Tracing:
                 raise
 
     def carried(self) -> Metadata:
-        """What takes the current span along with a call, as W3C's traceparent has it."""
+        """Metadata that propagates the current span (W3C traceparent)."""
         carrier: dict[str, str] = {}
         inject(carrier)
         return tuple(carrier.items())

@@ -1,6 +1,6 @@
-"""A memory's tunables: in a request None takes the profile's default, in an answer every field is set.
+"""A memory's tunables: in a request None means the profile's default, in an answer every field is set.
 
-Wherever a policy is taken, a dict of the same shape does as well: `{"profile": "dbgpt", "recall": {"limit": 4}}`, with
+A dict of the same shape is accepted wherever a policy is: `{"profile": "dbgpt", "recall": {"limit": 4}}`, with
 enums by value and durations as timedelta or seconds. Units, bounds and defaults are in memstream/v1/memory.proto.
 """
 
@@ -16,7 +16,7 @@ from memstream.arguments import check_fields
 
 
 class Profile(StrEnum):
-    """Where the defaults come from: what measured best, or DB-GPT's behaviour without its defects."""
+    """The source of defaults: the best measured values, or DB-GPT's behaviour without its defects."""
 
     DEFAULT = "default"
     DBGPT = "dbgpt"
@@ -30,14 +30,14 @@ class ShortTermKind(StrEnum):
 
 
 class SimilarityRule(StrEnum):
-    """What counts as a hit between a held fragment and a newcomer."""
+    """When a short-term fragment and a new observation count as similar."""
 
     COSINE = "cosine"
     SIGMOID_DRAW = "sigmoid_draw"
 
 
 class Overflow(StrEnum):
-    """Where the weakest fragment of a full enhanced short-term tier goes."""
+    """What happens to the weakest fragment of a full enhanced short-term tier."""
 
     PROMOTE = "promote"
     DROP = "drop"
@@ -53,7 +53,7 @@ class RankingRule(StrEnum):
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensoryPolicy:
-    """The buffer every observation enters first."""
+    """The buffer that every observation enters first."""
 
     capacity: int | None = None
     threshold: float | None = None
@@ -80,7 +80,7 @@ class ShortTermPolicy:
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionPolicy:
-    """When and how insights are derived; nothing happens without an LLM."""
+    """When and how insights are derived; requires an LLM."""
 
     insight_on_promotion: bool | None = None
     threshold: float | None = None

@@ -1,4 +1,4 @@
-"""What a program finds in `memstream` itself, gathered from the modules that define it."""
+"""The public names of `memstream`, imported from the modules that define them."""
 
 import memstream.sync as sync
 from memstream.backoff import Retry

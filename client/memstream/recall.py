@@ -1,8 +1,8 @@
-"""The Recall stream: many queries in flight, each answered, cancelled and asked again on its own.
+"""The Recall stream: many queries in flight, each answered, cancelled and resent independently.
 
-Rule 1: a query that was not answered is asked again on the next connection; its caller notices only the time.
-Rule 2: a caller that stops waiting gives its query up, and the server is told.
-Rule 3: a standing query is asked again as well, and goes on from the answer now; see standing.py.
+Rule 1: an unanswered query is resent on the next connection; its caller only sees a delay.
+Rule 2: a caller that stops waiting cancels its query, also on the server.
+Rule 3: a standing query is resent as well, and continues from its current answer; see standing.py.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ import grpc.aio
 
 from memstream.arguments import check_methods
 from memstream.backoff import Backoff
-from memstream.channel import Link, MemoryPath, deadline, read_message
+from memstream.channel import Link, MemoryPath, deadline_error, read_message
 from memstream.codec import answer_from_wire, query_to_wire
 from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
 from memstream.standing import StandingQuery
-from memstream.status import from_status, is_cut
+from memstream.status import error_from_status, is_cut
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.values import Answer, RecallOptions, Structured
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
-"""Queries in flight where the server does not say how many it takes."""
-TIMEOUT_MAX_S = 1e9
-"""The longest timeout of a query that is sent to the server."""
+"""Queries in flight, if the server does not announce a limit."""
 AGAIN_S = 1.0
-"""After what will pass has ended a standing query, where the server does not say how long that takes."""
+"""Delay before resending a standing query after a transient error, if the server gives none."""
 
 
 @dataclass(slots=True)
@@ -44,29 +42,29 @@ class _Question:
     parts: list[pb.Recollections] = field(default_factory=list[pb.Recollections])
 
     def again(self) -> None:
-        """It is asked on a new connection."""
+        """Prepares for resending on a new connection."""
         self.parts.clear()
 
     def continued(self, part: pb.Recollections) -> None:
-        """A part of the answer."""
+        """Adds a part of the answer."""
         self.parts.append(part)
 
     def answered(self, done: pb.RecallDone) -> None:
-        """The answer is complete."""
+        """Completes the answer."""
         if not self.answer.done():
             self.answer.set_result(answer_from_wire(self.parts, done))
 
     def failed(self, error: MemstreamError) -> None:
-        """There is no answer."""
+        """Fails the query."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
 @check_methods
 class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
-    """A stream of queries to one memory; made by `Memory.recall`, opened by `async with`.
+    """A stream of queries to one memory, created by `Memory.recall`, opened by `async with`.
 
-    Ask from as many tasks of one event loop as wanted; beyond what the server takes at once, queries wait their turn.
+    Any number of tasks of one event loop may query; queries over the server's limit in flight are queued.
     """
 
     def __init__(self, link: Link, memory: MemoryPath, session: str) -> None:
@@ -74,18 +72,18 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self.session = session
         self._ids = itertools.count(1)
         self._asked: dict[str, _Question | StandingQuery] = {}
-        """Those that are not over, by id."""
+        """Queries that have not ended, by id."""
         self._again: deque[_Question | StandingQuery] = deque()
-        """Those of an earlier connection that this one's server has no room for yet."""
+        """Queries of an earlier connection that exceed this server's limit in flight, to be resent."""
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
         self._connected = False
 
     async def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
-        """Asks and waits for the answer. Cancelling the wait gives the query up, and only this one.
+        """Sends a query and waits for the answer. Cancelling the wait cancels only this query.
 
-        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server stops working on it, too; the
-        server's refusal of this query; and whatever ended the stream.
+        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server also stops the query; the
+        server's error for this query; or the error that ended the stream.
         """
         self._check_usable()
         timeout_s = self._timeout_s(options.get("timeout_s"))
@@ -95,11 +93,12 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             return await self._answer(question, timeout_s)
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
-        """A query that goes on being answered as the memory changes; ask by `async with`, or by iterating over it.
+        """A standing query, whose answer follows the memory; `async with` or iteration starts it.
 
-        Working memory is left out, nothing is reinforced. It takes one of the places of queries in flight until it is
-        closed. `timeout_s` (default: the client's) is for the first answer. Raises CapabilityMissing where the server
-        has no standing queries.
+        It returns no working memory and reinforces nothing. It counts as a query in flight until it is closed.
+        `timeout_s`
+        (default: the client's) applies to the first answer. Raises CapabilityMissing if the server has no standing
+        queries.
         """
         timeout_s = self._timeout_s(options.get("timeout_s"))
         query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
@@ -114,26 +113,26 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._put(standing)
-                await standing.first()
+                await standing.wait_for_first()
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
             self._give_up(standing)
-            raise deadline(timeout_s) from None
+            raise deadline_error(timeout_s) from None
 
     async def _answer(self, question: _Question, timeout_s: float) -> Answer:
         try:
-            async with asyncio.timeout(timeout_s):  # around a future, never around a read, which would end the call
+            async with asyncio.timeout(timeout_s):  # around a future: cancelling a read would end the call
                 return await self._ask(question)
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
-            raise deadline(timeout_s) from None
+            raise deadline_error(timeout_s) from None
         finally:
             self._give_up(question)
 
     async def close(self) -> None:
-        """Waits until the queries in flight are answered, and ends the stream. May be called again."""
+        """Waits until the queries in flight are answered, then ends the stream. Idempotent."""
         if self._closed:
             return
         self._check_open()
@@ -142,15 +141,15 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         if self._connected:
             self._push(pb.RecallRequest(close=pb.RecallClose()))
             await self._until(lambda: not self._connected)
-        self._closed = True  # nothing is in flight, so nothing is worth a new connection
-        self._failed(StreamClosed("the stream is closed"))  # standing queries, which nobody waits for the end of
+        self._closed = True  # nothing is in flight, so there is no need to reconnect
+        self._failed(StreamClosed("the stream is closed"))  # ends the standing queries
 
     async def _ask(self, question: _Question) -> Answer:
         await self._put(question)
         return await question.answer
 
     async def _put(self, question: _Question | StandingQuery) -> None:
-        """Asks it once there is room."""
+        """Sends a query once fewer than the limit are in flight."""
         self._check_usable()
         await self._until(lambda: len(self._asked) < self._in_flight_max)
         self._check_usable()
@@ -158,7 +157,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._push(pb.RecallRequest(query=question.query))
 
     def _waiting(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return any(isinstance(question, _Question) or question.answer is None for question in self._asked.values())
 
     def _give_up(self, question: _Question | StandingQuery) -> None:
@@ -176,7 +175,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._push(pb.RecallRequest(query=self._again.popleft().query))
 
     def _push(self, request: pb.RecallRequest) -> None:
-        if not self._draining:  # else the next connection asks for what is then still wanted
+        if not self._draining:  # else the next connection sends the queries that remain
             self._outbox.append(request)
             self._work.set()
 
@@ -214,10 +213,10 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     async def _read(self, call: _Call, backoff: Backoff) -> None:
         while (response := await self._response(call)) is not None:
             if self._take(response, call):
-                backoff.progressed()
+                backoff.mark_progress()
 
     async def _response(self, call: _Call) -> pb.RecallResponse | None:
-        """The next answer; None when the server ended the stream because it was closed."""
+        """The next response; None when the server has ended a closed stream."""
         if not self._closing:
             return await read_message(call)
         message = await call.read()
@@ -233,11 +232,12 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         return self._outbox.popleft() if self._outbox else None
 
     def _take(self, response: pb.RecallResponse, call: _Call) -> bool:
-        """Takes one message; whether it answered a query. Raises ShuttingDown when it is time to reconnect."""
+        """Handles one response and returns whether it ended a query. Raises ShuttingDown when it is time to
+        reconnect."""
         kind = response.WhichOneof("message")
         if kind == "recollections":
             self._continued(response.recollections)
-        elif kind == "done":  # of an older server
+        elif kind == "done":  # from an older server
             self._answered(response.done)
         elif kind == "failed":
             self._refused(response.failed)
@@ -264,7 +264,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._notify()
 
     def _refused(self, failed: pb.RecallFailed) -> None:
-        question, error = self._asked.get(failed.query_id), from_status(failed.status)
+        question, error = self._asked.get(failed.query_id), error_from_status(failed.status)
         if question is None:
             return
         if isinstance(question, StandingQuery) and question.answer is not None and is_cut(error):
@@ -276,21 +276,20 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._notify()
 
     def _ask_again(self, standing: StandingQuery, connection: int) -> None:
-        """Unless a new connection has asked it by now."""
+        """Resends a standing query, unless a new connection has done so."""
         if self._asked.get(standing.query.query_id) is standing and self.connections == connection and self._connected:
             standing.again()
             self._push(pb.RecallRequest(query=standing.query))
 
     def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
-        # Queries are only questions: what is not answered within the grace is asked of the next server.
+        # Queries are safe to repeat: those not answered during the grace period go to the next server.
         self._draining = True
         grace_s = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace_s, 1.0), call.cancel)
 
 
 def _timed(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
-    """Has the server give the query up as well. Where no time is left, or there is no end to it, the caller's own
-    limit is enough."""
-    if 0 < timeout_s <= TIMEOUT_MAX_S:
+    """Sets the timeout at which the server stops the query; not for one that has expired."""
+    if timeout_s > 0:
         query.timeout.FromTimedelta(timedelta(seconds=max(timeout_s, 1e-6)))
     return query

@@ -1,4 +1,4 @@
-"""Memories, operations and the server from the wire."""
+"""Converts memories, operations and server information from the wire."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from memstream.resources import (
     Operation,
     ServerInfo,
 )
-from memstream.status import from_status
+from memstream.status import error_from_status
 from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
 from memstream.values import Capability, MemoryKind, ModelState, OperationState
-from memstream.wiretypes import delta, members, optional_moment
+from memstream.wiretypes import duration_from_wire, members_by_number, optional_timestamp_from_wire
 
-_MEMORY_KINDS = members(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
-_CAPABILITIES = members(Capability, server_service_pb2.Capability.DESCRIPTOR)
-_MODEL_STATES = members(ModelState, server_service_pb2.ModelState.DESCRIPTOR)
-_STATES = members(OperationState, operation_pb2.OperationState.DESCRIPTOR)
+_MEMORY_KINDS = members_by_number(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
+_CAPABILITIES = members_by_number(Capability, server_service_pb2.Capability.DESCRIPTOR)
+_MODEL_STATES = members_by_number(ModelState, server_service_pb2.ModelState.DESCRIPTOR)
+_STATES = members_by_number(OperationState, operation_pb2.OperationState.DESCRIPTOR)
 
 
 def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
-    """A memory as the server describes it."""
+    """Converts a memory."""
     return MemoryInfo(
         namespace=wire.namespace,
         name=wire.name,
@@ -36,19 +36,19 @@ def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
         policy=policy_from_wire(wire.policy),
         labels=dict(wire.labels),
         revision=wire.revision,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        update_time=optional_moment(wire.update_time, wire.HasField("update_time")),
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
         etag=wire.etag,
     )
 
 
 def stats_from_wire(wire: memory_pb2.MemoryStats) -> MemoryStats:
-    """How much a memory holds."""
+    """Converts the counts of a memory."""
     return MemoryStats(**{each.name: getattr(wire, each.name) for each in fields(MemoryStats)})
 
 
 def operation_from_wire(wire: operation_pb2.Operation) -> Operation:
-    """A piece of long work."""
+    """Converts an operation."""
     return Operation(
         id=wire.id,
         namespace=wire.namespace,
@@ -58,38 +58,39 @@ def operation_from_wire(wire: operation_pb2.Operation) -> Operation:
         done=wire.done,
         total=wire.total,
         unit=wire.unit,
-        create_time=optional_moment(wire.create_time, wire.HasField("create_time")),
-        end_time=optional_moment(wire.end_time, wire.HasField("end_time")),
-        error=from_status(wire.error) if wire.HasField("error") else None,
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        end_time=optional_timestamp_from_wire(wire.end_time, wire.HasField("end_time")),
+        error=error_from_status(wire.error) if wire.HasField("error") else None,
     )
 
 
 def limits_from_wire(wire: server_service_pb2.Limits) -> Limits:
-    """What a server accepts."""
+    """Converts the limits of a server."""
     names = (each.name for each in fields(Limits) if each.name != "request_id_retention")
     return Limits(
-        **{name: getattr(wire, name) for name in names}, request_id_retention=delta(wire.request_id_retention)
+        **{name: getattr(wire, name) for name in names},
+        request_id_retention=duration_from_wire(wire.request_id_retention),
     )
 
 
 def model_status_from_wire(wire: server_service_pb2.ModelStatus) -> ModelStatus:
-    """How the calls of one model go."""
+    """Converts the status of a model."""
     return ModelStatus(
         role=wire.role,
         model=wire.model,
         state=_MODEL_STATES.get(wire.state, ModelState.UNKNOWN),
-        last_success_time=optional_moment(wire.last_success_time, wire.HasField("last_success_time")),
-        last_failure_time=optional_moment(wire.last_failure_time, wire.HasField("last_failure_time")),
+        last_success_time=optional_timestamp_from_wire(wire.last_success_time, wire.HasField("last_success_time")),
+        last_failure_time=optional_timestamp_from_wire(wire.last_failure_time, wire.HasField("last_failure_time")),
         consecutive_failures=wire.consecutive_failures,
         last_error=wire.last_error,
     )
 
 
 def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> ServerInfo:
-    """What the server is."""
+    """Converts the information about a server."""
     return ServerInfo(
         version=wire.version,
-        start_time=optional_moment(wire.start_time, wire.HasField("start_time")),
+        start_time=optional_timestamp_from_wire(wire.start_time, wire.HasField("start_time")),
         capabilities=frozenset(_CAPABILITIES.get(each, Capability.UNKNOWN) for each in wire.capabilities),
         limits=limits_from_wire(wire.limits),
         embedding=EmbeddingModel(**{each.name: getattr(wire.embedding, each.name) for each in fields(EmbeddingModel)}),

@@ -1,4 +1,4 @@
-"""Memories, their history and the server that keeps them, as frozen values."""
+"""Memories, their history, operations and server information as frozen values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memstream.values import (
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a memory's history: everything up to `revision` was seen, and `ordinal` events of the next one."""
+    """A position in a memory's history: after `revision` and the first `ordinal` events of the next revision."""
 
     memory_uid: str
     revision: Position
@@ -35,7 +35,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class ImportedFragment:
-    """What an imported fragment had been through before its memory's log began."""
+    """The history of an imported fragment from before its memory's event log."""
 
     kind: FragmentKind | None
     enhancers: tuple[str, ...]
@@ -46,7 +46,7 @@ class ImportedFragment:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What asking an LLM on behalf of a memory took: for "importance", "insight" or "reflection"."""
+    """LLM usage on behalf of a memory; `purpose` is "importance", "insight" or "reflection"."""
 
     purpose: str
     model: str
@@ -59,8 +59,7 @@ class ModelUse:
 class Event:
     """One step of one fragment; fields that do not apply to `type` are empty or None.
 
-    `fragment` is the fragment concerned as it was when the event was sent, if the watch asked for fragments and it is
-    still there.
+    `fragment` is the fragment when the event was sent, if the watch includes fragments and it still exists.
     """
 
     cursor: Cursor
@@ -82,7 +81,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A fragment as put: None when its memory's policy did not keep it; `created` when it was not there before."""
+    """Result of `put_fragment`: `fragment` is None if the policy dropped it; `created` is False for a replacement."""
 
     fragment: Fragment | None
     created: bool
@@ -91,7 +90,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """One agent's memory as the server describes it, with its complete policy."""
+    """One agent's memory with its complete policy."""
 
     namespace: str
     name: str
@@ -112,7 +111,7 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """How many fragments a memory holds, at one revision."""
+    """Counts of a memory's fragments at one revision."""
 
     revision: int
     sensory: int
@@ -128,7 +127,7 @@ class MemoryStats:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A namespace and how many memories it has."""
+    """A namespace and its number of memories."""
 
     name: str
     memories: int
@@ -136,8 +135,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A piece of long work: `done` of `total` `unit`s (total 0 while unknown); `error` says why it failed, or
-    what it waits for while it is at work.
+    """A long-running operation: `done` of `total` `unit`s (total 0 while unknown).
+
+    `error` says why it failed, or what it waits for while it runs.
     """
 
     id: str
@@ -155,7 +155,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server accepts; 0 where it did not say."""
+    """Limits of a server; 0 if it did not announce one."""
 
     content_bytes_max: int
     batch_max: int
@@ -175,7 +175,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """An embedding space: `cosine_low` counts as nothing in common, `cosine_high` as the same."""
+    """An embedding space: cosines from `cosine_low` (unrelated) to `cosine_high` (identical)."""
 
     name: str
     dimension: int
@@ -186,7 +186,7 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What one use of the LLM (as "scorer", "insights" or "check") took since the server was started."""
+    """LLM usage of one role ("scorer", "insights" or "check") since the server was started."""
 
     role: str
     model: str
@@ -198,7 +198,8 @@ class ModelUsage:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """How the calls of one model go. Times and failures are those of all namespaces, for callers who may read them."""
+    """Health of one model. Times and failures cover all namespaces, and are only shown to callers with access to
+    all."""
 
     role: str
     model: str
@@ -211,7 +212,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server answering is and can do; `degraded` is empty unless answers lack something now."""
+    """The server's version, models, capabilities and limits; `degraded` is empty unless answers are incomplete."""
 
     version: str
     start_time: datetime | None

@@ -1,4 +1,4 @@
-"""An observation on its way."""
+"""Sent: an observation that is not yet stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memstream.values import Outcome
 class Stored:
     """An observation's tier decision is committed: recalls with `min_revision=revision` see it.
 
-    `outcome` says what became of it, if the stream was opened with outcomes.
+    `outcome` is set if the stream was opened with outcomes.
     """
 
     sequence: int
@@ -23,10 +23,10 @@ class Stored:
 
 
 class Sent:
-    """An observation that was numbered and will be delivered; await it to learn that it is stored.
+    """A numbered observation that will be delivered; await it to wait until it is stored.
 
-    Awaiting raises the server's refusal of this one observation, or what ended the stream before it was stored.
-    Sending more need not wait for it.
+    Awaiting raises the server's rejection of this observation, or the error that ended the stream before it was stored.
+    You may send more without awaiting it.
     """
 
     __slots__ = ("_error", "_outcome", "_stored", "_waiter", "sequence")
@@ -40,17 +40,17 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether it was stored or refused."""
+        """Whether it is stored or rejected."""
         return self._stored is not None or self._error is not None
 
     @property
     def stored(self) -> Stored | None:
-        """Where it was stored; None while it is on its way, or was refused."""
+        """Its number, revision and outcome; None while it is pending, or if it was rejected."""
         return self._stored
 
     @property
     def error(self) -> MemstreamError | None:
-        """Why it was refused, or the stream ended; None while it is on its way, or was stored."""
+        """Why it was rejected, or why the stream ended; None while it is pending, or if it was stored."""
         return self._error
 
     def __await__(self) -> Generator[None, None, Stored]:
@@ -59,31 +59,31 @@ class Sent:
                 self._waiter = asyncio.get_running_loop().create_future()
             if self._waiter.get_loop() is not asyncio.get_running_loop():
                 raise EventLoopMismatch("the stream of this observation belongs to another event loop")
-            # Shielded: one awaiter that is cancelled must not end the wait of the others.
+            # Shielded: cancelling one awaiter must not cancel the others.
             yield from asyncio.shield(self._waiter).__await__()
         if self._stored is None:
             assert self._error is not None
             raise self._error
         return self._stored
 
-    def note(self, outcome: Outcome) -> None:
-        """What became of it; called by the stream before `store`."""
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Records the outcome; called by the stream before `store`."""
         self._outcome = outcome
 
-    def store(self, revision: int) -> None:
-        """It is stored; called by the stream. A refusal stands."""
+    def mark_stored(self, revision: int) -> None:
+        """Marks it as stored; called by the stream. Does not override a rejection."""
         if not self.done:
             self._stored = Stored(self.sequence, revision, self._outcome)
-            self._wake()
+            self._wake_waiter()
 
-    def refuse(self, error: MemstreamError) -> bool:
-        """It will not be stored; called by the stream. False when that was known."""
+    def mark_failed(self, error: MemstreamError) -> bool:
+        """Marks it as failed; called by the stream. False if it was already stored or rejected."""
         if self.done:
             return False
         self._error = error
-        self._wake()
+        self._wake_waiter()
         return True
 
-    def _wake(self) -> None:
+    def _wake_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,8 +1,8 @@
-"""Standing queries: an answer that is kept as it is now, over any number of connections.
+"""Standing queries: an answer that is kept current over any number of connections.
 
-The server tells the whole answer, and then what changes in it; a new connection begins with the whole answer again. So
-what is handed out is not what was told but the difference between the answer now and the one handed out before: nothing
-is lost by a break, and whoever reads slowly reads less.
+The server sends the whole answer, then its changes; a new connection starts with the whole answer again. The iterator
+therefore returns the difference between the current answer and the last one returned, not the server's changes: a
+reconnect loses nothing, and a slow reader gets fewer, combined changes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from memstream.values import Answer, Recollection
 
 @dataclass(frozen=True, slots=True)
 class AnswerChange:
-    """What is new in the answer to a standing query since the change before; in the first, everything has entered.
+    """The change in the answer to a standing query since the last change; in the first, everything has entered.
 
-    `answer` is the whole of it, best first. `entered` came among the best; `changed` were there and are of another
-    version (enhanced, promoted, edited), or others are folded into them; `retracted` are ids of those that are among
-    the best no more: others are better, or they were forgotten, merged or erased.
+    `answer` is the whole answer, best first. `entered`: new in the answer. `changed`: still in it, with a new version
+    (enhanced, promoted, edited) or other folded fragments. `retracted`: ids of fragments that left it, because others
+    rank higher or because they were forgotten, merged or erased.
     """
 
     answer: Answer
@@ -35,10 +35,10 @@ class AnswerChange:
 
 
 class StandingQuery:
-    """A query that goes on being answered; made by `RecallStream.subscribe`.
+    """A query whose answer is kept current, created by `RecallStream.subscribe`.
 
-    Iterate over it for the changes; leave `async with`, or `aclose`, to give it up. Waiting for the next change may be
-    cancelled (or timed out) and resumed; nothing is lost by it. `answer` is the whole answer as it is now.
+    Iterate over it to get changes; leaving `async with`, or `aclose`, ends it. Waiting for the next change may be
+    cancelled (or time out) and resumed without loss. `answer` is the whole current answer.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StandingQuery:
         ask: Callable[[StandingQuery], Awaitable[None]],
         give_up: Callable[[StandingQuery], None],
     ) -> None:
-        """`ask` returns once the first answer is there, or raises; `give_up` tells the server."""
+        """`ask` sends the query and returns after the first answer, or raises; `give_up` cancels it on the server."""
         self.query = query
         self.answer: Answer | None = None
         self._ask = ask
@@ -60,7 +60,7 @@ class StandingQuery:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._begin()
+            await self._start_query()
         except BaseException:
             await self.aclose()
             raise
@@ -75,11 +75,12 @@ class StandingQuery:
         return self
 
     async def __anext__(self) -> AnswerChange:
-        """The next change. Raises why the query failed (MemoryNotFound: the memory was deleted), or the stream."""
-        await self._begin()
+        """The next change. Raises the error that ended the query (MemoryNotFound: the memory was deleted) or the
+        stream."""
+        await self._start_query()
         while True:
             self._changed.clear()
-            if self.answer is not None and (change := _difference(self._handed, self.answer)) is not None:
+            if self.answer is not None and (change := _answer_change(self._handed, self.answer)) is not None:
                 self._handed = self.answer
                 return change
             if self._error is not None:
@@ -87,18 +88,18 @@ class StandingQuery:
             await self._changed.wait()
 
     async def aclose(self) -> None:
-        """Gives the query up; iterating on raises StreamClosed. May be called again."""
+        """Ends the query; further iteration raises StreamClosed. Idempotent."""
         self.failed(StreamClosed("the standing query is closed"))
         self._handed = self.answer
         self._give_up(self)
 
-    async def _begin(self) -> None:
+    async def _start_query(self) -> None:
         if self._error is None and self.answer is None:
             await self._ask(self)
 
-    # ---- for the stream
-    async def first(self) -> None:
-        """Waits for the first answer. Raises why there is none."""
+    # ---- called by the stream
+    async def wait_for_first(self) -> None:
+        """Waits for the first answer. Raises the error that ended the query."""
         while self.answer is None:
             if self._error is not None:
                 raise self._error
@@ -106,35 +107,35 @@ class StandingQuery:
             await self._changed.wait()
 
     def again(self) -> None:
-        """It is asked on a new connection, which answers it whole."""
+        """Prepares for resending on a new connection, which sends the whole answer."""
         self._parts.clear()
         self._known.clear()
 
     def continued(self, part: pb.Recollections) -> None:
-        """A part of the answer, or of a change."""
+        """Adds a part of the answer, or of a change."""
         self._parts.append(part)
 
     def answered(self, done: pb.RecallDone) -> None:
-        """The answer, or a change, is complete. Raises ProtocolViolation where it names what was never told."""
+        """Completes the answer, or a change. Raises ProtocolViolation if it ranks a fragment that was never sent."""
         told = answer_from_wire(self._parts, done)
         self._parts.clear()
         known = self._known | {hit.fragment.id: hit for hit in told.recollections}
         if missing := [id_ for id_ in done.ranking_ids if id_ not in known]:
-            raise ProtocolViolation(f"the server ranks what it has not told: {', '.join(missing[:3])}")
+            raise ProtocolViolation(f"the server ranks fragments that it has not sent: {', '.join(missing[:3])}")
         ranked = tuple(replace(known[id_], rank=rank) for rank, id_ in enumerate(done.ranking_ids, 1))
         self._known = {hit.fragment.id: hit for hit in ranked}
         self.answer = replace(told, recollections=ranked)
         self._changed.set()
 
     def failed(self, error: MemstreamError) -> None:
-        """It is answered no more."""
+        """Ends the query with an error."""
         if self._error is None:
             self._error = error
         self._changed.set()
 
 
-def _difference(before: Answer | None, now: Answer) -> AnswerChange | None:
-    """None where nothing is new that one would want to be told."""
+def _answer_change(before: Answer | None, now: Answer) -> AnswerChange | None:
+    """The change from one answer to the next; None if nothing that a reader would notice changed."""
     held = {hit.fragment.id: _version(hit) for hit in before or ()}
     holds = {hit.fragment.id: _version(hit) for hit in now}
     if before is not None and list(held.items()) == list(holds.items()) and bool(before.degraded) is bool(now.degraded):
@@ -148,5 +149,5 @@ def _difference(before: Answer | None, now: Answer) -> AnswerChange | None:
 
 
 def _version(hit: Recollection) -> tuple[str, frozenset[str]]:
-    """What says whether it is as it was."""
+    """Changes whenever the recollection does."""
     return hit.fragment.etag, frozenset(hit.folded_ids)

@@ -1,4 +1,4 @@
-"""From a gRPC status, or what grpc.aio raises for a broken call, to the exceptions of errors.py."""
+"""Translates a gRPC status, or what grpc.aio raises for a broken call, into the exceptions of errors.py."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _BY_REASON: dict[str, type[e.MemstreamError]] = {
     "QUERY_CANCELLED": e.QueryCancelled,
 }
 
-# For a status that came without ErrorInfo: from a proxy, the transport, or gRPC itself.
+# For a status without ErrorInfo: from a proxy, the transport, or gRPC itself.
 _BY_CODE: dict[grpc.StatusCode, type[e.MemstreamError]] = {
     grpc.StatusCode.CANCELLED: e.Unavailable,
     grpc.StatusCode.INVALID_ARGUMENT: e.InvalidRequest,
@@ -72,8 +72,8 @@ _BY_CODE: dict[grpc.StatusCode, type[e.MemstreamError]] = {
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
-# How a stream that was cut somewhere between client and server looks: RST_STREAM is INTERNAL, CANCELLED or UNKNOWN,
-# a proxy's own time limit DEADLINE_EXCEEDED (no deadline is ever set on a stream).
+# Codes of a stream that broke between client and server: RST_STREAM is INTERNAL, CANCELLED or UNKNOWN, a proxy's
+# # timeout DEADLINE_EXCEEDED (the SDK never sets a deadline on a stream).
 _CUT = {
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -82,7 +82,7 @@ _CUT = {
 }
 
 
-def from_status(status: Status) -> e.MemstreamError:
+def error_from_status(status: Status) -> e.MemstreamError:
     """The exception for a google.rpc.Status with its ErrorInfo, BadRequest and RetryInfo."""
     info = ErrorInfo()
     bad = BadRequest()
@@ -105,9 +105,9 @@ def from_status(status: Status) -> e.MemstreamError:
     )
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> e.MemstreamError:
+def error_from_rpc(error: grpc.aio.AioRpcError) -> e.MemstreamError:
     """The exception for a failed call."""
-    return from_status(_status_of(error))
+    return error_from_status(_status_of(error))
 
 
 def _status_of(error: grpc.aio.AioRpcError) -> Status:
@@ -117,20 +117,20 @@ def _status_of(error: grpc.aio.AioRpcError) -> Status:
             try:
                 rich = Status.FromString(value)
             except DecodeError:
-                return plain  # mangled on the way: the code and message of the call are still true
+                return plain  # malformed details: the code and message of the call are still valid
             return rich if rich.code == plain.code else plain
     return plain
 
 
 _REASON_LOST = "Internal error from Core"
-"""grpc.aio's own status of a call whose end overtook a write: it forgets what the server said."""
+"""grpc.aio's status of a call that ended during a write; it hides the server's status."""
 
 
-def translate(error: BaseException) -> e.MemstreamError:
-    """The exception for whatever a call raised: grpc.aio reports one broken stream in three ways.
+def translate_error(error: BaseException) -> e.MemstreamError:
+    """The exception for an error that a call raised. grpc.aio reports a broken stream in three ways.
 
-    AioRpcError from a read, asyncio.InvalidStateError from a write on a call that has ended, and CancelledError when
-    the call (not the caller's task) was cancelled, as by a closed channel. Anything else is a defect.
+    AioRpcError from a read, asyncio.InvalidStateError from a write on an ended call, and CancelledError when the call
+    (not the caller's task) was cancelled, for instance by a closed channel. Anything else is a defect.
     """
     if isinstance(error, e.MemstreamError):
         return error
@@ -139,21 +139,23 @@ def translate(error: BaseException) -> e.MemstreamError:
             return e.Unavailable(
                 "the call ended while it was written to, and its reason was lost: repeat it", code=error.code()
             )
-        return from_rpc(error)
+        return error_from_rpc(error)
     if isinstance(error, asyncio.InvalidStateError | asyncio.CancelledError | grpc.aio.UsageError):
         return e.Unavailable("the call has ended", code=grpc.StatusCode.CANCELLED)
     return e.MemstreamError(f"unexpected {type(error).__name__}: {error}", code=grpc.StatusCode.UNKNOWN)
 
 
 def task_is_cancelled() -> bool:
-    """Whether a CancelledError now being handled was meant for the running task, and not only for its call."""
+    """Whether the CancelledError being handled cancels the running task, not only its call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_cut(error: e.MemstreamError) -> bool:
-    """Whether a stream that ended so is to be opened again: transport failures, what the server says will pass,
-    and disagreements about numbers and credits, which every `opened` settles anew.
+    """Whether to reopen a stream after this error.
+
+    True for transport failures, transient errors, and errors about numbers and flow control, which the next `opened`
+    resolves.
     """
     if isinstance(error, e.SequenceGap | e.WindowExceeded):
         return True

@@ -1,10 +1,10 @@
-"""Jinja2 templates in a sandbox: what a template may reach, and how much it may make, is bounded.
+"""Jinja2 templates in a sandbox that limits their access and their output.
 
-Rule 1. A template sees the values it is given and nothing behind them: no attributes with underscores, no calls but
-        `range`, no changes of what it was given (jinja2's ImmutableSandboxedEnvironment, and less).
-Rule 2. It ends: ranges have at most RANGE_MAX numbers, a template has at most LOOPS_MAX loops, and what it makes has
-        at most OUTPUT_CHARS_MAX characters, counted while it is being made; so has every value on the way there.
-Rule 3. A name it was not given is a mistake, not an empty text.
+Rule 1. A template sees only the values passed to it: no attributes with underscores, no calls but `range`, no mutation
+        (stricter than jinja2's ImmutableSandboxedEnvironment).
+Rule 2. It terminates: ranges have at most RANGE_MAX numbers, a template at most LOOPS_MAX loops, and the output, like
+        every intermediate value, at most OUTPUT_CHARS_MAX characters, counted during rendering.
+Rule 3. An undefined name is an error, not an empty text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memstream.errors import InvalidRequest
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment
@@ -23,47 +23,47 @@ TEMPLATE_CHARS_MAX = 65_536
 OUTPUT_CHARS_MAX = 65_536
 RANGE_MAX = 1_000
 LOOPS_MAX = 2
-"""Loops in one template, nested or not: with RANGE_MAX, a million turns at most over ranges."""
+"""Loops in one template, nested or not: with RANGE_MAX, at most a million iterations over ranges."""
 
 
-def render(field: str, template: str, values: Mapping[str, object]) -> str:
-    """The template with the values in it. Raises InvalidRequest, naming `field`, when it is refused or fails."""
-    return _bounded(field, template, values) if template else ""
+def render_template(field: str, template: str, values: Mapping[str, object]) -> str:
+    """Renders a template. Raises InvalidRequest, which names `field`, when it is not allowed or fails."""
+    return _render_bounded(field, template, values) if template else ""
 
 
-def _bounded(field: str, template: str, values: Mapping[str, object]) -> str:
+def _render_bounded(field: str, template: str, values: Mapping[str, object]) -> str:
     try:
         import jinja2
     except ImportError as error:
         raise ImportError("templates need jinja2: pip install 'memstream[agent]'") from error
     if len(template) > TEMPLATE_CHARS_MAX:
-        raise invalid(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
+        raise invalid_field(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
     parts: list[str] = []
     left = OUTPUT_CHARS_MAX
     try:
-        for part in _compiled(template).generate(values):
+        for part in _compile_template(template).generate(values):
             left -= len(part)
             if left < 0:
-                raise _refused(field, f"makes more than {OUTPUT_CHARS_MAX} characters")
+                raise _template_error(field, f"makes more than {OUTPUT_CHARS_MAX} characters")
             parts.append(part)
     except jinja2.TemplateError as error:
-        raise _refused(field, f"is no template that can be used: {error.message}") from error
+        raise _template_error(field, f"is no template that can be used: {error.message}") from error
     except InvalidRequest:
         raise
-    except Exception as error:  # a template may fail in any way Python can: 1 / 0, a filter of the wrong type
-        raise _refused(field, f"failed with {type(error).__name__}: {error}") from error
+    except Exception as error:  # a template can raise any exception: 1 / 0, a filter on the wrong type
+        raise _template_error(field, f"failed with {type(error).__name__}: {error}") from error
     return "".join(parts)
 
 
-def _refused(field: str, why: str) -> InvalidRequest:
-    return invalid(field, why)
+def _template_error(field: str, why: str) -> InvalidRequest:
+    return invalid_field(field, why)
 
 
 @lru_cache(maxsize=64)
-def _compiled(template: str) -> Any:
+def _compile_template(template: str) -> Any:
     from jinja2 import TemplateSyntaxError, nodes
 
-    environment = _sandbox()
+    environment = _create_sandbox()
     tree = environment.parse(template)
     loops = list(tree.find_all(nodes.For))
     if len(loops) > LOOPS_MAX:
@@ -75,11 +75,11 @@ def _compiled(template: str) -> Any:
         raise TemplateSyntaxError("blocks of text that is not written at once are not allowed", kept.lineno)
     if any(loop.recursive for loop in loops):
         raise TemplateSyntaxError("recursive loops are not allowed", loops[0].lineno)
-    return environment.from_string(_weighing(tree).set_environment(environment))
+    return environment.from_string(_add_size_checks(tree).set_environment(environment))
 
 
-def _weighing(tree: Any) -> Any:
-    """The tree with a look at what each of its parts makes that may make much of little, one after another."""
+def _add_size_checks(tree: Any) -> Any:
+    """Adds size checks to the tree, on every node whose output can be much larger than its input."""
     from jinja2 import nodes
     from jinja2.visitor import NodeTransformer
 
@@ -101,7 +101,7 @@ def _weighing(tree: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _sandbox() -> SandboxedEnvironment:
+def _create_sandbox() -> SandboxedEnvironment:
     from jinja2 import StrictUndefined
     from jinja2.exceptions import SecurityError
     from jinja2.filters import make_attrgetter
@@ -109,7 +109,7 @@ def _sandbox() -> SandboxedEnvironment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """With the operators and filters that make much of little bounded."""
+        """A sandbox that limits the operators and filters whose output can be much larger than their input."""
 
         intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -117,13 +117,15 @@ def _sandbox() -> SandboxedEnvironment:
             numbers = isinstance(left, int | float) and isinstance(right, int | float)
             if operator != "+" and (operator == "**" or not numbers):
                 raise SecurityError(f"{operator} is not allowed here")
-            return _weighed(super().call_binop(context, operator, left, right))
+            return _check_size(super().call_binop(context, operator, left, right))
 
         def is_safe_callable(self, obj: Any) -> bool:
-            return obj is _range  # not even a text's methods: "".ljust(n) and "".replace make as much as they are told
+            return (
+                obj is _bounded_range
+            )  # not even methods of strings: "".ljust(n) and "".replace have unbounded output
 
     def joined(values: Iterable[Any], d: object = "", attribute: str | int | None = None) -> str:
-        """jinja2's join, counted while it is being made."""
+        """jinja2's join, with a size limit."""
         between, parts, left = str(d), list[str](), OUTPUT_CHARS_MAX
         for value in values if attribute is None else map(make_attrgetter(sandbox, attribute), values):
             parts.append(str(value))
@@ -133,20 +135,20 @@ def _sandbox() -> SandboxedEnvironment:
         return between.join(parts)
 
     def added(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
-        """jinja2's sum, of numbers alone."""
+        """jinja2's sum, for numbers only."""
         if not isinstance(start, int | float):
             raise SecurityError("sum adds numbers")
         return sum(values if attribute is None else map(make_attrgetter(sandbox, attribute), values), start)
 
     sandbox = Sandbox(undefined=StrictUndefined, autoescape=False)
-    sandbox.globals = {"range": _range}
+    sandbox.globals = {"range": _bounded_range}
     sandbox.filters = {name: sandbox.filters[name] for name in _FILTERS}
-    sandbox.filters |= {"join": joined, "sum": added, "weighed": _weighed}
+    sandbox.filters |= {"join": joined, "sum": added, "weighed": _check_size}
     return sandbox
 
 
-def _weighed(value: Any) -> Any:
-    """The value. Raises SecurityError where it would fill more than all that a template may make."""
+def _check_size(value: Any) -> Any:
+    """Returns the value. Raises SecurityError if it is larger than the whole output may be."""
     from jinja2.exceptions import SecurityError
 
     left, inside = OUTPUT_CHARS_MAX, [value]
@@ -166,7 +168,7 @@ def _weighed(value: Any) -> Any:
     return value
 
 
-def _range(*bounds: int) -> range:
+def _bounded_range(*bounds: int) -> range:
     from jinja2.exceptions import SecurityError
 
     numbers = range(*bounds)
@@ -180,4 +182,4 @@ _FILTERS = (
     *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "sort", "string", "striptags"),
     *("sum", "title", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"),
 )
-"""Those that cannot make much of little: center, indent, replace and tojson pad as they are told to."""
+"""Filters with bounded output; center, indent, replace and tojson can pad without limit."""

@@ -1,4 +1,4 @@
-"""Export and import of memories: lines of JSON out of a server and into one (docs/export.md)."""
+"""Export and import of memories as JSON Lines (docs/export.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from memstream.argument_types import quote_text
-from memstream.channel import Link, memory_path, new_request_id, translated
+from memstream.channel import Link, memory_path, new_request_id, translate_errors
 from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.resource_codec import operation_from_wire
@@ -22,35 +22,37 @@ from memstream.v1 import memory_service_pb2 as pb
 
 _Import: TypeAlias = grpc.aio.StreamUnaryCall[pb.ImportMemoriesRequest, pb.ImportMemoriesResponse]
 PART_BYTES = 256 << 10
-"""Lines of one message, about."""
+"""Approximate size of one message."""
 
 Source: TypeAlias = Path | str | AsyncIterable[bytes]
-"""A file, or the bytes of an export however they are cut."""
+"""A file, or the bytes of an export in chunks of any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPart:
-    """Whole lines, each with its end; `done` fragments of `total` were sent with this part."""
+    """Whole lines with their line ends; `done` of `total` fragments are exported with this part."""
 
     lines: bytes
     done: int
     total: int
 
 
-async def exported(link: Link, namespace: str, memory: str, include_vectors: bool) -> AsyncGenerator[ExportPart, None]:
+async def export_parts(
+    link: Link, namespace: str, memory: str, include_vectors: bool
+) -> AsyncGenerator[ExportPart, None]:
     """See Client.export."""
     where = memory_path(f"{namespace}/{memory}") if memory else None
     request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
     call = link.memories.ExportMemories(request, metadata=link.metadata(where))
     try:
-        with translated():
+        with translate_errors():
             async for part in call:
                 yield ExportPart(part.lines, part.done, part.total)
     finally:
         call.cancel()
 
 
-async def imported(
+async def import_source(
     link: Link, namespace: str, source: Source, memory: str, request_id: str, validate_only: bool
 ) -> Operation:
     """See Client.import_."""
@@ -60,11 +62,11 @@ async def imported(
     where = memory_path(f"{namespace}/{memory}") if memory else None
     call = link.memories.ImportMemories(metadata=link.metadata(where))
     try:
-        with translated():
-            await _taken(call, pb.ImportMemoriesRequest(open=opening))
-            async with contextlib.aclosing(whole_lines(source)) as parts:
+        with translate_errors():
+            await _write_request(call, pb.ImportMemoriesRequest(open=opening))
+            async with contextlib.aclosing(read_whole_lines(source)) as parts:
                 async for part in parts:
-                    if not await _taken(call, pb.ImportMemoriesRequest(lines=part)):
+                    if not await _write_request(call, pb.ImportMemoriesRequest(lines=part)):
                         break
             await call.done_writing()
             return operation_from_wire((await call).operation)
@@ -72,8 +74,9 @@ async def imported(
         call.cancel()
 
 
-async def _taken(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
-    """Whether the call goes on. One that has ended early says why in its answer; a write says grpc's own INTERNAL."""
+async def _write_request(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
+    """Whether the call is still open. If it ended early, its answer has the error; the write only has gRPC's
+    INTERNAL."""
     try:
         await call.write(request)
     except (asyncio.InvalidStateError, grpc.RpcError):
@@ -81,10 +84,10 @@ async def _taken(call: _Import, request: pb.ImportMemoriesRequest) -> bool:
     return True
 
 
-async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
-    """The bytes of a source, cut at the ends of lines; a last line without its end gets one."""
+async def read_whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
+    """The bytes of a source, split at line ends; a missing last line end is added."""
     rest = bytearray()
-    async for chunk in _chunks(source):
+    async for chunk in _read_chunks(source):
         rest += chunk
         end = rest.rfind(b"\n", len(rest) - len(chunk)) + 1
         if end and len(rest) >= PART_BYTES:
@@ -94,7 +97,7 @@ async def whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
         yield bytes(rest) if rest.endswith(b"\n") else bytes(rest) + b"\n"
 
 
-async def _chunks(source: Source) -> AsyncIterator[bytes]:
+async def _read_chunks(source: Source) -> AsyncIterator[bytes]:
     if not isinstance(source, Path | str):
         async for chunk in source:
             kind_of(bytes).check("source", chunk)

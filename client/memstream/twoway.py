@@ -1,8 +1,8 @@
-"""What Observe and Recall have in common: a stream both ways that is opened again and again until it has ended.
+"""The base of Observe and Recall: a bidirectional stream that reconnects until it has ended.
 
-Rule 1: one task owns the call, reads it and opens the next one; a second one, the writer, lives as long as a connection
-and asks `_next_request` for what it sends, so that a dead connection can have eaten nothing.
-Rule 2: no read is ever cancelled by a timeout, which would end the call: whoever waits, waits for `_changed`.
+Rule 1: one task owns the call, reads it and opens the next one. A second task, the writer, lives as long as a
+connection and takes requests from `_next_request` one by one, so that a broken connection loses none.
+Rule 2: no timeout cancels a read, because that would end the call: callers wait for `_changed` instead.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
-from memstream.backoff import Backoff, persist
+from memstream.backoff import Backoff, repeat_until_done
 from memstream.channel import Link, MemoryPath
 from memstream.errors import MemstreamError, StreamClosed
-from memstream.status import translate
+from memstream.status import translate_error
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -35,13 +35,13 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._work = asyncio.Event()
-        """Set when the writer may have something to send."""
+        """Wakes the writer."""
         self._error: MemstreamError | None = None
         self._closing = self._closed = self._draining = False
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
-            raise StreamClosed("a stream is opened once; ask the memory for another one")
+            raise StreamClosed("a stream can be opened only once; create another one from the memory")
         self._link.check_open()
         self._task = asyncio.create_task(self._run(), name=f"memstream {type(self).__name__} {self.memory}")
         try:
@@ -62,9 +62,9 @@ class TwoWayStream(ABC, Generic[Request, Response]):
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends the stream in order."""
+        """Ends the stream gracefully."""
 
-    # ---- what a connection is made of
+    # ---- the steps of a connection
 
     @abstractmethod
     def _call(self) -> grpc.aio.StreamStreamCall[Request, Response]:
@@ -72,30 +72,30 @@ class TwoWayStream(ABC, Generic[Request, Response]):
 
     @abstractmethod
     async def _open(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
-        """Writes the first message, reads the answer, begins anew."""
+        """Writes the first message, reads the answer and resets the state of the connection."""
 
     @abstractmethod
     async def _read(self, call: grpc.aio.StreamStreamCall[Request, Response], backoff: Backoff) -> None:
-        """Takes answers until the stream has ended in order; raises what broke it."""
+        """Reads responses until the stream ends gracefully; raises the error that broke it."""
 
     @abstractmethod
     def _next_request(self) -> Request | None:
-        """What to send next; None when there is nothing until `_work` is set."""
+        """The next message to send; None when there is nothing until `_work` is set."""
 
     @abstractmethod
     def _is_last(self, request: Request) -> bool:
-        """Whether nothing may follow it."""
+        """Whether it is the last message of the stream."""
 
     async def _may_send(self) -> None:
-        """Waits while the server has asked for a pause."""
+        """Waits while the server has paused the stream."""
 
     def _disconnected(self) -> None:
-        """The connection is gone."""
+        """Called when the connection has ended."""
 
     def _failed(self, error: MemstreamError) -> None:
-        """The stream ends with this error: whoever waits for an answer is told."""
+        """Called when the stream ends: every pending request fails with `error`."""
 
-    # ---- how it lives
+    # ---- lifecycle
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -124,7 +124,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def _run(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await persist(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._connection(backoff), backoff)
         except MemstreamError as error:
             self._fail(error)
         except asyncio.CancelledError:
@@ -138,7 +138,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         self._notify()
 
     async def _abandon(self) -> None:
-        self._fail(StreamClosed("the stream was abandoned"))  # before anything that may be cancelled
+        self._fail(StreamClosed("the stream was abandoned"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -153,11 +153,11 @@ class TwoWayStream(ABC, Generic[Request, Response]):
                 await self._open(call)
                 self.connections += 1
                 self._notify()
-                backoff.opened()
+                backoff.mark_opened()
                 writer = asyncio.create_task(self._write(call))
                 await self._read(call, backoff)
             finally:
-                call.cancel()  # dropping the reference would leave the server's handler open
+                call.cancel()  # dropping the reference would leave the server's handler running
                 self._disconnected()
                 self._notify()
                 if writer is not None:
@@ -175,10 +175,10 @@ class TwoWayStream(ABC, Generic[Request, Response]):
                     await self._may_send()
                     await call.write(request)
                     if self._is_last(request):
-                        await call.done_writing()  # else the server waits a moment for what it would refuse
+                        await call.done_writing()  # else the server waits briefly for messages that it would reject
                         return
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            return  # the reader gets the status
+            return  # the reader reports the status
         except Exception as defect:
-            self._fail(translate(defect))
+            self._fail(translate_error(defect))
             call.cancel()

@@ -1,6 +1,6 @@
-"""What values may be: each Kind looks at a value, and says in a plain sentence what is wrong with it.
+"""Kinds of values: each Kind checks a value and describes in a sentence what is wrong with it.
 
-`takes` looks at the value alone, `check` at all that is inside it; `accepts_at_once` is the quick yes for usual values.
+`takes` checks only the value itself, `check` also its contents; `accepts_at_once` is the fast path for common values.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from memstream.errors import InvalidArgument
 
 
 class Kind:
-    """What a value may be. `name` says it of one value, `plural` of several."""
+    """A set of allowed values. `name` describes one value, `plural` several."""
 
     name: str
     plural: str
 
     def takes(self, value: object) -> bool:
-        """Whether the value is of this kind, as far as one sees without looking inside."""
+        """Whether the value is of this kind, without checking its contents."""
         raise NotImplementedError
 
     def accepts_at_once(self, value: Any) -> bool:
-        """Whether a quick look is enough to accept the value, as for nearly all; False says nothing."""
+        """Fast path: True accepts the value; False means that the full check is needed."""
         return False
 
     def check(self, path: str, value: object) -> None:
@@ -40,7 +40,7 @@ class Kind:
         self.check_inside(path, value)
 
     def check_inside(self, path: str, value: Any) -> None:
-        """What `takes` does not see."""
+        """Checks the contents. Raises InvalidArgument."""
 
     def describe(self, value: object) -> str:
         """What came."""
@@ -48,7 +48,7 @@ class Kind:
 
 
 class Plain(Kind):
-    """An instance of a class."""
+    """Instances of classes."""
 
     def __init__(self, name: str, plural: str, *classes: type) -> None:
         self.name, self.plural, self._classes = name, plural, classes
@@ -137,7 +137,7 @@ class Time(Kind):
 
 
 class Choice(Kind):
-    """A member of an enum, or its value."""
+    """Members of an enum, or their values."""
 
     def __init__(self, enum: type[Enum]) -> None:
         self._enum = enum
@@ -161,7 +161,7 @@ class OneOf(Kind):
 
 
 class Items(Kind):
-    """Several values; those of an iterator are checked as they are taken."""
+    """Collections of values; items of an iterator are checked as they are consumed."""
 
     def __init__(self, element: Kind, base: type, examples: str) -> None:
         self._element, self._base = element, base
@@ -185,7 +185,7 @@ class Items(Kind):
 
 
 class FixedTuple(Kind):
-    """A tuple of so many values."""
+    """Tuples of fixed length."""
 
     def __init__(self, elements: Sequence[Kind]) -> None:
         self._elements = elements
@@ -226,7 +226,7 @@ class VectorOfNumbers(Kind):
 
 
 class Options(Kind):
-    """A mapping of the shape of a TypedDict."""
+    """Mappings with the keys of a TypedDict."""
 
     def __init__(self, inside: Mapping[str, Kind]) -> None:
         self._inside = inside
@@ -244,7 +244,7 @@ class Options(Kind):
 
 
 _EXAMPLES: dict[type, object] = {str: "x", int: 1, float: 1.0, bool: True, type(None): None, dict: {}, list: []}
-"""Of the classes that nearly all values have."""
+"""Kinds of the most common classes."""
 
 
 class Either(Kind):
@@ -257,7 +257,10 @@ class Either(Kind):
         }
         numbers = any(isinstance(kind, Number) for kind in kinds)
         named = [kind for kind in kinds if not (numbers and isinstance(kind, Whole))]
-        self.name, self.plural = _either([kind.name for kind in named]), _either([kind.plural for kind in named])
+        self.name, self.plural = (
+            _join_names([kind.name for kind in named]),
+            _join_names([kind.plural for kind in named]),
+        )
 
     def takes(self, value: object) -> bool:
         return any(kind.takes(value) for kind in self._kinds)
@@ -275,7 +278,7 @@ class Either(Kind):
 
 
 class Hidden(Kind):
-    """Of a value that no error shows."""
+    """Values that errors never show."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind, self.name, self.plural = kind, kind.name, kind.plural
@@ -294,5 +297,5 @@ class Function(Kind):
         return callable(value)
 
 
-def _either(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)

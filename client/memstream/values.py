@@ -1,6 +1,6 @@
-"""What goes in and comes out as frozen values: times are aware datetimes in UTC, vectors one-dimensional numpy arrays.
+"""Arguments and results as frozen values: times are aware datetimes in UTC, vectors one-dimensional numpy arrays.
 
-The meaning of every field is written in the contract (memstream/v1/*.proto); here are the types a Python program sees.
+The contract (memstream/v1/*.proto) documents every field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Tier(StrEnum):
 
 
 class FragmentKind(StrEnum):
-    """How a fragment came to be."""
+    """The origin of a fragment."""
 
     OBSERVATION = "observation"
     INSIGHT = "insight"
@@ -49,7 +49,7 @@ class MemoryKind(StrEnum):
 
 
 class AckLevel(StrEnum):
-    """How far an observation has come: durable, visible to every recall, in the vector index."""
+    """The progress of an observation: durable, visible to every recall, in the vector index."""
 
     RECEIVED = "received"
     STORED = "stored"
@@ -57,7 +57,7 @@ class AckLevel(StrEnum):
 
 
 class EventType(StrEnum):
-    """The steps a fragment takes. UNKNOWN stands for one that is newer than this SDK."""
+    """The steps of a fragment. UNKNOWN: newer than this SDK."""
 
     UNKNOWN = "unknown"
     OBSERVED = "observed"
@@ -86,7 +86,7 @@ class EventType(StrEnum):
 
 
 class EventReason(StrEnum):
-    """Why a fragment left. UNKNOWN stands for one that is newer than this SDK."""
+    """Why a fragment left. UNKNOWN: newer than this SDK."""
 
     UNKNOWN = "unknown"
     BELOW_THRESHOLD = "below_threshold"
@@ -99,7 +99,7 @@ class EventReason(StrEnum):
 
 
 class Capability(StrEnum):
-    """A part of the contract that a server may or may not have. UNKNOWN: newer than this SDK."""
+    """An optional part of the contract. UNKNOWN: newer than this SDK."""
 
     UNKNOWN = "unknown"
     WATCH = "watch"
@@ -113,7 +113,7 @@ class Capability(StrEnum):
 
 
 class ModelState(StrEnum):
-    """Whether a model of the server answers. UNKNOWN: it was not asked yet, or the state is newer than this SDK."""
+    """Whether a model of the server responds. UNKNOWN: not called yet, or newer than this SDK."""
 
     UNKNOWN = "unknown"
     SERVING = "serving"
@@ -121,7 +121,7 @@ class ModelState(StrEnum):
 
 
 class OperationState(StrEnum):
-    """Where an operation stands. UNKNOWN: newer than this SDK."""
+    """The state of an operation. UNKNOWN: newer than this SDK."""
 
     UNKNOWN = "unknown"
     QUEUED = "queued"
@@ -134,7 +134,7 @@ class OperationState(StrEnum):
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """One step of an agent in parts; empty fields were not given. The values are embedded and indexed, not the keys."""
+    """One step of an agent; empty fields were not given. Values are embedded and indexed, keys are not."""
 
     question: str = ""
     thought: str = ""
@@ -147,7 +147,7 @@ class Structured:
 
 
 class ObservationFields(TypedDict, total=False):
-    """What may be said of an observation beside its words; see Observation."""
+    """Optional fields of an observation; see Observation."""
 
     speaker: str
     session: str
@@ -164,10 +164,12 @@ class ObservationFields(TypedDict, total=False):
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is perceived.
+    """Text or a structured step, with optional fields.
 
-    `importance` in [0, 1] skips the scorer; `session` empty takes the stream's; `observe_time` None takes the server's
-    clock; at most one of `expire_time` and `ttl`; an `external_id` that exists replaces what its fragment has from you.
+    `importance` in [0, 1] skips the scorer; an empty `session` means the stream's; `observe_time` None means the
+    server's
+    clock; at most one of `expire_time` and `ttl`; an existing `external_id` replaces the client's fields of its
+    fragment.
     """
 
     body: str | Structured
@@ -185,7 +187,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """An observation once it is in a memory, or an insight. `content` is empty where `structured` is given."""
+    """An observation or insight in a memory. `content` is empty if `structured` is set."""
 
     id: str
     kind: FragmentKind
@@ -216,9 +218,9 @@ class Fragment:
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which fragments are meant; conditions are joined by AND, an empty one does not restrict.
+    """Selects fragments; conditions are combined with AND, an empty one does not restrict.
 
-    `metadata` maps a key to the value it must have, or to a collection of values of which it must have one.
+    `metadata` maps a key to its required value, or to a collection of accepted values.
     `observe_time_min` is inclusive, `observe_time_max` exclusive.
     """
 
@@ -239,7 +241,7 @@ class Filter:
 @check_fields
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """alpha x recency + beta x relevance + gamma x importance, each 0 to 100; None: by policy."""
+    """alpha x recency + beta x relevance + gamma x importance, each 0 to 100; None means the policy's."""
 
     alpha: float | None = None
     beta: float | None = None
@@ -247,12 +249,14 @@ class Weights:
 
 
 class RecallOptions(TypedDict, total=False):
-    """How a query is answered; what is not given, or None, is decided by the memory's policy.
+    """Options of a query; the memory's policy decides those that are missing or None.
 
-    `limit` recollections; `min_revision` waits (within `timeout_s`) until that revision is visible; `explain` says how
-    each score came about; up to `near_misses` fragments that came close are named with the stage that removed them;
-    `token_budget` bounds ranking and working memory together; `now` is the time recency counts from; `filter` binds
-    working memory, too; `fold` False gives recollections that say the same a place each.
+    `limit`: number of recollections. `min_revision`: waits (within `timeout_s`) until that revision is visible.
+    `explain`: adds the parts of each score. `near_misses`: adds up to that many fragments that were nearly returned,
+    with
+    the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time of
+    recency. `filter`: applies to working memory too. `fold`: False ranks recollections with the same content
+    separately.
     """
 
     embedding: Vector | None
@@ -284,7 +288,7 @@ class ScorePart:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a score came about: the contributions sum to it."""
+    """The parts of a score; the contributions sum to it."""
 
     parts: tuple[ScorePart, ...]
     formula: str
@@ -292,9 +296,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """A fragment that was recalled, and its scores; `explanation` is None unless asked for.
+    """A recalled fragment and its scores; `explanation` is None unless requested.
 
-    `folded_ids` are the other fragments that say the same: they take no place of their own in the answer.
+    `folded_ids`: fragments with the same content, which are not ranked separately.
     """
 
     fragment: Fragment
@@ -308,7 +312,7 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A fragment that came close, and the stage that removed it."""
+    """A fragment that was nearly returned, and the stage that removed it."""
 
     fragment_id: str
     stage: str
@@ -318,10 +322,10 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Sequence[Recollection]):
-    """What the memory knows: a sequence of recollections, best first, and what else the server says of the query.
+    """The answer to a query: a sequence of recollections, best first, with working memory and statistics.
 
-    `working_memory` is the short-term tier in order; `timings` are seconds by step; `degraded` is empty unless
-    the answer lacks something: a leg of the search, or importances; `best_relevance` is of all candidates, returned or
+    `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
+    incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
     not.
     """
 
@@ -352,7 +356,7 @@ class Answer(Sequence[Recollection]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an observation when it was stored: its id, or the fragment it was counted on."""
+    """The outcome of a stored observation: its fragment's id, or the existing fragment that it was counted on."""
 
     sequence: int
     fragment_id: str
@@ -363,7 +367,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An observation refused before it was received: its number and why."""
+    """A rejection: the number of an observation refused before it was received, and the error."""
 
     sequence: int
     error: MemstreamError
@@ -371,10 +375,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What the server said of a producer's earlier numbers to a stream that was opened with `known_sequence`.
+    """Results of a producer's earlier numbers, for a stream opened with `known_sequence`.
 
-    Refusals from `rejected_since` on are complete, outcomes from `outcomes_since` on of what was stored by then: both
-    are `known_sequence` + 1, or more where older ones are no longer kept. Without `outcomes` there are none.
+    Rejections are complete from `rejected_since` on, outcomes of stored observations from `outcomes_since` on. Both are
+    `known_sequence` + 1, or more if the server no longer keeps older ones. Without `outcomes` there are no outcomes.
     """
 
     rejected: tuple[Rejected, ...]
@@ -385,7 +389,7 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """How far a batch has come: last numbers, the revision that shows it, what was refused, what became of it."""
+    """The progress of a batch: last numbers by level, the revision that shows it, rejections and outcomes."""
 
     received: int
     stored: int

@@ -11,26 +11,26 @@ from typing import Literal, Self, TypeAlias
 import grpc.aio
 
 from memstream.argument_types import Several
-from memstream.backoff import Backoff, persist
+from memstream.backoff import Backoff, repeat_until_done
 from memstream.channel import Link, MemoryPath, read_message
 from memstream.codec import cursor_from_wire, cursor_to_wire, event_from_wire, event_types_to_wire, fragment_from_wire
 from memstream.errors import MemstreamError, ShuttingDown, StreamClosed
 from memstream.resources import Cursor, Event
 from memstream.v1 import memory_service_pb2, stream_service_pb2
 from memstream.values import EventType
-from memstream.wiretypes import duration
+from memstream.wiretypes import duration_to_wire
 
 _Call: TypeAlias = grpc.aio.UnaryStreamCall[stream_service_pb2.WatchRequest, stream_service_pb2.WatchResponse]
 Start: TypeAlias = Cursor | Literal["now", "beginning"]
-"""Where a watch begins."""
+"""The start of a watch."""
 _AHEAD_MAX = 1000
 
 
 class Watch:
-    """A memory's events; made by `Memory.watch`. Iterate over it; leave `async with`, or `aclose`, to end it.
+    """A memory's events, created by `Memory.watch`. Iterate over it; leaving `async with`, or `aclose`, ends it.
 
-    `cursor` is where a later watch would go on: after the last event that was handed out, or the last mark that nothing
-    happened. Waiting for the next event may be cancelled (or timed out) and resumed; nothing is lost by it.
+    `cursor` is the position for a later watch: after the last event returned or the last progress mark. Waiting for the
+    next event may be cancelled (or time out) and resumed without loss.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Watch:
             namespace=memory.namespace,
             memory=memory.name,
             types=event_types_to_wire(types),
-            progress_interval=None if progress_interval is None else duration(progress_interval),
+            progress_interval=None if progress_interval is None else duration_to_wire(progress_interval),
             include_fragments=include_fragments,
         )
-        # Events to hand out, and (as a Cursor) the marks between them; read ahead of the caller, but not far.
+        # Events and (as a Cursor) progress marks, read ahead of the caller up to _AHEAD_MAX.
         self._ahead: deque[Event | Cursor] = deque()
         self._seen: Cursor | None = None
         self._changed = asyncio.Event()
@@ -63,7 +63,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        await self._start_watch()
         return self
 
     async def __aexit__(
@@ -75,8 +75,8 @@ class Watch:
         return self
 
     async def __anext__(self) -> Event:
-        """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound where there is no going on."""
-        await self._begin()
+        """The next event. Raises CursorCompacted, CursorVoid or MemoryNotFound if the watch cannot continue."""
+        await self._start_watch()
         self._link.check_loop()
         while True:
             while self._ahead:
@@ -92,22 +92,22 @@ class Watch:
             await self._changed.wait()
 
     async def aclose(self) -> None:
-        """Ends the watch; iterating on raises StreamClosed."""
+        """Ends the watch; further iteration raises StreamClosed."""
         self._ahead.clear()
-        self._end(StreamClosed("the watch is closed"))  # before anything that may be cancelled
+        self._end_watch(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _begin(self) -> None:
-        if self._fresh():
-            # Asked for once and by name: a server's "now" would move when a connection is made anew.
+    async def _start_watch(self) -> None:
+        if self._is_fresh():
+            # Resolve "now" once: the server's "now" would move with each reconnect.
             first = self.cursor or await self._first_cursor()
-            if self._fresh():  # nobody has begun or ended it meanwhile
+            if self._is_fresh():  # no other task has started or ended it during the await
                 self.cursor = self._seen = first
-                self._task = asyncio.create_task(self._run(), name=f"memstream watch {self.memory}")
+                self._task = asyncio.create_task(self._run_connections(), name=f"memstream watch {self.memory}")
 
-    def _fresh(self) -> bool:
+    def _is_fresh(self) -> bool:
         return self._task is None and self._error is None
 
     async def _first_cursor(self) -> Cursor:
@@ -118,22 +118,22 @@ class Watch:
         )
         return Cursor(answer.memory.uid, 0 if self._start == "beginning" else answer.memory.revision)
 
-    async def _run(self) -> None:
+    async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await persist(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
         except MemstreamError as error:
-            self._end(error)
+            self._end_watch(error)
         except asyncio.CancelledError:
-            self._end(StreamClosed("the event loop of the watch has ended"))
+            self._end_watch(StreamClosed("the event loop of the watch has ended"))
             raise
 
-    def _end(self, error: MemstreamError) -> None:
+    def _end_watch(self, error: MemstreamError) -> None:
         if self._error is None:
             self._error = error
         self._changed.set()
 
-    async def _connection(self, backoff: Backoff) -> None:
+    async def _run_connection(self, backoff: Backoff) -> None:
         request = stream_service_pb2.WatchRequest()
         request.CopyFrom(self._request)
         if self._seen is not None:
@@ -143,27 +143,27 @@ class Watch:
             self.connections += 1
             try:
                 while True:
-                    self._take(await read_message(call))
-                    backoff.opened()
-                    backoff.progressed()
+                    self._handle_response(await read_message(call))
+                    backoff.mark_opened()
+                    backoff.mark_progress()
                     while len(self._ahead) > _AHEAD_MAX:
                         self._room.clear()
                         await self._room.wait()
             finally:
                 call.cancel()
 
-    def _take(self, response: stream_service_pb2.WatchResponse) -> None:
+    def _handle_response(self, response: stream_service_pb2.WatchResponse) -> None:
         kind = response.WhichOneof("message")
         if kind == "going_away":
             raise ShuttingDown(response.going_away.description or "the server is going away", reason="SHUTTING_DOWN")
         if kind == "progress":
-            self._saw(cursor_from_wire(response.progress.cursor))
+            self._append_item(cursor_from_wire(response.progress.cursor))
         elif kind == "events":
             fragments = {wire.id: fragment_from_wire(wire) for wire in response.events.fragments}
             for wire in response.events.events:
-                self._saw(event_from_wire(wire, fragments.get(wire.fragment_id)))
+                self._append_item(event_from_wire(wire, fragments.get(wire.fragment_id)))
         self._changed.set()
 
-    def _saw(self, item: Event | Cursor) -> None:
+    def _append_item(self, item: Event | Cursor) -> None:
         self._ahead.append(item)
         self._seen = item.cursor if isinstance(item, Event) else item

@@ -1,4 +1,4 @@
-"""Times, durations, enums, metadata values and vectors on the wire, shared by the codecs."""
+"""Converts times, durations, enums, metadata values and vectors; shared by the codecs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MICROSECOND = timedelta(microseconds=1)
 _METADATA = kind_of(MetadataValue)
 
 
-def invalid(field: str, description: str) -> InvalidArgument:
-    """What the server would answer, found before anything was sent."""
+def invalid_field(field: str, description: str) -> InvalidArgument:
+    """The error for an invalid field, as the server would report it."""
     return InvalidArgument(field, description)
 
 
 class encoding:  # noqa: N801 - used as a statement
-    """Around the making of a message: what protobuf refuses becomes an InvalidArgument, which names `field`."""
+    """Context of building a message: turns protobuf's errors into an InvalidArgument that names `field`."""
 
     __slots__ = ("_field",)
 
@@ -51,50 +51,50 @@ class encoding:  # noqa: N801 - used as a statement
             raise InvalidArgument(self._field, str(error)) from error
 
 
-def timestamp(field: str, value: datetime) -> Timestamp:
-    """An aware datetime, to the microsecond."""
+def timestamp_to_wire(field: str, value: datetime) -> Timestamp:
+    """Converts an aware datetime, to the microsecond."""
     kind_of(datetime).check(field, value)
     micros = (value - _EPOCH) // _MICROSECOND
     return Timestamp(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1_000)
 
 
-def moment(value: Timestamp) -> datetime:
-    """An aware datetime in UTC, to the microsecond."""
+def timestamp_from_wire(value: Timestamp) -> datetime:
+    """Converts to an aware datetime in UTC, to the microsecond."""
     return _EPOCH + timedelta(0, value.seconds, value.nanos // 1_000)
 
 
-def optional_moment(wire: Timestamp, given: bool) -> datetime | None:
-    """As `moment`, of a field that may be unset."""
-    return moment(wire) if given else None
+def optional_timestamp_from_wire(wire: Timestamp, given: bool) -> datetime | None:
+    """As `moment`, for a field that may be unset."""
+    return timestamp_from_wire(wire) if given else None
 
 
-def optional_timestamp(field: str, value: datetime | None) -> Timestamp | None:
-    """As `timestamp`, of a value that may not be given."""
-    return None if value is None else timestamp(field, value)
+def optional_timestamp_to_wire(field: str, value: datetime | None) -> Timestamp | None:
+    """As `timestamp`, for a value that may be None."""
+    return None if value is None else timestamp_to_wire(field, value)
 
 
-def duration(value: timedelta) -> Duration:
-    """To the microsecond; seconds and nanos share their sign, as the wire wants it."""
+def duration_to_wire(value: timedelta) -> Duration:
+    """Converts a timedelta, to the microsecond; seconds and nanos have the same sign, as protobuf requires."""
     micros = value // _MICROSECOND
     sign = -1 if micros < 0 else 1
     seconds, rest = divmod(abs(micros), 1_000_000)
     return Duration(seconds=sign * seconds, nanos=sign * rest * 1_000)
 
 
-def delta(value: Duration) -> timedelta:
-    """The duration as a timedelta."""
+def duration_from_wire(value: Duration) -> timedelta:
+    """Converts to a timedelta."""
     return timedelta(seconds=value.seconds, microseconds=value.nanos // 1_000)
 
 
-def members(kind: type[E], descriptor: EnumDescriptor) -> dict[int, E]:
-    """Wire number to member, for every member that the contract has (UNSPECIFIED has none)."""
+def members_by_number(kind: type[E], descriptor: EnumDescriptor) -> dict[int, E]:
+    """Maps wire numbers to members, for every member in the contract (UNSPECIFIED has none)."""
     prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
     numbers = {value.name.removeprefix(prefix): value.number for value in descriptor.values}
     return {numbers[member.name]: member for member in kind if member.name in numbers}
 
 
-def metadata_value(field: str, value: object) -> fragment_pb2.MetadataValue:
-    """One metadata value; bool before int, of which it is a subclass."""
+def metadata_value_to_wire(field: str, value: object) -> fragment_pb2.MetadataValue:
+    """Converts a metadata value; bool is checked before int, its base class."""
     _METADATA.check(field, value)
     if isinstance(value, bool):
         return fragment_pb2.MetadataValue(bool_value=value)
@@ -104,11 +104,11 @@ def metadata_value(field: str, value: object) -> fragment_pb2.MetadataValue:
         return fragment_pb2.MetadataValue(int_value=int(value))
     if isinstance(value, float | np.floating):
         return fragment_pb2.MetadataValue(double_value=float(value))
-    raise invalid(field, f"must be {_METADATA.name}, not {show_value(value)}")
+    raise invalid_field(field, f"must be {_METADATA.name}, not {show_value(value)}")
 
 
-def metadata(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:
-    """Metadata as Python values."""
+def metadata_from_wire(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:
+    """Converts metadata to Python values."""
     return {key: _python_value(value) for key, value in wire.items()}
 
 
@@ -123,25 +123,25 @@ def _python_value(value: fragment_pb2.MetadataValue) -> MetadataValue:
     return value.string_value
 
 
-def packed_floats(number: int, vector: Vector) -> bytes:
-    """A packed `repeated float` field of that number as wire bytes, to be merged into a message.
+def pack_floats(number: int, vector: Vector) -> bytes:
+    """Encodes a packed `repeated float` field with that number as wire bytes, to be merged into a message.
 
-    Assigning 1,536 floats one by one costs 21 to 224 microseconds, this 1.6.
+    Assigning 1,536 floats one by one takes 21 to 224 µs, this takes 1.6 µs.
     """
     try:
         given = np.asarray(vector)
-        if given.size and given.dtype.kind not in "fiu":  # numpy reads strings, truths and None as numbers
-            raise invalid("embedding", f"must be a vector of numbers, not of {given.dtype.name}")
+        if given.size and given.dtype.kind not in "fiu":  # numpy would convert strings, bools and None
+            raise invalid_field("embedding", f"must be a vector of numbers, not of {given.dtype.name}")
         with np.errstate(over="ignore"):
             array: npt.NDArray[np.float32] = np.ascontiguousarray(given, dtype="<f4")
     except (TypeError, OverflowError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
-        raise invalid("embedding", f"must be a vector of numbers: {error}") from error
+        raise invalid_field("embedding", f"must be a vector of numbers: {error}") from error
     if array.ndim != 1 or array.size == 0:
-        raise invalid("embedding", f"must have one dimension and not be empty, not shape {array.shape}")
+        raise invalid_field("embedding", f"must have one dimension and not be empty, not shape {array.shape}")
     if not np.isfinite(array).all():
-        raise invalid("embedding", "must be finite")
+        raise invalid_field("embedding", "must be finite")
     data = array.tobytes()
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 

@@ -1,4 +1,4 @@
-"""`memstream` as a process of its own."""
+"""Runs `memstream` in a separate process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ COMMAND = (sys.executable, "-m", "memstream_server")
 
 
 def environment(target: str = "") -> dict[str, str]:
-    """This process's, with nothing of MEMSTREAM_ but the target."""
+    """This process's environment, with the target as the only MEMSTREAM_ variable."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
     return kept | ({"MEMSTREAM_TARGET": target} if target else {})
 
 
 def run(*words: str, stdin: str = "", target: str = "") -> subprocess.CompletedProcess[str]:
-    """`memstream WORDS` until it ends."""
+    """Runs `memstream WORDS` to its end."""
     return subprocess.run(
         [*COMMAND, *words],
         input=stdin,

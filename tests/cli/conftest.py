@@ -1,4 +1,4 @@
-"""One real server for the whole package, in a process of its own."""
+"""One real server for the whole package, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.support.server import ServerProcess
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """For all tests here; each takes memories of its own."""
+    """The shared server; each test uses its own memories."""
     with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as running:
         yield running

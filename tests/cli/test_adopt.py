@@ -1,4 +1,4 @@
-"""`memstream adopt`: a Milvus Lite collection becomes the long-term memory of a memory on a real server."""
+"""`memstream adopt` imports a Milvus Lite collection into a memory on a real server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MODEL = "hashing-1"
 
 
 def adopt(server: ServerProcess, *words: str) -> Result:
-    """In this process, which has pymilvus imported already."""
+    """Runs the command in this process, which has already imported pymilvus."""
     return CliRunner().invoke(root, ["adopt", *words], env={"MEMSTREAM_TARGET": server.address})
 
 
 @contextmanager
 def milvus(path: Path) -> Iterator[Any]:
-    """A client of a Lite directory that lets go of it again, as the end of a process does."""
+    """A client of a Lite directory that releases it afterwards, as the end of a process does."""
     from milvus_lite.server_manager import server_manager_instance
     from pymilvus import MilvusClient
 
@@ -94,13 +94,13 @@ def everything(path: Path, name: str) -> list[dict[str, Any]]:
         )
 
 
-def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess, lite: Path) -> None:
+def test_adopted_hybrid_memory_accepts_observations(server: ServerProcess, lite: Path) -> None:
     before = everything(lite, "notes")
     named = ("--speaker-field", "author", "--time-field", "at", "--metadata-field", "topic", "--model", MODEL)
     words = (str(lite), "notes", "adopted/joy", *named)
     done = run("adopt", *words, target=server.address)
-    assert (done.returncode, done.stdout) == (0, "adopted 3 rows of notes as long-term memory of adopted/joy\n")
-    assert done.stderr == "left out 1 rows without text\n"
+    assert (done.returncode, done.stdout) == (0, "adopted 3 rows of notes as long-term fragments of adopted/joy\n")
+    assert done.stderr == "skipped 1 rows without text\n"
     assert everything(lite, "notes") == before
 
     with sync.connect(server.address) as client:
@@ -128,10 +128,10 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
         assert "I keep bees on the roof" in contents
         assert any(content.startswith("Bob plants") for content in contents)
 
-        # The memory has gone on: the rows are known to be there, by the request of the first time.
+        # The memory has changed since; the request id of the first run shows that the rows are imported.
         count = len(tiers)
         again = adopt(server, *words)
-        assert (again.exit_code, "has the 3 rows of notes already: nothing was changed" in again.stdout) == (0, True)
+        assert (again.exit_code, "already has the 3 rows of notes: nothing was changed" in again.stdout) == (0, True)
         assert len(list(joy.list_fragments())) == count
 
     taken = {
@@ -144,7 +144,7 @@ def test_a_hybrid_memory_from_a_collection_goes_on_working(server: ServerProcess
             assert taken[row["text"]] == pytest.approx(row["vec"], abs=1e-6)
 
 
-def test_vectors_of_another_model_are_made_anew_page_by_page(server: ServerProcess, lite: Path) -> None:
+def test_adopted_text_is_embedded_by_page(server: ServerProcess, lite: Path) -> None:
     words = (str(lite), "small", "adopted/small", "--kind", "long_term", "--importance", "0.8", "--json")
     done = adopt(server, *words)
     assert done.exit_code == 0, done.stderr
@@ -166,7 +166,7 @@ def test_vectors_of_another_model_are_made_anew_page_by_page(server: ServerProce
         assert small.describe().revision == revision
 
 
-def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: ServerProcess, lite: Path) -> None:
+def test_dynamic_text_field_is_found(server: ServerProcess, lite: Path) -> None:
     done = adopt(server, str(lite), "quick", "adopted/quick", "--profile", "dbgpt")
     assert done.exit_code == 0, done.stderr
     with sync.connect(server.address) as client:
@@ -186,15 +186,20 @@ def test_the_text_of_a_collection_without_a_schema_for_it_is_found(server: Serve
             "no field is named text or content: name the text with --text-field, of id (int64), "
             "vector (float_vector), body (dynamic)",
         ),
-        ("notes", ("--text-field", "at"), 2, "at is no text: name it with --text-field, of pk (varchar)"),
+        ("notes", ("--text-field", "at"), 2, "at is not a text field: name one with --text-field, of pk (varchar)"),
         ("notes", ("--text-field", "gone"), 1, "no row of notes has text in gone"),
-        ("notes", ("--model", "other-2"), 2, "the server's vectors are of hashing-1, those of other-2 cannot"),
-        ("small", ("--model", MODEL), 2, "vec has 4 numbers, hashing-1 has 384: it is of another model"),
-        ("notes", ("--vector-field", "vec"), 2, "--vector-field goes with --model"),
-        ("long", (), 2, "nothing was sent: the row of pk 'k2': text has 70,000 bytes, the server takes 65,536 at most"),
+        ("notes", ("--model", "other-2"), 2, "the server's model is hashing-1, so vectors of other-2 cannot"),
+        ("small", ("--model", MODEL), 2, "vec has 4 numbers, hashing-1 has 384: it is from another model"),
+        ("notes", ("--vector-field", "vec"), 2, "--vector-field requires --model"),
+        (
+            "long",
+            (),
+            2,
+            "nothing was sent: the row of pk 'k2': text has 70,000 bytes, the server accepts at most 65,536",
+        ),
     ],
 )
-def test_what_cannot_be_adopted_is_told(
+def test_adopt_explains_what_it_rejects(
     server: ServerProcess, lite: Path, collection: str, options: tuple[str, ...], code: int, said: str
 ) -> None:
     done = adopt(server, str(lite), collection, "adopted/never", *options)
@@ -204,9 +209,7 @@ def test_what_cannot_be_adopted_is_told(
         assert "adopted/never" not in {memory.path for memory in client.list_memories("adopted")}
 
 
-def test_a_collection_that_changes_while_it_is_read_is_not_adopted(
-    server: ServerProcess, lite: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changing_collection_is_not_adopted(server: ServerProcess, lite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     pages = ExistingCollection.pages
 
@@ -220,12 +223,12 @@ def test_a_collection_that_changes_while_it_is_read_is_not_adopted(
     monkeypatch.setattr(ExistingCollection, "pages", changed)
     words = (str(lite), "moving", "adopted/moving")
     done = adopt(server, *words)
-    assert (done.exit_code, "was changed while it was read" in done.stderr) == (1, True)
+    assert (done.exit_code, "changed during the run" in done.stderr) == (1, True)
     done = adopt(server, *words)
-    assert (done.exit_code, done.stdout) == (0, "adopted 2 rows of moving as long-term memory of adopted/moving\n")
+    assert (done.exit_code, done.stdout) == (0, "adopted 2 rows of moving as long-term fragments of adopted/moving\n")
 
 
-def test_another_memory_of_that_name_is_left_as_it_is(server: ServerProcess, lite: Path) -> None:
+def test_existing_memory_is_not_overwritten(server: ServerProcess, lite: Path) -> None:
     with sync.connect(server.address) as client:
         taken = client.create_memory("adopted/taken")
         taken.observe_batch(["mine"])
@@ -235,7 +238,7 @@ def test_another_memory_of_that_name_is_left_as_it_is(server: ServerProcess, lit
         assert [fragment.content for fragment in taken.list_fragments()] == ["mine"]
 
 
-def test_a_directory_that_cannot_be_opened_is_told_and_left(server: ServerProcess, lite: Path, tmp_path: Path) -> None:
+def test_locked_directory_is_reported_and_unchanged(server: ServerProcess, lite: Path, tmp_path: Path) -> None:
     for path, said in (
         (tmp_path / "gone.db", "there is no Milvus Lite directory"),
         (tmp_path, "is no directory of Milvus Lite"),

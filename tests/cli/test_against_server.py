@@ -1,4 +1,4 @@
-"""The command line against a real server in a process of its own."""
+"""The command line against a real server in a separate process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(server: ServerProcess, memory: str) -> list[str]:
 
 
 def revision(server: ServerProcess, memory: str) -> int:
-    """0 while there is no such memory, 1 while it has nothing stored."""
+    """The memory's revision; 0 if there is no such memory."""
     stats = run("stats", memory, "--json", target=server.address)
     return int(json.loads(stats.stdout)["revision"]) if stats.returncode == 0 else 0
 
@@ -37,9 +37,7 @@ def written(directory: Path, name: str, *lines: str) -> str:
 
 
 @pytest.mark.parametrize("flags", [("--json",), ("--explain",)])
-def test_an_answer_is_followed_until_it_is_interrupted(
-    server: ServerProcess, tmp_path: Path, flags: tuple[str]
-) -> None:
+def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path: Path, flags: tuple[str]) -> None:
     memory = f"followed/{flags[0].strip('-')}"
     assert (
         run("observe", "--create", memory, written(tmp_path, "a", "the key is lost"), target=server.address).returncode
@@ -71,7 +69,7 @@ def test_an_answer_is_followed_until_it_is_interrupted(
         assert (left.startswith("- "), entered.startswith("+ "), "lexical" in why) == (True, True, True)
 
 
-def test_what_a_followed_answer_has_not_is_refused() -> None:
+def test_follow_rejects_unsupported_flags() -> None:
     for flag in ("--working", "--reinforce"):
         done = run("recall", "demo/chat", "who?", "--follow", flag)
         assert (done.returncode, "--follow" in done.stderr) == (2, True)
@@ -137,7 +135,7 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
     assert chosen("list", "--tier", "sensory") == []
 
 
-def test_a_file_is_continued_where_it_was_left(server: ServerProcess, tmp_path: Path) -> None:
+def test_file_resumes_where_the_last_run_stopped(server: ServerProcess, tmp_path: Path) -> None:
     lines = [f"line number {number}" for number in range(150)]
     file = written(tmp_path, "log.txt", *lines[:100])
     assert run("observe", "--create", "demo/log", file, "--json", target=server.address).returncode == 0
@@ -150,7 +148,7 @@ def test_a_file_is_continued_where_it_was_left(server: ServerProcess, tmp_path: 
     assert held(server, "demo/log") == lines
 
 
-def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess, tmp_path: Path) -> None:
+def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path: Path) -> None:
     lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
     file = written(tmp_path, "long.txt", *lines)
     words = ("observe", "--create", "demo/killed", file)
@@ -165,7 +163,7 @@ def test_a_killed_observe_is_finished_by_the_same_command(server: ServerProcess,
     assert Counter(held(server, "demo/killed")) == Counter(lines)
 
 
-def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None:
+def test_interrupted_pipe_reports_progress(server: ServerProcess) -> None:
     words = ("observe", "--create", "demo/interrupted")
     pipe = subprocess.PIPE
     with running([*COMMAND, *words], env=environment(server.address), stdin=pipe, stderr=pipe) as process:
@@ -181,24 +179,26 @@ def test_an_interrupted_pipe_says_how_far_it_came(server: ServerProcess) -> None
         process.wait(60)
         said = process.stderr.read()
     assert process.returncode == 130
-    assert re.search(r"standard input: broken off, \d received of 2 sent; the rest of the pipe is not sent", said)
+    assert re.search(r"standard input: interrupted, \d received of 2 sent; the rest of the pipe is not sent", said)
     assert "Traceback" not in said
     assert held(server, "demo/interrupted") == ["one", "two"]
 
 
-def test_two_pipes_of_the_same_words_are_both_kept(server: ServerProcess) -> None:
+def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> None:
     for _ in range(2):
         done = run(
             "observe", "--create", "demo/pipe", "--kind", "long_term", stdin="the same words\n", target=server.address
         )
         assert done.returncode == 0, done.stderr
         assert "standard input: 1 observations stored" in done.stdout
-    assert held(server, "demo/pipe") == ["the same words"]  # the second is a repeat, not taken for the first sent again
+    assert held(server, "demo/pipe") == [
+        "the same words"
+    ]  # the second counts as a repeated observation, not as a resend
     (line,) = run("list", "demo/pipe", "--json", target=server.address).stdout.splitlines()
     assert json.loads(line)["duplicate_count"] == 1
 
 
-def test_rejected_lines_are_named_and_the_others_kept(server: ServerProcess, tmp_path: Path) -> None:
+def test_rejected_lines_are_named_others_stored(server: ServerProcess, tmp_path: Path) -> None:
     file = written(tmp_path, "mixed.txt", "kept one", "x" * 70_000, "kept two")
     done = run("observe", "--create", "demo/rejected", file, target=server.address)
     assert done.returncode == 3
@@ -209,7 +209,7 @@ def test_rejected_lines_are_named_and_the_others_kept(server: ServerProcess, tmp
     assert run("observe", "demo/rejected", file, target=server.address).returncode == 0
 
 
-def test_a_pipe_leaves_malformed_lines_out_and_names_them(server: ServerProcess) -> None:
+def test_pipe_skips_and_names_malformed_lines(server: ServerProcess) -> None:
     lines = '{"text": "a"}\n{"txt": "b"}\n{"text": "c"}\n'
     done = run("observe", "--create", "demo/malformed", "--json", stdin=lines, target=server.address)
     assert done.returncode == 3
@@ -219,7 +219,7 @@ def test_a_pipe_leaves_malformed_lines_out_and_names_them(server: ServerProcess)
     assert held(server, "demo/malformed") == ["a", "c"]
 
 
-def test_what_is_not_there_exits_4_and_a_wrong_name_2(server: ServerProcess) -> None:
+def test_missing_resource_exits_4_invalid_name_2(server: ServerProcess) -> None:
     for words in (("stats", "demo/nothing"), ("recall", "demo/nothing", "q"), ("observe", "demo/nothing", "-")):
         done = run(*words, stdin="words\n", target=server.address)
         assert done.returncode == 4, words
@@ -230,14 +230,14 @@ def test_what_is_not_there_exits_4_and_a_wrong_name_2(server: ServerProcess) -> 
 
 
 def shell(line: str, server: ServerProcess) -> subprocess.CompletedProcess[str]:
-    """What a shell makes of a line."""
+    """Runs a line in a shell."""
     words = ["bash", "-c", line.replace("memstream", shlex.join(COMMAND))]
     return subprocess.run(
         words, env=environment(server.address), capture_output=True, text=True, timeout=120, check=False
     )
 
 
-def test_a_standard_stream_may_be_closed(server: ServerProcess) -> None:
+def test_standard_stream_may_be_closed(server: ServerProcess) -> None:
     assert run("observe", "--create", "closed/joy", stdin="one\ntwo\n", target=server.address).returncode == 0
     assert shell("echo three | memstream observe closed/joy 2>&-", server).returncode == 0
     for line in ("observe closed/joy <&-", "list closed/joy >&-", "export closed/joy >&-", "info <&- 2>&-"):
@@ -248,7 +248,7 @@ def test_a_standard_stream_may_be_closed(server: ServerProcess) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("words", ["list full/joy --json", "list full/joy", "show full/joy", "export full/joy"])
-def test_output_that_cannot_be_written_is_told_in_one_line(server: ServerProcess, words: str) -> None:
+def test_failed_write_of_output_is_reported_in_one_line(server: ServerProcess, words: str) -> None:
     run("observe", "--create", "full/joy", stdin="one\n", target=server.address)
     done = shell(f"memstream {words} > /dev/full", server)
     assert done.returncode == 1
@@ -257,7 +257,7 @@ def test_output_that_cannot_be_written_is_told_in_one_line(server: ServerProcess
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_who_stops_reading_ends_the_command_quietly(server: ServerProcess) -> None:
+def test_broken_pipe_ends_the_command_quietly(server: ServerProcess) -> None:
     run("observe", "--create", "pipe/joy", stdin="words\n" * 5_000, target=server.address)
     for words in ("list pipe/joy --json", "export pipe/joy"):
         done = shell(f"memstream {words} | head -c 10", server)
@@ -284,7 +284,7 @@ def test_list_show_stats_info(server: ServerProcess) -> None:
 
 
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
-def test_backup_of_a_running_server_restores_into_another(server: ServerProcess, tmp_path: Path) -> None:
+def test_backup_of_running_server_can_be_restored(server: ServerProcess, tmp_path: Path) -> None:
     run("observe", "--create", "demo/saved", stdin="the bees are on the roof\n", target=server.address)
     copy, place = str(tmp_path / "copy"), str(tmp_path / "data")
     made = run("backup", copy, "--data", str(server.data_dir), "--json")
@@ -299,14 +299,14 @@ def test_backup_of_a_running_server_restores_into_another(server: ServerProcess,
     assert run("restore", copy, "--data", place).returncode == 0
     assert run("restore", copy, "--data", place).returncode == 2
     forced = run("restore", copy, "--data", place, "--force")
-    assert "the journal that was there is gone" in forced.stdout
+    assert "the previous journal was replaced" in forced.stdout
     with ServerProcess(Path(place)) as other:
         told = json.loads(run("recall", "demo/saved", "bees", "--json", target=other.address).stdout)
         assert told["recollections"][0]["fragment"]["content"] == "the bees are on the roof"
         assert other.stop() == 0
 
 
-def test_serve_announces_ends_on_sigterm_and_holds_its_journal(tmp_path: Path) -> None:
+def test_serve_announces_and_ends_on_sigterm(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as first:
         second = run("serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
         assert first.stop() == 0
@@ -318,7 +318,7 @@ def test_serve_announces_ends_on_sigterm_and_holds_its_journal(tmp_path: Path) -
 
 
 @only_sqlite("a data directory has a format; for a database see tests/toolchains/test_postgres.py")
-def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tmp_path: Path) -> None:
+def test_serve_rejects_newer_format_and_used_port(server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "format").write_text("memstream data directory, format 99\n")
     newer = run("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0")
     assert newer.returncode == 1
@@ -329,7 +329,7 @@ def test_serve_refuses_a_newer_format_and_a_taken_port(server: ServerProcess, tm
     assert "Traceback" not in newer.stderr + taken.stderr
 
 
-def test_create_refuses_a_memory_of_another_kind(server: ServerProcess) -> None:
+def test_create_rejects_existing_memory_of_other_kind(server: ServerProcess) -> None:
     made = run("observe", "--create", "--kind", "sensory", "kinds/joy", stdin="one\n", target=server.address)
     assert made.returncode == 0, made.stderr
     again = run("observe", "--create", "kinds/joy", stdin="two\n", target=server.address)

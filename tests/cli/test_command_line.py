@@ -1,4 +1,4 @@
-"""Parsing, help and failures: what needs no server."""
+"""Parsing, help and failures, without a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memstream_server.cli import server as server_module
 from memstream_server.cli.data import backup_command
 from memstream_server.cli.failures import EXIT_CODES, Exit, Failure, Missing, Misuse
 from memstream_server.cli.group import COMMANDS, root
-from memstream_server.cli.options import moment, readings
+from memstream_server.cli.options import metadata_readings, parse_time
 from memstream_server.cli.serve import serve_command
 from memstream_server.settings import Settings
 from tests.cli.commands import environment
@@ -31,7 +31,7 @@ def invoke(*words: str) -> tuple[int, str, str]:
 
 
 def imported(*words: str) -> set[str]:
-    """Which of HEAVY a command imports."""
+    """The heavy modules that a command imports."""
     program = (
         "import sys\nfrom memstream_server.cli import main\n"
         f"sys.argv = ['memstream', *{list(words)!r}]\n"
@@ -44,7 +44,7 @@ def imported(*words: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_names_every_command_and_exit_code_and_imports_nothing_heavy() -> None:
+def test_help_lists_commands_and_imports_nothing_heavy() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
     assert all(f"  {name} " in out for name in COMMANDS)
@@ -53,7 +53,7 @@ def test_help_names_every_command_and_exit_code_and_imports_nothing_heavy() -> N
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_with_an_example_and_the_summary_of_the_list(name: str) -> None:
+def test_command_help_has_example_and_summary(name: str) -> None:
     command = root.get_command(click.Context(root), name)
     assert command is not None
     assert command.get_short_help_str(200) == COMMANDS[name][1]
@@ -74,7 +74,7 @@ def test_serve_has_a_flag_for_every_setting_and_no_other() -> None:
     assert all(option.default is None for option in serve_command.params if option.name in flags)
 
 
-def test_a_flag_says_meaning_default_and_bounds() -> None:
+def test_flag_help_has_meaning_default_and_bounds() -> None:
     _, out, _ = invoke("serve", "--help")
     text = " ".join(out.split())
     assert "observations in one batch. [default: 1024] [1<=x<=100000]" in text
@@ -89,13 +89,13 @@ def test_a_flag_says_meaning_default_and_bounds() -> None:
         (["serve", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
         (["serve", "--content-max-bytes", "4000000", "--message-max-bytes", "65536"], "at most half"),
         (["backup", "x", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
-        (["observe", "a/b", "--kind", "sensory"], "go with --create"),
+        (["observe", "a/b", "--kind", "sensory"], "require --create"),
         (["observe", "a/b", "--resume"], "--producer"),
         (["recall", "a/b", "q", "--since", "yesterday"], "neither a time"),
         (["recall", "a/b", "q", "--metadata", "page"], "not KEY=VALUE"),
-        (["recall", "a/b", "q", "--metadata", "page>=5"], "compares in a way that there is not"),
-        (["list", "a/b", "--metadata", "page==5"], "compares in a way that there is not"),
-        (["erase", "a/b", "--metadata", "page!=5"], "compares in a way that there is not"),
+        (["recall", "a/b", "q", "--metadata", "page>=5"], "has an unknown operator"),
+        (["list", "a/b", "--metadata", "page==5"], "has an unknown operator"),
+        (["erase", "a/b", "--metadata", "page!=5"], "has an unknown operator"),
         (["recall", "a/b", "q", "--limit", "0"], "--limit"),
         (["recall", "a/b", "q", "--limit", "3000000000"], "limit: must be between 0 and 2147483647"),
         (["recall", "a/b", "q", "--alpha", "nan"], "alpha: must be a finite number"),
@@ -110,7 +110,7 @@ def test_a_flag_says_meaning_default_and_bounds() -> None:
         (["nosuch"], "No such command"),
     ],
 )
-def test_wrong_use_exits_2_and_says_what_is_wrong(words: list[str], said: str) -> None:
+def test_invalid_use_exits_2_and_explains(words: list[str], said: str) -> None:
     code, _, err = invoke(*words)
     assert code == Exit.USAGE
     assert said in " ".join(err.split())
@@ -126,7 +126,7 @@ def test_wrong_use_exits_2_and_says_what_is_wrong(words: list[str], said: str) -
         ((b"\xe9",), r"word 1"),
     ],
 )
-def test_words_that_are_not_utf8_exit_2(words: tuple[bytes, ...], said: str) -> None:
+def test_invalid_utf8_argument_exits_2(words: tuple[bytes, ...], said: str) -> None:
     command = [sys.executable.encode(), b"-m", b"memstream_server", *words]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False, env=environment())
     assert (done.returncode, done.stdout) == (Exit.USAGE, b"")
@@ -142,7 +142,7 @@ def test_no_server_exits_1_and_says_how_to_start_one() -> None:
     assert err.count("\n") == 1
 
 
-def test_with_json_a_failure_is_json() -> None:
+def test_failure_is_json_with_json_flag() -> None:
     code, _, err = invoke("stats", "demo/joy", "--json")
     assert code == Exit.FAILED
     said = json.loads(err)["error"]
@@ -150,7 +150,7 @@ def test_with_json_a_failure_is_json() -> None:
     assert "no server answers" in said["message"]
 
 
-def test_wrong_values_are_json_too() -> None:
+def test_failure_of_invalid_value_is_json() -> None:
     code, _, err = invoke("recall", "a/b", "q", "--alpha", "nan", "--json")
     error = json.loads(err)["error"]
     assert (code, error["exit_code"]) == (Exit.USAGE, Exit.USAGE)
@@ -167,13 +167,13 @@ def test_missing_files_exit_4(tmp_path: Path) -> None:
     assert backup_command.name == "backup"
 
 
-def test_a_file_with_malformed_lines_is_refused_before_a_server_is_asked(tmp_path: Path) -> None:
+def test_malformed_file_is_rejected_before_connecting(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a"}\n{"txt": "b"}\n')
     code, _, err = invoke("observe", "a/b", str(file))
     assert code == Exit.USAGE
-    assert "nothing was sent, as 1 of the lines" in err
-    assert f"{file}:2: 'txt' is no field" in err
+    assert "nothing was sent, because 1 lines" in err
+    assert f"{file}:2: 'txt' is not a field" in err
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_a_file_with_malformed_lines_is_refused_before_a_server_is_asked(tmp_pat
         (errors.ServerDefect("internal error 7f"), Failure, "internal error 7f"),
     ],
 )
-def test_a_refusal_says_what_to_do_in_one_line(error: errors.MemstreamError, kind: type[Failure], said: str) -> None:
-    failure = server_module.failure(error, "h:1")
+def test_server_error_gives_advice_in_one_line(error: errors.MemstreamError, kind: type[Failure], said: str) -> None:
+    failure = server_module.to_failure(error, "h:1")
     assert type(failure) is kind
     assert said in failure.message
     assert "\n" not in failure.message
@@ -210,21 +210,21 @@ def test_exit_codes_are_documented() -> None:
 
 
 def test_times() -> None:
-    assert moment("2026-05-08") == datetime(2026, 5, 8, tzinfo=UTC)
-    assert moment("2026-05-08T12:00+02:00") == datetime(2026, 5, 8, 10, tzinfo=UTC)
+    assert parse_time("2026-05-08") == datetime(2026, 5, 8, tzinfo=UTC)
+    assert parse_time("2026-05-08T12:00+02:00") == datetime(2026, 5, 8, 10, tzinfo=UTC)
     before = datetime.now(UTC)
-    assert before <= moment("7d") + timedelta(days=7) <= datetime.now(UTC)
+    assert before <= parse_time("7d") + timedelta(days=7) <= datetime.now(UTC)
     with pytest.raises(ValueError, match="yesterday"):
-        moment("yesterday")
+        parse_time("yesterday")
     with pytest.raises(ValueError, match=r"."):
-        moment("9999999999999d")
+        parse_time("9999999999999d")
 
 
-def test_a_metadata_value_is_matched_as_typed_and_as_it_reads() -> None:
-    assert [(type(each), each) for each in readings("5")] == [(int, 5), (float, 5.0), (str, "5")]
-    assert [(type(each), each) for each in readings("0.5")] == [(float, 0.5), (str, "0.5")]
-    assert [(type(each), each) for each in readings("true")] == [(bool, True), (str, "true")]
-    assert readings('"5"') == ("5",)
-    assert readings("apollo") == ("apollo",)
-    assert readings("[1]") == ("[1]",)
-    assert readings("null") == ("null",)
+def test_metadata_value_matches_text_and_parsed_value() -> None:
+    assert [(type(each), each) for each in metadata_readings("5")] == [(int, 5), (float, 5.0), (str, "5")]
+    assert [(type(each), each) for each in metadata_readings("0.5")] == [(float, 0.5), (str, "0.5")]
+    assert [(type(each), each) for each in metadata_readings("true")] == [(bool, True), (str, "true")]
+    assert metadata_readings('"5"') == ("5",)
+    assert metadata_readings("apollo") == ("apollo",)
+    assert metadata_readings("[1]") == ("[1]",)
+    assert metadata_readings("null") == ("null",)

@@ -1,4 +1,4 @@
-"""Which producer numbers an input, and where its lines are."""
+"""Producers of input files, and positions of their lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from memstream.values import Observation
-from memstream_server.cli.feeds import STDIN, Feed, Places, Problem, contents, lasting_name, plan, records
+from memstream_server.cli.feeds import (
+    STDIN,
+    Feed,
+    LinePositions,
+    Problem,
+    plan_feeds,
+    producer_of_file,
+    read_records,
+    scan_feed,
+)
 from memstream_server.cli.records import Format
 
 
@@ -17,70 +26,70 @@ def written(directory: Path, name: str, text: str) -> str:
     return str(directory / name)
 
 
-def test_a_file_keeps_its_producer_while_it_grows(tmp_path: Path) -> None:
+def test_growing_file_keeps_its_producer(tmp_path: Path) -> None:
     file = written(tmp_path, "notes.txt", "one\n")
-    before = lasting_name(file)
+    before = producer_of_file(file)
     written(tmp_path, "notes.txt", "one\ntwo\n")
-    assert lasting_name(file) == before
+    assert producer_of_file(file) == before
     assert before.startswith("cli-")
     assert before.endswith("-notes.txt")
 
 
-def test_another_file_under_the_same_path_is_another_producer(tmp_path: Path) -> None:
+def test_new_first_line_makes_another_producer(tmp_path: Path) -> None:
     file = written(tmp_path, "notes.txt", "one\n")
-    before = lasting_name(file)
+    before = producer_of_file(file)
     written(tmp_path, "notes.txt", "two\n")
-    assert lasting_name(file) != before
+    assert producer_of_file(file) != before
 
 
 def test_files_of_one_name_in_two_directories_are_two_producers(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    assert lasting_name(written(tmp_path, "a", "x")) != lasting_name(written(tmp_path / "other", "a", "x"))
+    assert producer_of_file(written(tmp_path, "a", "x")) != producer_of_file(written(tmp_path / "other", "a", "x"))
 
 
-def test_a_producers_name_is_one_the_server_takes(tmp_path: Path) -> None:
-    name = lasting_name(written(tmp_path, "Ärger & " + "x" * 200 + ".txt", "x"))
+def test_producer_name_of_a_file_is_valid(tmp_path: Path) -> None:
+    name = producer_of_file(written(tmp_path, "Ärger & " + "x" * 200 + ".txt", "x"))
     assert len(name) <= 128
     assert name.replace("-", "").replace("_", "").replace(".", "").isascii()
 
 
-def test_each_file_has_its_producer_unless_one_is_named(tmp_path: Path) -> None:
+def test_each_file_has_a_producer_by_default(tmp_path: Path) -> None:
     files = [written(tmp_path, "a", "x"), written(tmp_path, "b", "y")]
-    apart = plan(files, None, None)
+    apart = plan_feeds(files, None, None)
     assert [(feed.files, feed.resume) for feed in apart] == [((files[0],), True), ((files[1],), True)]
-    assert plan(files, "p", None) == [Feed("p", tuple(files), True)]
-    assert not plan(files, None, False)[0].resume
+    assert plan_feeds(files, "p", None) == [Feed("p", tuple(files), True)]
+    assert not plan_feeds(files, None, False)[0].resume
 
 
-def test_standard_input_is_a_new_producer_each_time_and_skips_nothing() -> None:
-    (one,), (other,) = plan([], None, None), plan([STDIN], None, None)
+def test_standard_input_is_a_new_producer_each_time() -> None:
+    (one,), (other,) = plan_feeds([], None, None), plan_feeds([STDIN], None, None)
     assert one.files == other.files == (STDIN,)
     assert one.producer != other.producer
     assert not one.resume
-    assert plan([], "p", None) == [Feed("p", (STDIN,), False)]
-    assert plan([], "p", True) == [Feed("p", (STDIN,), True)]
+    assert plan_feeds([], "p", None) == [Feed("p", (STDIN,), False)]
+    assert plan_feeds([], "p", True) == [Feed("p", (STDIN,), True)]
 
 
 @pytest.mark.parametrize(("files", "resume"), [(["-", "/dev/null"], None), (["-"], True), ([], True)])
-def test_what_cannot_be_resumed_is_refused(files: list[str], resume: bool | None) -> None:
+def test_resume_of_a_pipe_is_rejected(files: list[str], resume: bool | None) -> None:
     with pytest.raises(ValueError, match=r"standard input|pipe"):
-        plan(files, None, resume)
+        plan_feeds(files, None, resume)
 
 
 def test_contents_counts_and_names_malformed_lines(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": 1}\n{"text": "b"}\n')
-    found = contents(plan([file], None, None)[0], Format.AUTO)
+    found = scan_feed(plan_feeds([file], None, None)[0], Format.AUTO)
     assert found.observations == 2
     assert found.malformed == (Problem(file, 3, "text must be text, is a number"),)
     assert str(found.malformed[0]) == f"{file}:3: text must be text, is a number"
 
 
-async def test_records_come_in_order_with_their_places(tmp_path: Path) -> None:
+async def test_records_have_order_file_and_line(tmp_path: Path) -> None:
     long = "x" * 200_000
     first = written(tmp_path, "a", f"one\n\n{long}\nthree")
     second = written(tmp_path, "b", "")
     third = written(tmp_path, "c", "four\n")
-    read = [each async for each in records(plan([first, second, third], "p", None)[0], Format.LINES)]
+    read = [each async for each in read_records(plan_feeds([first, second, third], "p", None)[0], Format.LINES)]
     assert read == [
         (first, 1, Observation("one")),
         (first, 3, Observation(long)),
@@ -89,18 +98,18 @@ async def test_records_come_in_order_with_their_places(tmp_path: Path) -> None:
     ]
 
 
-async def test_more_lines_than_are_read_ahead(tmp_path: Path) -> None:
+async def test_pipe_with_many_lines_is_read_completely(tmp_path: Path) -> None:
     file = written(tmp_path, "a", "".join(f"line {number} {'x' * 100}\n" for number in range(20_000)))
-    numbers = [number async for _, number, _ in records(plan([file], None, None)[0], Format.LINES)]
+    numbers = [number async for _, number, _ in read_records(plan_feeds([file], None, None)[0], Format.LINES)]
     assert numbers == list(range(1, 20_001))
 
 
-async def test_a_line_comes_through_a_pipe_while_it_stays_open(tmp_path: Path) -> None:
+async def test_open_pipe_delivers_lines_at_once(tmp_path: Path) -> None:
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
-    feed = plan([pipe], None, None)[0]
+    feed = plan_feeds([pipe], None, None)[0]
     assert not feed.repeatable
-    reading = records(feed, Format.LINES)
+    reading = read_records(feed, Format.LINES)
     keep_open = os.open(pipe, os.O_RDWR)
     try:
         os.write(keep_open, b"first\nhalf of")
@@ -112,13 +121,13 @@ async def test_a_line_comes_through_a_pipe_while_it_stays_open(tmp_path: Path) -
         os.close(keep_open)
 
 
-async def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+async def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await anext(records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES))
+        await anext(read_records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES))
 
 
-def test_places_of_several_files() -> None:
-    places = Places()
+def test_places_find_file_and_line() -> None:
+    places = LinePositions()
     for file, line in (("a", 1), ("a", 3), ("b", 2)):
         places.add(file, line)
     assert [places.find(place) for place in range(-1, 4)] == [("", 0), ("a", 1), ("a", 3), ("b", 2), ("", 0)]

@@ -1,4 +1,4 @@
-"""`memstream healthcheck` finds its server by the server's settings, with every kind of TLS."""
+"""`memstream healthcheck` connects by the server's settings, with every kind of TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def checked(*flags: str, **settings: str) -> tuple[int, str]:
-    """Exit code and standard error of a check with such settings of the server."""
+    """Exit code and standard error of a check with these settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
     done = subprocess.run(
         [sys.executable, "-m", "memstream_server", "healthcheck", *flags],
@@ -43,7 +43,7 @@ def checked(*flags: str, **settings: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_healthcheck_tells_what_serves(start: Start) -> None:
+def test_healthcheck_reports_serving(start: Start) -> None:
     server = start()
     assert checked(listen=server.address) == (0, "")
     assert checked("--json", "--listen", server.address, listen="127.0.0.1:1")[0] == 0
@@ -54,7 +54,7 @@ def test_healthcheck_tells_what_serves(start: Start) -> None:
     assert (code, "does not answer: UNAVAILABLE" in said) == (1, True)
 
 
-def test_healthcheck_follows_where_the_server_listens(start: Start, tmp_path: Path) -> None:
+def test_healthcheck_uses_the_listen_setting(start: Start, tmp_path: Path) -> None:
     everywhere = start("0.0.0.0:0", insecure_listen="true")
     assert checked(listen=everywhere.address, insecure_listen="true")[0] == 0
     port_file = tmp_path / "port"
@@ -88,8 +88,8 @@ def test_healthcheck_trusts_the_certificate_of_any_name(start: Start, tmp_path: 
     assert (code, "does not answer" in said) == (1, True)
 
 
-def test_healthcheck_shows_a_client_certificate(start: Start, tmp_path: Path) -> None:
-    """The server's own, or another one where the clients' CA did not sign that."""
+def test_healthcheck_presents_a_client_certificate(start: Start, tmp_path: Path) -> None:
+    """The server's certificate, or another one if the clients' CA did not sign it."""
     authority, clients = Authority(tmp_path / "tls"), Authority(tmp_path / "clients", "clients")
     policy = tmp_path / "policy.toml"
     policy.write_text("")

@@ -1,4 +1,4 @@
-"""Long work on the command line, against a real server."""
+"""Operations on the command line, against a real server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cli.commands import run
 from tests.support.server import ServerProcess
 
 
-def test_erase_takes_what_is_named_and_tells_of_the_operation(server: ServerProcess) -> None:
+def test_erase_selects_fragments_and_prints_operation(server: ServerProcess) -> None:
     target = server.address
     run("observe", "--create", "erasing/joy", "-", stdin="Bob likes tea\nBob likes rain\n", target=target)
     listed = [json.loads(line) for line in run("list", "erasing/joy", "--json", target=target).stdout.splitlines()]
@@ -29,7 +29,7 @@ def test_erase_takes_what_is_named_and_tells_of_the_operation(server: ServerProc
     assert operation["id"] in run("operations", "list", "erasing", target=target).stdout
 
 
-def test_purge_and_reindex_are_started_followed_and_waited_for(server: ServerProcess) -> None:
+def test_purge_and_reindex_can_be_awaited(server: ServerProcess) -> None:
     target = server.address
     begun = run("purge", "nobody", target=target)
     assert begun.returncode == 0, begun.stderr

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands: JSON, tables and escaping."""
 
 from __future__ import annotations
 
@@ -13,9 +13,19 @@ from memstream.errors import NotFound
 from memstream.resources import Cursor
 from memstream.values import Answer, Explanation, Fragment, FragmentKind, Recollection, ScorePart, Structured, Tier
 from memstream_server.cli.failures import Failure
-from memstream_server.cli.output import console as new_console
-from memstream_server.cli.output import facts, one_line, plain, print_json, say, shown, table, words, write
-from memstream_server.cli.recall import print_answer, sum_of_parts
+from memstream_server.cli.output import (
+    create_table,
+    escape_line,
+    escape_text,
+    facts_table,
+    fragment_text,
+    print_json,
+    print_line,
+    print_parts,
+    to_json_value,
+)
+from memstream_server.cli.output import open_console as new_console
+from memstream_server.cli.recall import format_score, print_answer
 
 NOON = datetime(2026, 5, 8, 12, tzinfo=UTC)
 
@@ -60,14 +70,20 @@ HIT = Recollection(fragment("My name is [bold]Bob[/bold]"), 0.455, 0.405, 1, Fal
 
 
 def test_plain_values() -> None:
-    assert plain(datetime(2026, 5, 8, 14, tzinfo=timezone(timedelta(hours=2)))) == "2026-05-08T12:00:00Z"
-    assert plain(timedelta(minutes=1)) == 60.0
-    assert plain({"tier": Tier.SENSORY, "set": frozenset({Tier.SENSORY})}) == {"tier": "sensory", "set": ["sensory"]}
-    assert plain(Cursor("u", 3)) == {"memory_uid": "u", "revision": 3, "ordinal": 0}
-    assert plain(NotFound("gone", reason="MEMORY_NOT_FOUND")) == {"reason": "MEMORY_NOT_FOUND", "message": "gone"}
+    assert to_json_value(datetime(2026, 5, 8, 14, tzinfo=timezone(timedelta(hours=2)))) == "2026-05-08T12:00:00Z"
+    assert to_json_value(timedelta(minutes=1)) == 60.0
+    assert to_json_value({"tier": Tier.SENSORY, "set": frozenset({Tier.SENSORY})}) == {
+        "tier": "sensory",
+        "set": ["sensory"],
+    }
+    assert to_json_value(Cursor("u", 3)) == {"memory_uid": "u", "revision": 3, "ordinal": 0}
+    assert to_json_value(NotFound("gone", reason="MEMORY_NOT_FOUND")) == {
+        "reason": "MEMORY_NOT_FOUND",
+        "message": "gone",
+    }
 
 
-def test_an_answer_as_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(answer(HIT))
     said = json.loads(capsys.readouterr().out)
     assert said["recollections"][0]["fragment"]["tier"] == "long_term"
@@ -95,11 +111,11 @@ def test_folded_recollections_are_counted(capsys: pytest.CaptureFixture[str]) ->
     assert "alike" not in capsys.readouterr().out
 
 
-def test_a_score_is_shown_as_its_sum() -> None:
-    assert sum_of_parts(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/2)"
+def test_score_is_shown_as_a_sum() -> None:
+    assert format_score(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/2)"
 
 
-def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_table_shows_content_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(answer(HIT, degraded="dense: index down"), explain=True, working=True)
     out = capsys.readouterr().out
     assert "1   0.455       0.405   2026-05-08 12:00 · Bob · monday" in out
@@ -110,29 +126,31 @@ def test_an_answer_as_a_table_shows_words_as_they_are(capsys: pytest.CaptureFixt
     assert "degraded: dense: index down" in out
 
 
-def test_an_empty_answer_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     print_answer(answer(), explain=False, working=False)
     assert capsys.readouterr().out.startswith("nothing recalled\n0 of 12")
 
 
-def test_a_memory_cannot_drive_the_terminal() -> None:
-    assert shown("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\\x1b[2Jb\\x9bc\\u202ed\te\nf"
-    assert one_line("a\n\n b\tc", 10).plain == "a b c"
-    assert shown("abcdef", 4).plain == "abc…"
+def test_memory_content_cannot_control_the_terminal() -> None:
+    assert escape_text("a\x1b[2Jb\x9bc\u202ed\te\nf").plain == "a\\x1b[2Jb\\x9bc\\u202ed\te\nf"
+    assert escape_line("a\n\n b\tc", 10).plain == "a b c"
+    assert escape_text("abcdef", 4).plain == "abc…"
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200f\x7f"
 
 
-def test_nothing_printed_drives_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     said = replace(fragment(HOSTILE), speaker=HOSTILE, session=HOSTILE)
     parts = (ScorePart(HOSTILE, 0.9, 0.45, 0.405, {}),)
     hit = Recollection(said, 0.4, 0.4, 1, True, Explanation(parts, HOSTILE))
-    grid = table("name", "said")
+    grid = create_table("name", "said")
     grid.add_row(HOSTILE, Text(HOSTILE))
-    write(new_console(), grid, facts([(HOSTILE, HOSTILE), ("map", {HOSTILE: HOSTILE})]), Text(HOSTILE), HOSTILE)
+    print_parts(
+        new_console(), grid, facts_table([(HOSTILE, HOSTILE), ("map", {HOSTILE: HOSTILE})]), Text(HOSTILE), HOSTILE
+    )
     print_answer(replace(answer(hit, degraded=HOSTILE), working_memory=(said,)), explain=True, working=True)
-    say(HOSTILE)
+    print_line(HOSTILE)
     Failure(f"the server says {HOSTILE}").show()
     out, err = capsys.readouterr()
     assert not {one for one in out + err if not one.isprintable()} - {"\n"}
@@ -146,16 +164,18 @@ def test_json_is_not_escaped_twice(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_facts_are_shown_as_given(capsys: pytest.CaptureFixture[str]) -> None:
-    write(new_console(), facts([("a", 1_000_001.0), ("b", timedelta(days=4_000)), ("c", 0.1), ("d", 12_345_678)]))
+    print_parts(
+        new_console(), facts_table([("a", 1_000_001.0), ("b", timedelta(days=4_000)), ("c", 0.1), ("d", 12_345_678)])
+    )
     assert capsys.readouterr().out.split() == ["a", "1000001", "b", "345600000", "s", "c", "0.1", "d", "12,345,678"]
 
 
 def test_tables_have_no_trailing_blanks(capsys: pytest.CaptureFixture[str]) -> None:
-    grid = table("name", "count", numbers=["count"])
+    grid = create_table("name", "count", numbers=["count"])
     grid.add_row("a", "1")
-    write(new_console(), grid, facts([("x", 1_000), ("empty", ""), ("none", None), ("on", True)]))
+    print_parts(new_console(), grid, facts_table([("x", 1_000), ("empty", ""), ("none", None), ("on", True)]))
     assert capsys.readouterr().out == "name   count\n────────────\na          1\nx   1,000\non  yes\n"
 
 
-def test_words_of_a_structured_fragment() -> None:
-    assert words(fragment("", Structured(thought="go", action="walk"))) == "thought: go\naction: walk"
+def test_structured_fragment_is_shown_by_line() -> None:
+    assert fragment_text(fragment("", Structured(thought="go", action="walk"))) == "thought: go\naction: walk"

@@ -1,4 +1,4 @@
-"""What a line of input means."""
+"""Parsing of input lines."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from memstream.values import Observation, Structured
-from memstream_server.cli.records import Format, Malformed, RecordReader, record
+from memstream_server.cli.records import Format, Malformed, RecordReader, parse_record
 
 
-def test_plain_lines_are_words_without_their_line_ends() -> None:
+def test_plain_lines_lose_their_line_ends() -> None:
     reader = RecordReader(Format.AUTO)
-    read = [reader.read(line) for line in (b"\xef\xbb\xbfMy name is Bob\r\n", b"  \n", b'{"text": "x"}\n')]
+    read = [reader.read_line(line) for line in (b"\xef\xbb\xbfMy name is Bob\r\n", b"  \n", b'{"text": "x"}\n')]
     assert read == [Observation("My name is Bob"), None, Observation('{"text": "x"}')]
 
 
-def test_a_first_line_that_is_an_object_makes_it_jsonl() -> None:
+def test_first_line_with_object_selects_jsonl() -> None:
     reader = RecordReader(Format.AUTO)
-    assert reader.read(b'{"text": "Hi", "speaker": "Bob"}\n') == Observation("Hi", speaker="Bob")
-    assert isinstance(reader.read(b"plain words\n"), Malformed)
+    assert reader.read_line(b'{"text": "Hi", "speaker": "Bob"}\n') == Observation("Hi", speaker="Bob")
+    assert isinstance(reader.read_line(b"plain words\n"), Malformed)
 
 
 @pytest.mark.parametrize("line", [b"{not json", b"[1]", b'"text"', b"[" * 100_000])
-def test_what_is_no_object_is_words(line: bytes) -> None:
-    assert RecordReader(Format.AUTO).read(line) == Observation(line.decode())
+def test_non_object_json_is_text(line: bytes) -> None:
+    assert RecordReader(Format.AUTO).read_line(line) == Observation(line.decode())
 
 
-def test_lines_takes_an_object_as_words() -> None:
-    assert RecordReader(Format.LINES).read(b'{"text": "x"}') == Observation('{"text": "x"}')
+def test_lines_format_reads_objects_as_text() -> None:
+    assert RecordReader(Format.LINES).read_line(b'{"text": "x"}') == Observation('{"text": "x"}')
 
 
 def test_every_field_of_a_record() -> None:
-    read = record(
+    read = parse_record(
         '{"text": "Hi", "speaker": "Bob", "session": "monday", "time": "2026-05-08T12:00:00", "importance": 1,'
         ' "metadata": {"page": 5, "draft": false}, "external_id": "m1", "embedding": [1, 0.5], "ttl": 60,'
         ' "token_count": 3, "expire_time": null}'
@@ -52,8 +52,8 @@ def test_every_field_of_a_record() -> None:
     assert list(read.embedding if read.embedding is not None else []) == [1.0, 0.5]
 
 
-def test_a_structured_record_and_unix_seconds() -> None:
-    read = record('{"structured": {"thought": "go", "action": "walk"}, "observe_time": 0}')
+def test_structured_record_and_unix_seconds() -> None:
+    read = parse_record('{"structured": {"thought": "go", "action": "walk"}, "observe_time": 0}')
     assert read == Observation(Structured(thought="go", action="walk"), observe_time=datetime(1970, 1, 1, tzinfo=UTC))
 
 
@@ -66,7 +66,7 @@ def test_a_structured_record_and_unix_seconds() -> None:
         ("{}", "exactly one of text, content, structured; has none"),
         ('{"text": "a", "content": "b"}', "has text and content"),
         ('{"text": 5}', "text must be text, is a number"),
-        ('{"text": "a", "speakr": "Bob"}', "'speakr' is no field"),
+        ('{"text": "a", "speakr": "Bob"}', "'speakr' is not a field"),
         ('{"text": "a", "speaker": "Bob", "speaker": "Ann"}', "'speaker' is given twice"),
         ('{"text": "a", "metadata": {"k": 1, "k": 2}}', "'k' is given twice"),
         ('{"text": "a", "metadata": {"k": NaN}}', "metadata.k"),
@@ -88,11 +88,11 @@ def test_a_structured_record_and_unix_seconds() -> None:
         ('{"structured": {"mood": "good"}}', "structured must be an object of action"),
     ],
 )
-def test_a_malformed_record_says_what_is_wrong(text: str, said: str) -> None:
-    read = record(text)
+def test_malformed_record_is_explained(text: str, said: str) -> None:
+    read = parse_record(text)
     assert isinstance(read, Malformed)
     assert said in read.problem
 
 
-def test_bytes_that_are_not_utf8_are_malformed() -> None:
-    assert RecordReader(Format.AUTO).read(b"caf\xe9") == Malformed("is not UTF-8 at byte 4")
+def test_invalid_utf8_is_malformed() -> None:
+    assert RecordReader(Format.AUTO).read_line(b"caf\xe9") == Malformed("is not UTF-8 at byte 4")

@@ -1,4 +1,4 @@
-"""Rows of a collection as lines of an export: what each field becomes, and which rows cannot be taken."""
+"""Conversion of a collection's rows to lines of an export: fields, defaults and rejected rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstream_server.cli.rows import Adoption, Columns, Unfit, fragment, identity, opening
+from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_id, fragment_line, header_lines
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.transfer.checking import Checker, Terms
@@ -41,14 +41,14 @@ ROW: dict[str, Any] = {
 
 
 def line(row: dict[str, Any], adoption: Adoption = PLAIN, position: int = 0) -> FragmentLine:
-    raw = fragment(row, position, adoption)
+    raw = fragment_line(row, position, adoption)
     assert raw is not None
     found = decoded(raw)
     assert isinstance(found, FragmentLine)
     return found
 
 
-def test_every_named_field_is_taken() -> None:
+def test_every_named_field_is_adopted() -> None:
     found = line(ROW, position=4)
     assert (found.content, found.speaker, found.session, found.importance) == ("I keep bees", "bob", "12", 0.9)
     assert found.metadata == {"topic": "bees", "pages": 3, "tags": '["a", "ü"]'}
@@ -57,7 +57,7 @@ def test_every_named_field_is_taken() -> None:
     assert (found.vector, found.model, found.own_vector) == (None, "", False)
 
 
-def test_what_a_row_does_not_say_has_a_default() -> None:
+def test_missing_fields_of_a_row_have_defaults() -> None:
     found = line({"pk": "a", "text": "hello", "author": None})
     assert (found.speaker, found.session, found.importance, found.metadata) == ("", "", 0.5, {})
     assert found.observe_time_us == NOW_US
@@ -66,8 +66,8 @@ def test_what_a_row_does_not_say_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", " \n\t"])
-def test_a_row_without_text_is_none(text: str | None) -> None:
-    assert fragment({"pk": 1, "text": text}, 0, PLAIN) is None
+def test_row_without_text_is_none(text: str | None) -> None:
+    assert fragment_line({"pk": 1, "text": text}, 0, PLAIN) is None
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_times(value: object, seconds: float) -> None:
     assert line(ROW | {"written": value}).observe_time_us == round(seconds * 1_000_000)
 
 
-def test_ids_are_of_the_row_the_collection_and_the_memory() -> None:
+def test_id_depends_on_row_collection_and_memory() -> None:
     assert line(ROW).id == line(ROW | {"text": "something else"}, position=9).id
     others = [
-        identity(PLAIN, 8),
-        identity(PLAIN, "7"),
-        identity(replace(PLAIN, collection="letters"), 7),
-        identity(replace(PLAIN, memory="sue"), 7),
+        fragment_id(PLAIN, 8),
+        fragment_id(PLAIN, "7"),
+        fragment_id(replace(PLAIN, collection="letters"), 7),
+        fragment_id(replace(PLAIN, memory="sue"), 7),
     ]
-    assert len({identity(PLAIN, 7), *others}) == 5
+    assert len({fragment_id(PLAIN, 7), *others}) == 5
 
 
-def test_vectors_are_taken_over_at_unit_length() -> None:
+def test_vectors_are_adopted_at_unit_length() -> None:
     adoption = replace(PLAIN, model="tiny", columns=replace(COLUMNS, vector="vec"))
     found = line(ROW | {"vec": [3.0, 0.0, 4.0]}, adoption)
     assert found.model == "tiny"
@@ -110,8 +110,8 @@ def test_vectors_are_taken_over_at_unit_length() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"text": 5}, "text is no text but 5"),
-        ({"text": "ü" * 51}, "text has 102 bytes, the server takes 100 at most"),
+        ({"text": 5}, "text is not text but 5"),
+        ({"text": "ü" * 51}, "text has 102 bytes, the server accepts at most 100"),
         ({"written": "yesterday"}, "written must be ISO 8601, is 'yesterday'"),
         ({"written": 10**18}, "written must be a time in seconds, milliseconds or microseconds"),
         ({"written": float("nan")}, "written must be a time, is nan"),
@@ -121,18 +121,18 @@ def test_vectors_are_taken_over_at_unit_length() -> None:
         ({"vec": [1.0, float("inf")]}, "vec has a number that is not finite"),
     ],
 )
-def test_a_row_that_cannot_be_taken_says_which_and_why(change: dict[str, Any], said: str) -> None:
+def test_invalid_row_is_named_with_its_reason(change: dict[str, Any], said: str) -> None:
     columns = replace(COLUMNS, vector="vec")
     strict = replace(PLAIN, content_bytes_max=100, name_bytes_max=40, model="tiny", columns=columns)
-    with pytest.raises(Unfit) as raised:
-        fragment(ROW | change, 0, strict)
+    with pytest.raises(InvalidRow) as raised:
+        fragment_line(ROW | change, 0, strict)
     assert str(raised.value).startswith(f"the row of pk 7: {said}")
 
 
-def test_the_lines_are_an_export_and_the_same_every_time() -> None:
+def test_rows_become_a_deterministic_export() -> None:
     def whole() -> list[bytes]:
-        head = opening(PLAIN, "0.0", MemoryKind.HYBRID, DBGPT, 2)
-        body = [fragment(ROW | {"pk": key}, place, PLAIN) or b"" for place, key in enumerate((1, 2))]
+        head = header_lines(PLAIN, "0.0", MemoryKind.HYBRID, DBGPT, 2)
+        body = [fragment_line(ROW | {"pk": key}, place, PLAIN) or b"" for place, key in enumerate((1, 2))]
         digest = sha256(head + b"".join(body)).hexdigest()
         end = End(memories=1, fragments=2, conversations=0, messages=0, plans=0, sha256=digest)
         return (head + b"".join(body) + encoded(end)).splitlines()

@@ -9,7 +9,7 @@ from tests.cli.commands import run
 from tests.support.server import ServerProcess
 
 
-def test_a_memory_goes_to_a_file_and_back(server: ServerProcess, tmp_path: Path) -> None:
+def test_export_and_import_restore_a_memory(server: ServerProcess, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("I keep bees\nthe train leaves at noon\n", encoding="utf-8")
     assert run("observe", "--create", "moving/joy", str(notes), target=server.address).returncode == 0
@@ -39,7 +39,7 @@ def test_a_memory_goes_to_a_file_and_back(server: ServerProcess, tmp_path: Path)
     assert types == ["export", "memory", "fragment", "fragment", "end"]
 
 
-def test_a_broken_file_is_told_by_its_line(server: ServerProcess, tmp_path: Path) -> None:
+def test_invalid_export_names_the_line(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "broken.jsonl"
     file.write_text('{"type": "export", "format": "memstream-export", "version": 9}\n', encoding="utf-8")
     done = run("import", str(file), "broken", target=server.address)
@@ -47,7 +47,7 @@ def test_a_broken_file_is_told_by_its_line(server: ServerProcess, tmp_path: Path
     assert "line 1, version: is 9" in done.stderr
 
 
-def test_what_is_not_there_is_not_found(server: ServerProcess, tmp_path: Path) -> None:
+def test_missing_resources_raise_not_found(server: ServerProcess, tmp_path: Path) -> None:
     file = tmp_path / "nothing.jsonl"
     assert run("export", "nobody/nothing", "-o", str(file), target=server.address).returncode == 4
     assert not file.exists()

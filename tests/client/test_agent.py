@@ -38,7 +38,7 @@ def path() -> str:
     return f"t-{uuid.uuid4().hex[:12]}/joy"
 
 
-async def test_the_prompt_of_the_second_question_has_the_first(client: memstream.Client, path: str) -> None:
+async def test_second_prompt_contains_the_first_turn(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(client, path)
     assert await joy.prompt("My name is bob, please tell me a joke") == (
         "Question: My name is bob, please tell me a joke\n"
@@ -53,7 +53,7 @@ async def test_the_prompt_of_the_second_question_has_the_first(client: memstream
     )
 
 
-async def test_by_default_the_last_five_turns_are_held(client: memstream.Client, path: str) -> None:
+async def test_default_memory_keeps_five_turns(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(client, path)
     for turn in range(1, 8):
         await joy.write_memories(f"question {turn}", f"answer {turn}")
@@ -63,8 +63,8 @@ async def test_by_default_the_last_five_turns_are_held(client: memstream.Client,
     assert described.kind is MemoryKind.SHORT_TERM
 
 
-async def test_the_examples_own_templates(client: memstream.Client, path: str) -> None:
-    """With the line breaks of DB-GPT's templates, whose `\\` joins lines."""
+async def test_templates_of_the_example_render(client: memstream.Client, path: str) -> None:
+    """Formats a text like DB-GPT's templates, in which `\\` joins lines."""
 
     class Joy(AgentMemory):
         write_memory_template = (
@@ -82,7 +82,7 @@ async def test_the_examples_own_templates(client: memstream.Client, path: str) -
     )
 
 
-async def test_reading_and_writing_by_overriding(client: memstream.Client, path: str) -> None:
+async def test_subclass_overrides_reading_and_writing(client: memstream.Client, path: str) -> None:
     class Joy(AgentMemory):
         async def read_memories(self, question: str) -> str:
             return "".join(hit.fragment.content for hit in await self.memory.recall_once(question))
@@ -107,7 +107,7 @@ async def test_reading_and_writing_by_overriding(client: memstream.Client, path:
     assert await joy.read_memories("q") == "[q1 -> a1][q2 -> t2]"
 
 
-async def test_without_a_template_steps_are_structured(client: memstream.Client, path: str) -> None:
+async def test_steps_without_template_are_structured(client: memstream.Client, path: str) -> None:
     class Joy(AgentMemory):
         write_memory_template = None
 
@@ -142,7 +142,7 @@ async def test_without_a_template_steps_are_structured(client: memstream.Client,
     )
 
 
-async def test_a_hybrid_memory_recalls_before_what_is_recent(client: memstream.Client, path: str) -> None:
+async def test_hybrid_memory_lists_recalled_before_recent(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(
         client, path, kind=MemoryKind.HYBRID, policy={"short_term": {"capacity": 2}, "recall": {"limit": 1}}
     )
@@ -161,7 +161,7 @@ async def test_a_hybrid_memory_recalls_before_what_is_recent(client: memstream.C
     ]
 
 
-async def test_the_conversation_is_beside_the_memory(client: memstream.Client, path: str) -> None:
+async def test_agent_memory_has_a_conversation(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(client, path)
     assert joy.conversation is not None
     await joy.conversation.append("user", "My name is bob", receiver="joy")
@@ -172,14 +172,14 @@ async def test_the_conversation_is_beside_the_memory(client: memstream.Client, p
     assert fragment.session == joy.conversation.name == "joy"
 
 
-async def test_what_cannot_be_stored_is_raised(client: memstream.Client, path: str) -> None:
+async def test_rejected_turn_raises(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(client, path)
     with pytest.raises(InvalidRequest):
         await joy.write_memories("", "")
     assert await joy.read_memories("anything") == ""
 
 
-async def test_a_template_that_fails_writes_nothing_and_loses_nothing(client: memstream.Client, path: str) -> None:
+async def test_failing_template_writes_nothing(client: memstream.Client, path: str) -> None:
     joy = await AgentMemory.open(client, path)
     await joy.write_memories("q", "a")
     sound = joy.write_memory_template
@@ -205,7 +205,7 @@ def test_the_blocking_facade(real: ServerProcess, path: str) -> None:
         assert joy.conversation.append("user", "hi").number == 1
 
 
-def test_the_example_runs(real: ServerProcess) -> None:
+def test_example_runs(real: ServerProcess) -> None:
     example = Path(__file__).parents[2] / "examples" / "joy.py"
     ended = subprocess.run([sys.executable, str(example), real.address], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -258,7 +258,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("template", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_template_that_reaches_out_or_fails_is_refused(template: str) -> None:
+def test_unsafe_or_failing_template_is_rejected(template: str) -> None:
     class Joy(AgentTemplates):
         write_memory_template = template
 
@@ -267,30 +267,32 @@ def test_a_template_that_reaches_out_or_fails_is_refused(template: str) -> None:
     assert caught.value.violations[0].field == "write_memory_template"
 
 
-def test_what_templates_say_is_not_read_as_a_template() -> None:
+def test_template_values_are_not_rendered() -> None:
     text = "{{ 1 + 1 }} {% for %} <b>&"
     assert AgentTemplates().memory_content(text, "") == f"user: {text}"
 
 
 def test_templates_can_do_what_prompts_need() -> None:
-    made = templates.render(
+    made = templates.render_template(
         "t",
         "{% for word in words %}{{ loop.index }}. {{ word|upper }}{% if not loop.last %}, {% endif %}{% endfor %}",
         {"words": ["a", "b"]},
     )
     assert made == "1. A, 2. B"
-    assert templates.render("t", "{% set x, y = 1, {2: [3]} %}{{ x }}{{ y }}{{ [1, 2]|sum }}", {}) == "1{2: [3]}3"
-    assert templates.render("t", "{% for k, v in [('a', 1)] %}{{ k }}={{ v }}{% endfor %}", {}) == "a=1"
     assert (
-        templates.render("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
+        templates.render_template("t", "{% set x, y = 1, {2: [3]} %}{{ x }}{{ y }}{{ [1, 2]|sum }}", {}) == "1{2: [3]}3"
+    )
+    assert templates.render_template("t", "{% for k, v in [('a', 1)] %}{{ k }}={{ v }}{% endfor %}", {}) == "a=1"
+    assert (
+        templates.render_template("t", "{{ range(3)|join('-') }} {{ 2 * 3 }} {{ 'a' + 'b' }} {{ 'a' ~ 1 }}", {})
         == "0-1-2 6 ab a1"
     )
 
 
-def test_without_jinja_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_jinja_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "jinja2").mkdir()
     (tmp_path / "jinja2" / "__init__.py").write_text("raise ImportError('not installed')\n")
     monkeypatch.delitem(__import__("sys").modules, "jinja2", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"memstream\[agent\]"):
-        templates.render("t", "x", {})
+        templates.render_template("t", "x", {})

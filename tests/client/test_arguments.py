@@ -1,4 +1,4 @@
-"""Arguments that do not fit: each error names the argument, says what came and what is allowed, once."""
+"""Invalid arguments: each error names the argument, the value received and the values allowed, once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import memstream
 import memstream.agent
 import memstream.sync
-from memstream.status import from_status
-from memstream.templates import render
+from memstream.status import error_from_status
+from memstream.templates import render_template
 from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import status
 
@@ -112,7 +112,7 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("make", "argument", "said"), VALUES)
-def test_wrong_values_are_named(make: Callable[[], Any], argument: str, said: str) -> None:
+def test_invalid_values_are_named(make: Callable[[], Any], argument: str, said: str) -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
         make()
     assert isinstance(caught.value, memstream.InvalidRequest)
@@ -170,7 +170,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("method", "given", "named", "argument"), CALLS)
-async def test_wrong_arguments_reach_no_server(
+async def test_invalid_arguments_reach_no_server(
     memory: memstream.Memory,
     server: ScriptedServer,
     method: str,
@@ -179,7 +179,7 @@ async def test_wrong_arguments_reach_no_server(
     argument: str,
 ) -> None:
     async def called() -> None:
-        result = getattr(memory, method)(*map(copy.copy, given), **named)  # an iterator is used up
+        result = getattr(memory, method)(*map(copy.copy, given), **named)  # an iterator can be read only once
         if inspect.isawaitable(result):
             await result
 
@@ -190,7 +190,7 @@ async def test_wrong_arguments_reach_no_server(
 
 
 @pytest.mark.parametrize(("method", "given", "named", "argument"), CALLS)
-def test_blocking_calls_refuse_the_same(
+def test_blocking_calls_check_the_same_arguments(
     method: str, given: tuple[Any, ...], named: dict[str, Any], argument: str
 ) -> None:
     memory = memstream.sync.connect("127.0.0.1:1").memory("ns/m")
@@ -221,7 +221,7 @@ def test_enums_may_be_given_by_value() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\n", "ä", "\ud800", lambda: 7, lambda: "ä"])
-async def test_tokens_that_cannot_be_sent_are_refused(token: Any) -> None:
+async def test_invalid_tokens_are_rejected(token: Any) -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
         async with memstream.connect("127.0.0.1:1", token=token) as client:
             await client.server_info()
@@ -229,7 +229,7 @@ async def test_tokens_that_cannot_be_sent_are_refused(token: Any) -> None:
     assert repr(token) not in str(caught.value)
 
 
-def test_a_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     for make in (
         lambda: memstream.connect("x", token=b"secret"),  # type: ignore[arg-type]
         lambda: memstream.Tls(private_key="secret"),  # type: ignore[arg-type]
@@ -239,7 +239,7 @@ def test_a_secret_is_not_shown() -> None:
         assert "secret" not in str(caught.value)
 
 
-async def test_sources_that_are_no_export_are_refused(client: memstream.Client, tmp_path: Path) -> None:
+async def test_invalid_source_of_import_is_rejected(client: memstream.Client, tmp_path: Path) -> None:
     async def lines() -> Any:
         yield "text"
 
@@ -255,25 +255,28 @@ def test_help_names_the_options() -> None:
     assert "speaker" in inspect.signature(memstream.ObserveStream.send).parameters
 
 
-# ---- what an error says
+# ---- messages of errors
 
 
-def test_a_server_error_says_a_thing_once() -> None:
+def test_server_error_repeats_no_violation() -> None:
     refused = status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
     refused.message = "query.text: is empty; query.limit: must be between 1 and 1,000, is 0"
     bad = BadRequest()
     bad.field_violations.add(field="query.text", description="is empty")
     bad.field_violations.add(field="query.limit", description="must be between 1 and 1,000, is 0")
     refused.details.add().Pack(bad)
-    assert str(from_status(refused)) == f"INVALID_FIELD: {refused.message}"
+    assert str(error_from_status(refused)) == f"INVALID_FIELD: {refused.message}"
     bad.field_violations.add(field="query.now", description="is in the future; clocks differ")
     refused.details.add().Pack(bad)
-    assert str(from_status(refused)) == f"INVALID_FIELD: {refused.message} (query.now: is in the future; clocks differ)"
+    assert (
+        str(error_from_status(refused))
+        == f"INVALID_FIELD: {refused.message} (query.now: is in the future; clocks differ)"
+    )
 
 
-def test_a_refused_template_is_named_once() -> None:
+def test_rejected_template_is_named_once() -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
-        render("user_prompt_template", "{{ 1 / 0 }}", {})
+        render_template("user_prompt_template", "{{ 1 / 0 }}", {})
     assert str(caught.value) == "user_prompt_template: failed with ZeroDivisionError: division by zero"
 
 
@@ -281,7 +284,7 @@ def test_a_refused_template_is_named_once() -> None:
 
 
 @given(st.one_of(st.text(min_size=1, max_size=31), st.text("ab.-_~/@ é日\U0001f600", min_size=1, max_size=23)))
-def test_a_user_id_comes_back_from_its_name(user_id: str) -> None:
+def test_memory_name_is_reversible(user_id: str) -> None:
     name = memstream.memory_name(user_id)
     assert memstream.connect("x").memory(f"users/{name}").name == name
     assert memstream.user_id_of(name) == user_id
@@ -307,24 +310,24 @@ def test_different_ids_have_different_names(one: str, other: str) -> None:
         ("日" * 31, f"b~{'5pel' * 31}"),
     ],
 )
-def test_names_are_readable_where_they_fit(user_id: str, name: str) -> None:
+def test_memory_name_is_readable_if_it_fits(user_id: str, name: str) -> None:
     assert memstream.memory_name(user_id) == name
     assert memstream.user_id_of(name) == user_id
 
 
 @pytest.mark.parametrize("length", [94, 95])
-def test_an_id_that_fits_no_name_is_refused(length: int) -> None:
+def test_too_long_user_id_is_rejected(length: int) -> None:
     user_id = "é" * (length // 2) + "/" * (length % 2)
     if length <= 94:
         assert memstream.user_id_of(memstream.memory_name(user_id)) == user_id
     else:
-        with pytest.raises(memstream.InvalidArgument, match="has 95 bytes of UTF-8, of which a name holds 94"):
+        with pytest.raises(memstream.InvalidArgument, match="has 95 bytes of UTF-8, but a name holds 94"):
             memstream.memory_name(user_id)
 
 
 @pytest.mark.parametrize(
     "name", ["u~bob", "u~zz", "u~~zz", "b~bob", "b~!", "b~5pel5pel", "-a", "a b", "~", "u~", "b~", "é"]
 )
-def test_names_of_others_stand_for_no_id(name: str) -> None:
+def test_foreign_name_has_no_user_id(name: str) -> None:
     with pytest.raises(memstream.InvalidArgument, match="which memory_name did not make"):
         memstream.user_id_of(name)

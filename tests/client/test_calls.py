@@ -1,4 +1,4 @@
-"""Unary calls, listings, errors and the blocking facade."""
+"""Unary calls, listings, errors and the blocking SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_create_and_describe(client: memstream.Client, server: ScriptedSer
     assert server.metadata[0]["memstream-memory"] == "ns/m"
 
 
-async def test_errors_say_what_and_where(client: memstream.Client) -> None:
+async def test_error_names_argument_and_value(client: memstream.Client) -> None:
     with pytest.raises(memstream.MemoryNotFound) as caught:
         await client.get_memory("ns/none")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
@@ -45,13 +45,13 @@ async def test_errors_say_what_and_where(client: memstream.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["joy", "a/b/c", "/m", "ns/", "ns/ m", "ns/-m", "ns/m\n"])
-async def test_bad_paths_are_refused_before_anything_is_sent(client: memstream.Client, path: str) -> None:
+async def test_invalid_paths_are_rejected_before_sending(client: memstream.Client, path: str) -> None:
     with pytest.raises(memstream.InvalidRequest) as caught:
         client.memory(path)
     assert caught.value.violations[0].field == "memory"
 
 
-async def test_listing_goes_over_pages(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_listing_fetches_all_pages(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         for n in range(7):
             await stream.send(f"line {n}")
@@ -60,14 +60,14 @@ async def test_listing_goes_over_pages(memory: memstream.Memory, server: Scripte
     assert listing.cursor == memstream.Cursor("01HUID", 9)
 
 
-async def test_a_closed_client_says_so(server: ScriptedServer) -> None:
+async def test_closed_client_raises_stream_closed(server: ScriptedServer) -> None:
     async with memstream.connect(server.target) as client:
         pass
     with pytest.raises(memstream.StreamClosed):
         await client.server_info()
 
 
-async def test_closing_the_client_ends_a_call(server: ScriptedServer) -> None:
+async def test_client_close_ends_a_call(server: ScriptedServer) -> None:
     client = memstream.connect(server.target)
     server.answering.clear()
     recall = await client.memory("ns/m").recall().__aenter__()
@@ -78,7 +78,7 @@ async def test_closing_the_client_ends_a_call(server: ScriptedServer) -> None:
         await waiting
 
 
-async def test_closing_the_client_ends_an_export_and_an_import(server: ScriptedServer) -> None:
+async def test_client_close_ends_export_and_import(server: ScriptedServer) -> None:
     client = memstream.connect(server.target)
     server.answering.clear()
     parts = client.export("ns")
@@ -102,7 +102,7 @@ async def chunks(*given: bytes) -> AsyncIterator[bytes]:
     [(asyncio.InvalidStateError(), asyncio.InvalidStateError), (grpc.RpcError(), memstream.MemstreamError)],
     ids=["a state", "another service"],
 )
-async def test_a_source_that_fails_ends_the_import(
+async def test_failing_source_ends_the_import(
     client: memstream.Client, broken: Exception, raised: type[Exception]
 ) -> None:
     async def source() -> AsyncIterator[bytes]:
@@ -113,7 +113,7 @@ async def test_a_source_that_fails_ends_the_import(
         await asyncio.wait_for(client.import_("ns", source()), 5)
 
 
-async def test_call_is_repeated_by_time_and_not_by_number(server: ScriptedServer) -> None:
+async def test_call_retries_are_limited_by_time(server: ScriptedServer) -> None:
     asked: list[str] = []
 
     def token() -> str:
@@ -132,7 +132,7 @@ async def test_call_is_repeated_by_time_and_not_by_number(server: ScriptedServer
     [(memstream.Retry(calls_s=0), 30.0), (memstream.Retry(delay_min_s=3600, delay_max_s=3600), 0.5)],
     ids=["repeats are off", "its time limit comes first"],
 )
-async def test_call_fails_at_once_if_no_repeat_may_follow(
+async def test_call_fails_at_once_without_retries(
     server: ScriptedServer, retry: memstream.Retry, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("random.random", lambda: 0.9)
@@ -145,7 +145,7 @@ async def test_call_fails_at_once_if_no_repeat_may_follow(
 
 @pytest.fixture
 def blocking_server() -> Iterator[ScriptedServer]:
-    # On the facade's own loop: grpc.aio wants one a process.
+    # On the blocking SDK's loop: grpc.aio supports one per process.
     scripted = ScriptedServer()  # type: ignore[abstract]  # the rpcs it lacks answer UNIMPLEMENTED
     LOOP.run(scripted.start())
     yield scripted
@@ -177,19 +177,19 @@ def test_the_blocking_facade(blocking_server: ScriptedServer) -> None:
     assert blocking_server.closed == 1
 
 
-def test_a_blocking_client_may_begin_with_an_export(blocking_server: ScriptedServer) -> None:
+def test_blocking_client_can_start_with_an_export(blocking_server: ScriptedServer) -> None:
     client = memstream.sync.connect(blocking_server.target)
     assert [part.lines for part in client.export("ns")] == [b"first\n", b"second\n"]
     client.close()
 
 
-def test_what_is_imported_may_come_from_the_blocking_sdk(blocking_server: ScriptedServer) -> None:
+def test_import_source_may_use_the_blocking_sdk(blocking_server: ScriptedServer) -> None:
     with memstream.sync.connect(blocking_server.target) as client:
         client.import_("other", (part.lines for part in client.export("ns")))
     assert blocking_server.imported == b"first\nsecond\n"
 
 
-def test_what_is_imported_may_take_its_time(blocking_server: ScriptedServer) -> None:
+def test_import_source_may_block(blocking_server: ScriptedServer) -> None:
     called = threading.Event()
 
     def lines() -> Iterator[bytes]:
@@ -205,7 +205,7 @@ def test_what_is_imported_may_take_its_time(blocking_server: ScriptedServer) -> 
     assert blocking_server.imported == b"first\nsecond\n"
 
 
-def test_a_signal_s_exception_ends_the_wait_and_what_was_waited_for(blocking_server: ScriptedServer) -> None:
+def test_exception_of_signal_handler_cancels_the_call(blocking_server: ScriptedServer) -> None:
     def interrupt(*_: object) -> None:
         raise KeyError("a time limit")
 
@@ -226,7 +226,7 @@ def test_a_signal_s_exception_ends_the_wait_and_what_was_waited_for(blocking_ser
     assert blocking_server.contents() == ["one", "three"]
 
 
-def test_a_program_may_close_its_client_at_its_exit() -> None:
+def test_client_can_be_closed_at_exit() -> None:
     program = """
         import atexit
         import memstream.sync
@@ -241,7 +241,7 @@ def test_a_program_may_close_its_client_at_its_exit() -> None:
     assert (ended.stdout, ended.stderr) == ("ns/m\nclosed\n", "")
 
 
-def test_a_call_after_the_loop_has_ended_raises() -> None:
+def test_call_after_the_loop_ended_raises() -> None:
     program = """
         import atexit
 
@@ -255,7 +255,7 @@ def test_a_call_after_the_loop_has_ended_raises() -> None:
             __del__ = close
 
         held = Held()
-        atexit.register(lambda: held.close())  # before the import: it is run after the loop's own
+        atexit.register(lambda: held.close())  # before the import, so it runs after the SDK's own handler
         import memstream.sync
         held.client = memstream.sync.connect("127.0.0.1:1")
         print(held.client.memory("ns/m").path)
@@ -270,7 +270,7 @@ async def called(what: Callable[[], None]) -> None:
     what()
 
 
-def test_the_blocking_facade_abandons(blocking_server: ScriptedServer) -> None:
+def test_blocking_stream_abandons_on_exception(blocking_server: ScriptedServer) -> None:
     def leave() -> None:
         with client.memory("ns/m").observe("p") as stream:
             stream.send("one")

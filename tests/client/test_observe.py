@@ -45,7 +45,7 @@ async def test_items_are_numbered_stored_and_closed(memory: memstream.Memory, se
     ],
     ids=["unavailable", "rst", "cancelled", "eof", "going_away", "double_acks", "at_close", "shutting_down", "backlog"],
 )
-async def test_a_break_loses_nothing_and_doubles_nothing(
+async def test_break_loses_and_duplicates_nothing(
     memory: memstream.Memory, server: ScriptedServer, broken: Plan
 ) -> None:
     server.window_observations = 16
@@ -60,7 +60,7 @@ async def test_a_break_loses_nothing_and_doubles_nothing(
     assert server.closed == 1
 
 
-async def test_a_break_at_every_point(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_stream_survives_a_break_at_every_point(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.batch_max = 2
     for point in range(1, 8):
         server.plans = [Plan(drop_after=point)]
@@ -70,7 +70,7 @@ async def test_a_break_at_every_point(memory: memstream.Memory, server: Scripted
         assert server.contents(f"p{point}") == [f"line {n}" for n in range(7)]
 
 
-async def test_the_server_restarts(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_stream_survives_a_server_restart(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         await stream.send("before")
         await stream.flush()
@@ -83,7 +83,7 @@ async def test_the_server_restarts(memory: memstream.Memory, server: ScriptedSer
     assert server.contents() == ["before", "during"]
 
 
-async def test_a_new_process_continues_the_numbers(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_new_process_continues_the_numbers(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         await stream.send("one")
     async with memory.observe("p") as stream:
@@ -92,7 +92,7 @@ async def test_a_new_process_continues_the_numbers(memory: memstream.Memory, ser
     assert server.contents() == ["one", "two"]
 
 
-async def test_the_window_bounds_what_is_in_flight(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_window_limits_observations_in_flight(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_observations = 8
     server.acking.clear()
     async with memory.observe("p") as stream:
@@ -110,7 +110,7 @@ async def test_the_window_bounds_what_is_in_flight(memory: memstream.Memory, ser
     assert server.contents() == [f"line {n}" for n in range(10)]
 
 
-async def test_the_window_bounds_bytes(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_window_limits_bytes(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_bytes = 1000
     server.acking.clear()
     async with memory.observe("p") as stream:
@@ -121,13 +121,11 @@ async def test_the_window_bounds_bytes(memory: memstream.Memory, server: Scripte
         server.acking.set()
         await blocked
         with pytest.raises(memstream.InvalidRequest):
-            await stream.send("z" * 5000)  # no window would ever admit it
+            await stream.send("z" * 5000)  # larger than any window
     assert [len(each) for each in server.contents()] == [600, 600]
 
 
-async def test_repeats_keep_to_a_window_that_has_become_smaller(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_repeats_respect_a_smaller_window(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.acking.clear()
     async with memory.observe("p") as stream:
         said = [*(f"line {n}" for n in range(19)), "reject me"]
@@ -144,9 +142,7 @@ async def test_repeats_keep_to_a_window_that_has_become_smaller(
     assert server.contents() == said
 
 
-async def test_what_a_window_that_has_become_smaller_never_admits_is_refused(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_observation_over_a_smaller_window_is_rejected(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_bytes = 1000
     server.acking.clear()
     async with memory.observe("p") as stream:
@@ -163,11 +159,9 @@ async def test_what_a_window_that_has_become_smaller_never_admits_is_refused(
     assert [len(each) for each in server.contents()] == [400, 1]
 
 
-async def test_a_lone_item_goes_at_once_and_a_flood_in_batches(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_single_item_is_sent_at_once_many_in_batches(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
-        await (await stream.send("alone"))  # no flush asked for
+        await (await stream.send("alone"))  # without a flush
         for n in range(500):
             await stream.send(f"line {n}")
     assert server.batch_sizes[0] == 1
@@ -197,7 +191,7 @@ async def test_flush_at_level_received(memory: memstream.Memory, server: Scripte
         server.storing.set()
 
 
-async def test_a_flush_survives_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_flush_survives_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     async with memory.observe("p") as stream:
         await stream.send("one")
@@ -210,20 +204,20 @@ async def test_a_flush_survives_a_break(memory: memstream.Memory, server: Script
     assert server.contents() == ["one"]
 
 
-async def test_what_was_stored_while_disconnected_is_told(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_stored_level_arrives_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
-    server.indexing.clear()  # or the server would acknowledge that
+    server.indexing.clear()  # else the server would acknowledge it as indexed
     async with memory.observe("p") as stream:
         sent = await stream.send("one")
         await until(lambda: stream.received == 1)
         await server.stop()
         server.storing.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # nothing is sent or asked for over the new connection
+        await asyncio.wait_for(sent, 10)  # the new connection sends nothing
         assert (stream.stored, stream.revision) == (1, 1)
 
 
-async def test_what_was_indexed_is_told_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_indexed_level_arrives_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.indexing.clear()
     async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
         await stream.send("one")
@@ -234,7 +228,7 @@ async def test_what_was_indexed_is_told_after_a_break(memory: memstream.Memory, 
         await server.start(server.target)
         await asyncio.wait_for(flush, 10)
     async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
-        await asyncio.wait_for(stream.flush(), 10)  # of what an earlier process has sent
+        await asyncio.wait_for(stream.flush(), 10)  # of an earlier process
 
 
 async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memory, server: ScriptedServer) -> None:
@@ -246,24 +240,22 @@ async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memo
         await server.stop()
         server.acking.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # the index may be out of reach for long
+        await asyncio.wait_for(sent, 10)  # must not wait for the index, which may be unavailable
         assert (stream.received, stream.stored) == (1, 1)
 
 
-async def test_a_flush_that_waits_for_the_index_ends_with_the_stream(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_flush_waiting_for_index_ends_with_stream(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.indexing.clear()
     async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
         await stream.send("one")
         flush = asyncio.create_task(stream.flush())
         await until(lambda: stream.stored == 1)
-        await stream.close()  # waits for what is stored, and nothing is said after it
+        await stream.close()  # waits for the last acknowledgement
         with pytest.raises(memstream.StreamClosed):
             await asyncio.wait_for(flush, 10)
 
 
-async def test_refused_items_are_told_apart(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_rejected_items_are_distinguished(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.observe("p") as stream:
         good = await stream.send("fine")
         bad = await stream.send("reject me")
@@ -278,7 +270,7 @@ async def test_refused_items_are_told_apart(memory: memstream.Memory, server: Sc
         assert stream.stored == 3
 
 
-async def test_a_refusal_is_the_same_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_rejection_is_the_same_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(drop_after=2)]
     async with memory.observe("p") as stream:
         await stream.send("fine")
@@ -290,10 +282,10 @@ async def test_a_refusal_is_the_same_after_a_break(memory: memstream.Memory, ser
 
 
 @pytest.mark.parametrize("page", [1, 3, 1_000])
-async def test_missed_ends_come_with_new_connection(
+async def test_missed_results_arrive_after_reconnect(
     memory: memstream.Memory, server: ScriptedServer, page: int
 ) -> None:
-    """Stored and refused while nothing was acknowledged: the new connection brings what became of them."""
+    """Observations are stored and rejected without acknowledgement; the new connection reports the results."""
     server.resume_page = page
     async with memory.observe("p", outcomes=True) as stream:
         first = await stream.send("one")
@@ -327,7 +319,7 @@ async def test_known_sequence_of_earlier_process(memory: memstream.Memory, serve
     assert server.known == [None, 1]
 
 
-async def test_another_process_supersedes(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_second_process_supersedes_the_producer(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     old = await memory.observe("p").__aenter__()
     pending = await old.send("one")
@@ -341,7 +333,7 @@ async def test_another_process_supersedes(memory: memstream.Memory, server: Scri
     assert server.contents() == ["one", "two"]
 
 
-async def test_other_content_under_a_number_is_a_conflict(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_reused_number_with_other_content_conflicts(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.acking.clear()
     stream = await memory.observe("p").__aenter__()
     await stream.send("mine")
@@ -353,9 +345,7 @@ async def test_other_content_under_a_number_is_a_conflict(memory: memstream.Memo
         await stream.flush()
 
 
-async def test_a_server_that_lost_acknowledged_numbers_is_told_of(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_lost_acknowledged_numbers_raise_server_behind(memory: memstream.Memory, server: ScriptedServer) -> None:
     stream = await memory.observe("p").__aenter__()
     for n in range(3):
         await stream.send(f"line {n}")
@@ -369,9 +359,7 @@ async def test_a_server_that_lost_acknowledged_numbers_is_told_of(
     assert (caught.value.expected_sequence, caught.value.acknowledged) == (2, 3)
 
 
-async def test_lost_numbers_that_were_not_stored_are_sent_again(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_lost_unstored_numbers_are_resent(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.storing.clear()
     async with memory.observe("p") as stream:
         sent = [await stream.send(f"line {n}") for n in range(3)]
@@ -384,8 +372,8 @@ async def test_lost_numbers_that_were_not_stored_are_sent_again(
     assert server.contents() == ["line 0", "line 1", "line 2"]
 
 
-async def test_a_restored_server_s_revision_counts(memory: memstream.Memory, server: ScriptedServer) -> None:
-    """A recall with a revision of before the restore would wait for it in vain."""
+async def test_revision_of_restored_server_is_used(memory: memstream.Memory, server: ScriptedServer) -> None:
+    """A recall with a revision from before the restore would wait forever."""
     server.storing.clear()
     async with memory.observe("p") as stream:
         sent = [await stream.send(f"line {n}") for n in range(3)]
@@ -403,14 +391,14 @@ async def test_a_restored_server_s_revision_counts(memory: memstream.Memory, ser
     assert stream.revision == 3
 
 
-async def test_a_window_that_is_overrun_is_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_window_overrun_reconnects(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(refuse=status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED"))]
     async with memory.observe("p") as stream:
         await stream.send("one")
     assert server.contents() == ["one"]
 
 
-async def test_throttled_items_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_throttled_stream_waits(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(throttle_s=0.2)]
     async with memory.observe("p") as stream:
         await asyncio.sleep(0.05)
@@ -421,7 +409,7 @@ async def test_throttled_items_wait(memory: memstream.Memory, server: ScriptedSe
     assert server.contents() == ["one"]
 
 
-async def test_leaving_by_exception_abandons(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_exception_abandons_the_stream(memory: memstream.Memory, server: ScriptedServer) -> None:
     stream = memory.observe("p")
 
     async def leave() -> None:
@@ -440,7 +428,7 @@ async def test_leaving_by_exception_abandons(memory: memstream.Memory, server: S
         await stream.send("three")
 
 
-async def test_final_refusals_are_raised_on_opening(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_permanent_error_is_raised_on_opening(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND", memory="m"))]
     with pytest.raises(memstream.MemoryNotFound) as caught:
         async with memory.observe("p"):
@@ -448,7 +436,7 @@ async def test_final_refusals_are_raised_on_opening(memory: memstream.Memory, se
     assert caught.value.details == {"memory": "m"}
 
 
-async def test_nobody_listens() -> None:
+async def test_refused_connection_is_unavailable() -> None:
     retry = memstream.Retry(first_s=0.2, delay_min_s=0.01, delay_max_s=0.05)
     async with memstream.connect("127.0.0.1:1", retry=retry) as client:
         with pytest.raises(memstream.Unavailable):
@@ -456,7 +444,7 @@ async def test_nobody_listens() -> None:
                 pytest.fail("opened")
 
 
-async def test_closing_the_client_ends_its_streams(server: ScriptedServer) -> None:
+async def test_client_close_ends_its_streams(server: ScriptedServer) -> None:
     client = memstream.connect(server.target, retry=RETRY)
     stream = await client.memory("ns/m").observe("p").__aenter__()
     await client.close()
@@ -464,7 +452,7 @@ async def test_closing_the_client_ends_its_streams(server: ScriptedServer) -> No
         await stream.close()
 
 
-async def test_cancelling_a_blocked_send_takes_nothing(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_cancelled_send_queues_nothing(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.window_observations = 1
     server.acking.clear()
     async with memory.observe("p") as stream:

@@ -1,4 +1,4 @@
-"""The package `memstream`: its names are there when they are asked for, and not before."""
+"""The package `memstream` imports its public names lazily."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import memstream
 
 
 def run(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a program in a new interpreter."""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
     )
@@ -20,7 +20,7 @@ def run(program: str) -> str:
     return ended.stdout
 
 
-def test_the_contract_alone_brings_nothing_of_the_sdk() -> None:
+def test_contract_imports_nothing_of_the_sdk() -> None:
     program = """
         import sys
         import memstream.v1.stream_service_pb2_grpc
@@ -43,8 +43,8 @@ def test_every_public_name_is_an_attribute_and_listed() -> None:
     assert run(program) == "memstream.client memstream.sync\n"
 
 
-def test_what_the_names_come_from_asks_the_package_for_none() -> None:
-    """It would be imported in the middle of itself: these modules say `import memstream.errors as errors`."""
+def test_public_modules_do_not_import_the_package() -> None:
+    """A lazy lookup would be a circular import: these modules use `import memstream.errors as errors`."""
     folder = Path(memstream.__path__[0])
     files = [*folder.glob("*.py"), *folder.glob("sync/*.py")]
     asking = [

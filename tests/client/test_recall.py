@@ -1,4 +1,4 @@
-"""The Recall stream: many queries in flight, one cancelled, all asked again after a break."""
+"""The Recall stream: many queries in flight, one cancelled, all resent after a break."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.scripts import Plan, status, until
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["done in the last part", "done by itself"])
 def knows_done_in_recollections(request: pytest.FixtureRequest, server: ScriptedServer) -> None:
-    """Every test with a server of now, and with an older one."""
+    """Runs every test with a current and with an older server."""
     server.knows_done_in_recollections = request.param
 
 
-async def test_an_answer(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_answer_is_decoded(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall(session="monday") as recall:
         answer = await recall.query("Bob?", explain=True, limit=2)
     assert [hit.fragment.content for hit in answer] == ["Bob?", "second"]
@@ -44,7 +44,7 @@ async def test_many_queries_one_cancelled(memory: memstream.Memory, server: Scri
     async with memory.recall() as recall:
         slow = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(3)]
         await until(lambda: len(server.queries) == 3)
-        assert (await recall.query("quick"))[0].fragment.content == "quick"  # overtakes those that are waiting
+        assert (await recall.query("quick"))[0].fragment.content == "quick"  # overtakes the waiting queries
         slow[1].cancel()
         await until(lambda: server.cancelled == [server.queries[1].query_id])
         server.answering.set()
@@ -54,7 +54,7 @@ async def test_many_queries_one_cancelled(memory: memstream.Memory, server: Scri
             await slow[1]
 
 
-async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_queries_over_the_limit_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(10)]
@@ -66,9 +66,7 @@ async def test_queries_beyond_what_the_server_takes_wait(memory: memstream.Memor
     assert [answer[0].fragment.content for answer in answers] == [f"slow {n}" for n in range(10)]
 
 
-async def test_queries_in_flight_are_asked_again_after_a_break(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_queries_in_flight_are_resent_after_a_break(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(drop_after=3), Plan(drop_after=1, drop_status=grpc.StatusCode.INTERNAL)]
     async with memory.recall() as recall:
         answers = await asyncio.gather(*(recall.query(f"line {n}") for n in range(3)))
@@ -78,9 +76,7 @@ async def test_queries_in_flight_are_asked_again_after_a_break(
         assert recall.connections == 3
 
 
-async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_queries_are_resent_to_older_and_newer_servers(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(drop_after=2)]
     async with memory.recall() as recall:
         assert (await recall.query("first"))[0].fragment.content == "first"
@@ -89,7 +85,7 @@ async def test_queries_are_asked_again_of_a_server_that_is_older_or_newer(
         assert recall.connections == 2
 
 
-async def test_queries_beyond_what_the_next_server_takes_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_queries_over_the_next_servers_limit_wait(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         asked = [asyncio.create_task(recall.query(f"slow {n}")) for n in range(4)]
@@ -100,12 +96,12 @@ async def test_queries_beyond_what_the_next_server_takes_wait(memory: memstream.
         await until(lambda: len(server.queries) > 4)
         asked[2].cancel()
         await asyncio.sleep(0.05)
-        assert len(server.queries) == 6  # what is more would be refused
+        assert len(server.queries) == 6  # the server would reject more
         server.answering.set()
         answers = await asyncio.gather(*asked[:2], asked[3])
     assert [answer[0].fragment.content for answer in answers] == ["slow 0", "slow 1", "slow 3"]
     assert [query.text for query in server.queries[4:]] == ["slow 0", "slow 1", "slow 3"]
-    assert server.cancelled == []  # it was not asked for there
+    assert server.cancelled == []  # the query was never sent on that connection
 
 
 async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
@@ -119,7 +115,7 @@ async def test_one_query_fails_alone(memory: memstream.Memory) -> None:
     assert isinstance(fine, memstream.Answer)
 
 
-async def test_a_query_that_takes_too_long_is_given_up(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_query_timeout_cancels_the_query(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     async with memory.recall() as recall:
         with pytest.raises(memstream.DeadlineExceeded):
@@ -135,17 +131,17 @@ async def test_timeout_is_sent_with_query(memory: memstream.Memory, server: Scri
         await recall.query("three", timeout_s=1e9)
         assert recall.subscribe("four", timeout_s=0.25).query.timeout.ToMilliseconds() == 250
     sent = [query.timeout.ToMilliseconds() for query in server.queries]
-    assert sent[:3] == [2_500, round(memory._link.settings.timeout_s * 1_000), 1_000_000_000_000]
+    assert sent[:3] == [2_500, round(memory._link.settings.timeout_s * 1_000), 10**12]
 
 
-async def test_opening_a_memory_that_is_not_there(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_opening_a_missing_memory_raises(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.recall_plans = [Plan(refuse=status(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND"))]
     with pytest.raises(memstream.MemoryNotFound):
         async with memory.recall():
             pytest.fail("opened")
 
 
-async def test_closing_needs_no_server(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_close_needs_no_server(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall() as recall:
         await recall.query("quick")
         await server.stop()
@@ -153,7 +149,7 @@ async def test_closing_needs_no_server(memory: memstream.Memory, server: Scripte
         await recall.query("late")
 
 
-async def test_a_closed_stream_says_so(memory: memstream.Memory) -> None:
+async def test_closed_stream_raises_stream_closed(memory: memstream.Memory) -> None:
     async with memory.recall() as recall:
         pass
     with pytest.raises(memstream.StreamClosed):
@@ -193,7 +189,7 @@ async def test_recall_once_carries_every_option(memory: memstream.Memory, server
     assert (floor.key, [each.int_value for each in floor.values]) == ("floor", [1, 2])
 
 
-async def test_watch_goes_on_after_breaks(
+async def test_watch_continues_after_breaks(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -209,13 +205,13 @@ async def test_watch_goes_on_after_breaks(
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(watch), 0.05)
         server.add_event(5, 1)
-        assert (await anext(watch)).cursor.revision == 5  # the wait that timed out has not ended the watch
+        assert (await anext(watch)).cursor.revision == 5  # the timeout did not end the watch
     assert server.watched[1].revision == 2
     with pytest.raises(memstream.StreamClosed):
         await anext(watch)
 
 
-async def test_two_tasks_that_begin_a_watch_share_its_events(
+async def test_two_tasks_share_the_events_of_a_watch(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -224,13 +220,13 @@ async def test_two_tasks_that_begin_a_watch_share_its_events(
     async with contextlib.aclosing(memory.watch("beginning")) as watch:
         first = await asyncio.gather(anext(watch), anext(watch))
         rest = [await anext(watch) for _ in range(3)]
-    # Which of the two tasks gets the first event is open.
+    # Either task may get the first event.
     assert sorted(event.cursor.revision for event in first) == [1, 2]
     assert [event.cursor.revision for event in rest] == [3, 4, 5]
     assert len(server.watched) == 1
 
 
-async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
+async def test_watch_closed_while_starting_makes_no_call(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -244,7 +240,7 @@ async def test_a_watch_that_is_closed_while_it_begins_makes_no_call(
     assert (watch.connections, server.watched) == (0, [])
 
 
-async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
+async def test_closed_watch_drops_events_read_ahead(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -258,7 +254,7 @@ async def test_a_closed_watch_hands_out_nothing_that_it_read_ahead(
     assert watch.cursor == first.cursor
 
 
-async def test_a_watch_whose_closing_is_cancelled_is_closed(
+async def test_cancelled_close_still_closes_the_watch(
     client: memstream.Client, memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     await client.create_memory("ns/m")
@@ -270,7 +266,7 @@ async def test_a_watch_whose_closing_is_cancelled_is_closed(
         await asyncio.wait_for(waiting, 5)
 
 
-async def test_a_stream_whose_abandoning_is_cancelled_is_over(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_cancelled_abandon_still_ends_the_stream(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.answering.clear()
     recall = await memory.recall().__aenter__()
     asked = asyncio.create_task(recall.query("slow"))
@@ -288,7 +284,7 @@ async def cancelled_at_its_first_wait(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def test_watch_from_a_cursor_that_is_gone(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_watch_from_compacted_cursor_raises(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.watch_plans = [Plan(refuse=status(grpc.StatusCode.OUT_OF_RANGE, "CURSOR_COMPACTED", oldest_revision="4"))]
     with pytest.raises(memstream.CursorCompacted) as caught:
         await anext(memory.watch(memstream.Cursor("01HUID", 1)))

@@ -1,4 +1,4 @@
-"""Standing queries of the SDK: what a server tells, and what is handed out of it, over refusals and breaks."""
+"""Standing queries of the SDK: the changes returned for a server's messages, across errors and breaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.scripts import Plan, duration, status, until
 
 
 def change(*ranking: str, new: str = "", revision: int = 1) -> pb.RecallResponse:
-    """`new` names what is told of the ranking; the etag of each is the revision it is told at."""
+    """A server message; `new` are the fragments sent with it, with the revision as etag."""
     hits = [
         pb.Recollection(fragment=fragment_pb2.Fragment(id=id_, content=f"{id_} at {revision}", etag=str(revision)))
         for id_ in new
@@ -38,7 +38,7 @@ def seen(change: memstream.AnswerChange) -> tuple[str, str, str, str]:
     return ids(change.answer.recollections), ids(change.entered), ids(change.changed), "".join(change.retracted)
 
 
-async def test_changes_are_differences_of_answers(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_change_is_difference_of_answers(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", "b", new="ab"), change("c", "b", new="cb", revision=2)]]
     async with memory.recall() as recalls, recalls.subscribe("what?", limit=2) as standing:
         await until(lambda: standing.answer is not None and standing.answer.revision == 2)
@@ -48,7 +48,7 @@ async def test_changes_are_differences_of_answers(memory: memstream.Memory, serv
     await until(lambda: server.cancelled == [query.query_id])
 
 
-async def test_what_entered_what_changed_what_left(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_change_has_entered_changed_and_retracted(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", "b", new="ab")]]
     async with memory.recall() as recalls, recalls.subscribe("what?") as standing:
         assert seen(await anext(standing)) == ("ab", "ab", "", "")
@@ -60,9 +60,7 @@ async def test_what_entered_what_changed_what_left(memory: memstream.Memory, ser
         assert told.answer[0].fragment.content == "b at 2"
 
 
-async def test_a_new_connection_tells_the_whole_answer_and_the_difference_is_handed_out(
-    memory: memstream.Memory, server: ScriptedServer
-) -> None:
+async def test_reconnect_returns_difference_to_last_answer(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", "b", new="ab")], [change("a", "b", new="ab")], [change("b", "d", new="bd")]]
     server.recall_plans = [Plan(drop_after=2), Plan(drop_after=3), Plan()]
     async with memory.recall() as recalls, recalls.subscribe("what?") as standing:
@@ -74,7 +72,7 @@ async def test_a_new_connection_tells_the_whole_answer_and_the_difference_is_han
     assert [query.text for query in server.queries].count("what?") == 3
 
 
-async def test_a_failure_that_passes_is_asked_again(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_transient_failure_resends_the_query(memory: memstream.Memory, server: ScriptedServer) -> None:
     waiting = failed(grpc.StatusCode.UNAVAILABLE, "JOURNAL_UNAVAILABLE")
     waiting.failed.status.details.add().Pack(RetryInfo(retry_delay=duration(0.01)))
     server.told = [[change("a", new="a"), waiting], [change("b", new="b", revision=2)]]
@@ -85,7 +83,7 @@ async def test_a_failure_that_passes_is_asked_again(memory: memstream.Memory, se
     assert recalls.connections == 1
 
 
-async def test_a_failure_that_does_not_pass_ends_it_alone(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_permanent_failure_ends_only_its_query(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", new="a"), failed(grpc.StatusCode.NOT_FOUND, "MEMORY_NOT_FOUND")]]
     async with memory.recall() as recalls:
         async with recalls.subscribe("what?") as standing:
@@ -96,7 +94,7 @@ async def test_a_failure_that_does_not_pass_ends_it_alone(memory: memstream.Memo
     assert server.cancelled == []
 
 
-async def test_a_refusal_of_the_first_answer_is_raised(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_error_of_the_first_answer_is_raised(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[failed(grpc.StatusCode.UNIMPLEMENTED, "CAPABILITY_MISSING")]] * 2
     async with memory.recall() as recalls:
         with pytest.raises(memstream.CapabilityMissing):
@@ -106,7 +104,7 @@ async def test_a_refusal_of_the_first_answer_is_raised(memory: memstream.Memory,
             await anext(recalls.subscribe("what?"))
 
 
-async def test_a_first_answer_that_takes_too_long_gives_it_up(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_timeout_of_first_answer_cancels_subscription(memory: memstream.Memory, server: ScriptedServer) -> None:
     async with memory.recall() as recalls:
         with pytest.raises(memstream.DeadlineExceeded):
             async with recalls.subscribe("what?", timeout_s=0.05):
@@ -125,7 +123,7 @@ async def test_waiting_may_be_cancelled_and_resumed(memory: memstream.Memory, se
         assert seen(await anext(standing)) == ("b", "b", "", "a")
 
 
-async def test_closed_it_says_so(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_closed_query_raises_stream_closed(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", new="a")]] * 3
     async with memory.recall() as recalls:
         async with recalls.subscribe("what?") as standing:
@@ -144,7 +142,7 @@ async def test_closed_it_says_so(memory: memstream.Memory, server: ScriptedServe
         await anext(recalls.subscribe("what?"))
 
 
-async def test_it_takes_a_place_until_it_is_closed(memory: memstream.Memory, server: ScriptedServer) -> None:
+async def test_standing_query_counts_as_in_flight(memory: memstream.Memory, server: ScriptedServer) -> None:
     server.told = [[change("a", new="a")]] * 5
     async with memory.recall() as recalls:
         held = [recalls.subscribe(f"what {number}?") for number in range(4)]
@@ -156,7 +154,7 @@ async def test_it_takes_a_place_until_it_is_closed(memory: memstream.Memory, ser
         assert (await recalls.query("Bob?"))[0].fragment.content == "Bob?"
 
 
-async def test_a_server_that_ranks_what_it_never_told_is_wrong(
+async def test_ranking_unknown_fragment_is_a_protocol_violation(
     memory: memstream.Memory, server: ScriptedServer
 ) -> None:
     server.told = [[change("a", "z", new="a")]]

@@ -21,10 +21,10 @@ from memstream.backoff import Backoff
 from memstream.codec import event_types_to_wire, fragment_from_wire, observation_to_wire
 from memstream.ledger import Ledger
 from memstream.policy_codec import policy_from_wire, policy_paths, policy_to_wire
-from memstream.status import from_status, is_cut, translate
+from memstream.status import error_from_status, is_cut, translate_error
 from memstream.v1 import error_pb2, fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.wiretypes import delta, duration, moment, timestamp
+from memstream.wiretypes import duration_from_wire, duration_to_wire, timestamp_from_wire, timestamp_to_wire
 from tests.support.scripts import status
 
 aware = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
@@ -32,17 +32,17 @@ aware = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.ju
 
 @given(aware)
 def test_times_survive(value: datetime) -> None:
-    assert moment(timestamp("t", value)) == value
+    assert timestamp_from_wire(timestamp_to_wire("t", value)) == value
 
 
 @given(st.timedeltas(timedelta(days=-10_000), timedelta(days=10_000)))
 def test_durations_survive(value: timedelta) -> None:
-    assert delta(duration(value)) == value
+    assert duration_from_wire(duration_to_wire(value)) == value
 
 
-def test_times_of_other_zones_are_the_same_moment() -> None:
+def test_times_are_converted_to_utc() -> None:
     here = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=5)))
-    assert moment(timestamp("t", here)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
+    assert timestamp_from_wire(timestamp_to_wire("t", here)) == datetime(2026, 1, 1, 7, tzinfo=UTC)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300))
@@ -53,7 +53,7 @@ def test_vectors_survive(numbers: list[float]) -> None:
     assert (again.content, again.speaker, list(again.embedding)) == ("x", "Bob", numbers)
 
 
-def test_an_observation_with_everything() -> None:
+def test_observation_with_all_fields_is_encoded() -> None:
     when = datetime(2026, 5, 8, 12, tzinfo=UTC)
     said = memstream.Observation(
         "words",
@@ -76,7 +76,7 @@ def test_an_observation_with_everything() -> None:
     kinds = {key: value.WhichOneof("kind") for key, value in wire.metadata.items()}
     assert kinds == {"t": "string_value", "n": "int_value", "f": "double_value", "b": "bool_value"}
     assert (wire.ttl.seconds, wire.ttl.nanos, wire.WhichOneof("expiry")) == (1, 500_000_000, "ttl")
-    assert moment(wire.observe_time) == when
+    assert timestamp_from_wire(wire.observe_time) == when
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_an_observation_with_everything() -> None:
         {"speaker": 7},
     ],
 )
-def test_what_cannot_be_sent_is_refused_here(said: dict[str, Any]) -> None:
+def test_invalid_observation_is_rejected_before_sending(said: dict[str, Any]) -> None:
     with pytest.raises(memstream.InvalidRequest):
         observation_to_wire("x", **said)
 
 
 @pytest.mark.parametrize("what", [7, None, "\ud800", b"bytes"])
-def test_content_that_is_no_text_is_refused_here(what: Any) -> None:
+def test_invalid_text_is_rejected_before_sending(what: Any) -> None:
     with pytest.raises(memstream.InvalidRequest):
         observation_to_wire(what)
 
@@ -109,13 +109,13 @@ def test_unset_fields_of_a_fragment_are_none() -> None:
     assert (fragment.tier, fragment.observe_time, fragment.structured) == (memstream.Tier.SENSORY, None, None)
 
 
-def test_enums_name_what_the_contract_names() -> None:
+def test_enums_match_the_contract() -> None:
     assert event_types_to_wire([memstream.EventType.OBSERVED]) == [1]
     with pytest.raises(ValueError, match="UNKNOWN"):
         event_types_to_wire([memstream.EventType.UNKNOWN])
 
 
-def test_a_policy_as_dataclass_and_as_dict() -> None:
+def test_policy_can_be_dataclass_or_dict() -> None:
     typed = memstream.Policy(
         profile=memstream.Profile.DBGPT,
         short_term=memstream.ShortTermPolicy(
@@ -151,7 +151,7 @@ def test_a_policy_as_dataclass_and_as_dict() -> None:
         ({"retention": {"ttl": "1d"}}, "policy.retention.ttl"),
     ],
 )
-def test_a_bad_policy_names_the_field(policy: dict[Any, Any], field: str) -> None:
+def test_invalid_policy_names_the_field(policy: dict[Any, Any], field: str) -> None:
     with pytest.raises(memstream.InvalidArgument) as caught:
         policy_to_wire(policy)
     assert caught.value.argument == field
@@ -160,12 +160,12 @@ def test_a_bad_policy_names_the_field(policy: dict[Any, Any], field: str) -> Non
 def test_every_reason_has_its_exception() -> None:
     for name in error_pb2.ErrorReason.keys()[1:]:
         reason = name.removeprefix("ERROR_REASON_")
-        error = from_status(status(grpc.StatusCode.INVALID_ARGUMENT, reason))
+        error = error_from_status(status(grpc.StatusCode.INVALID_ARGUMENT, reason))
         assert error.reason == reason
         assert type(error).__name__ not in ("MemstreamError", "Refused", "Transient"), reason
 
 
-def test_the_tree_in_the_docstring_is_the_tree() -> None:
+def test_docstring_shows_the_exception_tree() -> None:
     drawn = [line.split("──")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "──" in line]
     made = [
         name
@@ -177,35 +177,35 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 
 def test_retry_after_and_foreign_statuses() -> None:
-    full = from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKLOG_FULL", retry_s=1.5))
+    full = error_from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKLOG_FULL", retry_s=1.5))
     assert isinstance(full, memstream.BacklogFull)
     assert full.retry_after == 1.5
     foreign = Status(code=14, message="proxy")
     foreign.details.add().Pack(ErrorInfo(reason="INTERNAL", domain="elsewhere.example"))
-    assert type(from_status(foreign)) is memstream.Unavailable
+    assert type(error_from_status(foreign)) is memstream.Unavailable
 
 
 @pytest.mark.parametrize(
     ("error", "cut"),
     [
-        (from_status(Status(code=14)), True),
-        (from_status(Status(code=13, message="RST_STREAM")), True),
-        (from_status(status(grpc.StatusCode.INTERNAL, "INTERNAL")), False),
-        (from_status(status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED")), False),
-        (from_status(status(grpc.StatusCode.UNAVAILABLE, "JOURNAL_UNAVAILABLE")), True),
-        (from_status(status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP")), True),
-        (from_status(Status(code=12)), False),
-        (translate(asyncio.InvalidStateError()), True),
-        (translate(asyncio.CancelledError()), True),
-        (from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")), True),
+        (error_from_status(Status(code=14)), True),
+        (error_from_status(Status(code=13, message="RST_STREAM")), True),
+        (error_from_status(status(grpc.StatusCode.INTERNAL, "INTERNAL")), False),
+        (error_from_status(status(grpc.StatusCode.ABORTED, "PRODUCER_SUPERSEDED")), False),
+        (error_from_status(status(grpc.StatusCode.UNAVAILABLE, "JOURNAL_UNAVAILABLE")), True),
+        (error_from_status(status(grpc.StatusCode.FAILED_PRECONDITION, "SEQUENCE_GAP")), True),
+        (error_from_status(Status(code=12)), False),
+        (translate_error(asyncio.InvalidStateError()), True),
+        (translate_error(asyncio.CancelledError()), True),
+        (error_from_status(status(grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")), True),
         (memstream.StreamClosed("x"), False),
     ],
 )
-def test_what_is_worth_reconnecting_for(error: memstream.MemstreamError, cut: bool) -> None:
+def test_is_cut_accepts_transient_errors(error: memstream.MemstreamError, cut: bool) -> None:
     assert is_cut(error) is cut
 
 
-def test_backoff_gives_up_and_starts_afresh() -> None:
+def test_backoff_gives_up_and_resets() -> None:
     now = [0.0]
     retry = memstream.Retry(first_s=1.0, later_s=10.0, delay_min_s=0.1, delay_max_s=0.4)
     backoff = Backoff(retry, lambda: now[0], draw=lambda: 1.0)
@@ -213,8 +213,8 @@ def test_backoff_gives_up_and_starts_afresh() -> None:
     assert [backoff.delay_s(gone) for _ in range(4)] == pytest.approx([0.1, 0.2, 0.4, 0.4])
     now[0] = 2.0
     assert backoff.delay_s(gone) is None
-    backoff.opened()
-    now[0] = 3.0  # open for longer than the longest delay: an outage after a day of silence is a new outage
+    backoff.mark_opened()
+    now[0] = 3.0  # open for longer than the longest delay: a later break is a new outage
     assert backoff.delay_s(gone) == pytest.approx(0.1)
     now[0] = 12.0
     assert backoff.delay_s(gone) is not None
@@ -237,46 +237,46 @@ def opened(expected: int, window: int = 1000, window_bytes: int = 1 << 20, epoch
 def add(ledger: Ledger, count: int) -> None:
     for _ in range(count):
         observation = fragment_pb2.Observation(content=f"line {ledger.last + 1}")
-        ledger.add(observation, observation.ByteSize())
+        ledger.add_observation(observation, observation.ByteSize())
 
 
-def test_numbers_another_process_has_used_are_told() -> None:
+def test_numbers_used_by_another_process_raise() -> None:
     ledger = Ledger(10)
-    ledger.opened(opened(1))
+    ledger.apply_opened(opened(1))
     add(ledger, 2)
     with pytest.raises(memstream.ProducerSuperseded):
-        ledger.opened(opened(4))
+        ledger.apply_opened(opened(4))
 
 
 def test_stale_acknowledgements_change_nothing() -> None:
     ledger = Ledger(10)
-    ledger.opened(opened(1))
+    ledger.apply_opened(opened(1))
     add(ledger, 4)
     ledger.next_batch()
-    assert ledger.acknowledged(pb.Ack(received=3, stored=2, revision=5))
-    assert not ledger.acknowledged(pb.Ack(received=1, stored=1, revision=4))
+    assert ledger.apply_ack(pb.Ack(received=3, stored=2, revision=5))
+    assert not ledger.apply_ack(pb.Ack(received=1, stored=1, revision=4))
     assert (ledger.received, ledger.stored, ledger.revision) == (3, 2, 5)
 
 
-def test_beyond_the_window_only_numbers_are_held() -> None:
+def test_over_the_buffer_only_numbers_are_kept() -> None:
     ledger = Ledger(10)
-    ledger.opened(opened(1, window_bytes=20))
+    ledger.apply_opened(opened(1, window_bytes=20))
     add(ledger, 1)
     ledger.next_batch()
-    ledger.acknowledged(pb.Ack(received=1))
+    ledger.apply_ack(pb.Ack(received=1))
     add(ledger, 2)
     ledger.next_batch()
-    ledger.acknowledged(pb.Ack(received=3))
-    ledger.opened(opened(3, window_bytes=20))  # the last is still held ...
+    ledger.apply_ack(pb.Ack(received=3))
+    ledger.apply_opened(opened(3, window_bytes=20))  # the last is still buffered ...
     batch = ledger.next_batch()
     assert batch is not None
     assert (batch.first_sequence, ledger.received) == (3, 2)
     with pytest.raises(memstream.ServerBehind):
-        ledger.opened(opened(1, window_bytes=20))  # ... the first is not
+        ledger.apply_opened(opened(1, window_bytes=20))  # ... the first is not
 
 
 class ModelServer:
-    """The other side of a ledger: journals by number, refuses every third, answers repeats as it did the first time."""
+    """A model of the server: stores by number, rejects every third, answers repeats like the first time."""
 
     def __init__(self) -> None:
         self.items: list[str] = []
@@ -285,7 +285,7 @@ class ModelServer:
         self.wire: list[pb.ObservationBatch | None] = []  # None: the flush after repeats
 
     def read(self) -> bool:
-        """Takes the next message; whether it was the flush."""
+        """Handles the next message and returns whether it was the flush."""
         batch = self.wire.pop(0)
         if batch is None:
             return True
@@ -307,16 +307,16 @@ class ModelServer:
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 9)), max_size=80), st.integers(1, 6))
-def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, int]], window: int) -> None:
+def test_numbers_arrive_in_order_for_any_schedule(steps: list[tuple[str, int]], window: int) -> None:
     """a: add, s: send, r: the server reads and acknowledges, x: reads only, k: stores and acknowledges, o: break."""
     ledger, server = Ledger(3), ModelServer()
     sent: list[memstream.Sent] = []
     flushing = False
-    ledger.opened(opened(1, window))
+    ledger.apply_opened(opened(1, window))
     for step, n in [*steps, *[("o", 0), *[("s", 0), ("r", 0), ("k", 9)] * 60]]:
         if step == "a" and ledger.has_room(10):
             observation = fragment_pb2.Observation(content=f"line {ledger.last + 1}")
-            sent.append(ledger.add(observation, observation.ByteSize()))
+            sent.append(ledger.add_observation(observation, observation.ByteSize()))
         elif step == "s":
             if ledger.repeats_sent and not flushing:
                 flushing = True
@@ -325,17 +325,17 @@ def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, in
                 server.wire.append(batch)
         elif step in "rx" and server.wire:
             if server.read():
-                ledger.repeats_settled()
+                ledger.settle_repeats()
             if step == "r":
-                ledger.acknowledged(server.ack())
+                ledger.apply_ack(server.ack())
         elif step == "k":
             server.stored = min(len(server.items), server.stored + n)
-            ledger.acknowledged(server.ack())
+            ledger.apply_ack(server.ack())
         elif step == "o":
             server.wire.clear()
             server.refusals.clear()
             flushing = False
-            ledger.opened(opened(len(server.items) + 1, window))
+            ledger.apply_opened(opened(len(server.items) + 1, window))
         assert ledger.received <= len(server.items)
         assert ledger.stored <= ledger.received <= ledger.last
         assert sum(len(batch.observations) for batch in server.wire if batch is not None) <= window
@@ -345,6 +345,6 @@ def test_whatever_happens_each_number_arrives_in_order(steps: list[tuple[str, in
     assert [each.sequence for each in ledger.rejected] == [each.sequence for each in sent if each.sequence % 3 == 0]
 
 
-def test_the_sdk_imports_nothing_of_the_server() -> None:
+def test_sdk_imports_nothing_of_the_server() -> None:
     for file in Path(memstream.__file__).parent.rglob("*.py"):
         assert "memstream_server" not in file.read_text(), file

@@ -1,4 +1,4 @@
-"""The steps of cases that are about a client, with the Python SDK."""
+"""Runs the client steps of conformance cases with the Python SDK."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY = memstream.Retry(delay_min_s=0.01, delay_max_s=0.2)
 
 
 async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
-    """One step; what went wrong, if anything."""
+    """Runs one step and returns what was wrong, or an empty text."""
     async with memstream.connect(address, retry=RETRY) as client:
         memory = client.memory(step["memory"])
         match step["client"]:
@@ -57,7 +57,8 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
 
 
 async def secure(address: str, folder: Path) -> dict[str, str]:
-    """Through a front that ends mutual TLS and asks for a token: with it, with another, without a certificate."""
+    """Connects through a proxy that terminates mutual TLS and requires a token: valid, with a wrong token, without a
+    certificate."""
     read = {name: (folder / name).read_bytes() for name in ("ca.pem", "client.key", "client.pem", "token")}
     token = read["token"].decode()
     mutual = memstream.Tls(read["ca.pem"], read["client.key"], read["client.pem"])
@@ -83,7 +84,7 @@ async def _talk(address: str, tls: memstream.Tls, token: str) -> str:
 
 
 def said(producer: str, number: int) -> str:
-    """What is observed under a number: a word of its own, and one that all have."""
+    """The observation with a number: a unique word, and one that all share."""
     return f"word{number} of {producer}"
 
 
@@ -132,7 +133,7 @@ async def _refused(memory: Memory, step: dict[str, Any]) -> str:
 
 
 async def _outcomes(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
-    """Each observation ends once: refused, or stored with its outcome."""
+    """Each observation ends exactly once: rejected, or stored with its outcome."""
     sent: list[memstream.Sent] = []
     async with memory.observe(step["producer"], outcomes=True) as stream:
         for number in range(1, step["upto"] + 1):
@@ -300,7 +301,7 @@ async def _first_event(memory: Memory) -> None:
 
 
 async def _away(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
-    """Each is begun while the server cannot be reached, and succeeds."""
+    """Starts each call while the server is unreachable; it succeeds."""
     await ask("away")
     begun = {
         "a call": memory.describe(),
@@ -318,7 +319,7 @@ async def _away(memory: Memory, step: dict[str, Any], ask: Ask) -> str:
 
 
 async def _abort(memory: Memory, ask: Ask) -> str:
-    """Each is begun while the server cannot be reached, and cancelled."""
+    """Starts each call while the server is unreachable, and cancels it."""
     await ask("down")
     begun = {
         "a call": asyncio.create_task(memory.describe()),
@@ -341,7 +342,7 @@ async def _abort(memory: Memory, ask: Ask) -> str:
 
 
 async def _renew(address: str, step: dict[str, Any], ask: Ask) -> str:
-    """Calls and streams of a client whose token function gives another token when the first one is revoked."""
+    """Uses a client whose token function returns another token after the first one is revoked."""
     first, second = step["tokens"]
     current = [first]
     async with memstream.connect(address, retry=RETRY, token=lambda: current[0]) as client:

@@ -1,7 +1,7 @@
 """Golden bytes of the contract: every message with every field set, as bytes on the wire and as protobuf JSON.
 
-A file is written once for each release (`python -m tests.conformance.golden 0.1`) and stays: what an old client sends,
-or has kept, must be read as it was meant. Of the newest file tests ask that it is whole.
+Each release writes one file (`python -m tests.conformance.golden 0.1`), which never changes: messages that old clients
+send or have stored must keep their meaning. Tests require that the newest file covers the whole contract.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ CONTRACT = [
     )
 ]
 DEEP = 2
-"""Levels of messages in messages that are set whole; below, their first field alone."""
+"""Levels of nested messages with all fields set; deeper ones only have their first field."""
 F = FieldDescriptor
 
 Entry = dict[str, Any]
 
 
 def descriptors() -> list[Descriptor]:
-    """Every message of the contract, map entries excepted."""
+    """Every message of the contract except map entries."""
     return sorted((one for file in CONTRACT for one in file.message_types_by_name.values()), key=lambda d: d.full_name)
 
 
 def message_of(name: str) -> Message:
-    """An empty message by its full name."""
+    """Creates an empty message by its full name."""
     return message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(name))()
 
 
 def entries() -> Iterator[Entry]:
-    """Of each message: all set; each further alternative of its oneofs; its optional fields set to nothing."""
+    """Yields for each message: all fields set; each further alternative of its oneofs; empty optional fields."""
     for descriptor in descriptors():
         yield _entry(descriptor, "whole", _filled(descriptor))
         for oneof in descriptor.oneofs:
@@ -163,11 +163,11 @@ def _scalar(field: FieldDescriptor, nth: int) -> Any:
 
 
 def future() -> Iterator[Entry]:
-    """What a later contract may send: fields and enum values that are unknown here. They are kept when passed on."""
+    """Yields messages of a later contract, with unknown fields and enum values, which must survive a round trip."""
     unknown = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000, of 3 bytes
     event = event_pb2.Event(fragment_id="01J", to_tier=fragment_pb2.TIER_LONG_TERM)
     newer = event_pb2.Event.FromString(event.SerializeToString() + unknown)
-    newer.type = 999  # type: ignore[assignment]  # the very thing
+    newer.type = 999  # type: ignore[assignment]  # an unknown value on purpose
     yield _entry(event_pb2.Event.DESCRIPTOR, "unknown field and enum value", newer)
     events = stream_service_pb2.WatchEvents(events=[newer, event])
     yield _entry(stream_service_pb2.WatchEvents.DESCRIPTOR, "the same inside of another message", events)
@@ -176,7 +176,7 @@ def future() -> Iterator[Entry]:
 
 
 def main() -> None:
-    """Write the file of a release, or future.json."""
+    """Writes the file of a release, or future.json."""
     messages = list(future() if sys.argv[1] == "future" else entries())
     text = json.dumps({"contract": sys.argv[1], "messages": messages}, indent=1, ensure_ascii=False)
     (GOLDEN / f"{sys.argv[1]}.json").write_text(text + "\n", "utf-8")

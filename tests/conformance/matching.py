@@ -1,8 +1,8 @@
-"""What a case expects of an answer, as protobuf JSON; the runners of all languages agree on this.
+"""Compares an answer, as protobuf JSON, with the expectation of a case; the runners of all languages do the same.
 
-An object expects its fields and no others matter; null expects a field to be absent (its default); a list expects as
-many items, in order; `{"min": n}` expects a number of at least n; numbers in strings (64 bits) are compared as strings.
-Strings of a case may have `${name}` of what was kept; `{"repeat": text, "times": n}` is a long one.
+An object compares only its own fields; null expects an absent field (its default); a list expects the same number of
+items in order; `{"min": n}` expects a number of at least n; 64-bit numbers, which are strings, compare as strings.
+`${name}` in a string of a case is replaced by a saved value; `{"repeat": text, "times": n}` is a long string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = re.compile(r"\$\{(\w+)\}")
 
 
 def filled(value: Any, kept: Mapping[str, str]) -> Any:
-    """The value with what was kept in the place of `${name}`."""
+    """Replaces `${name}` in a value by saved values."""
     if isinstance(value, str):
         return _NAME.sub(lambda found: kept[found[1]], value)
     if isinstance(value, list):
@@ -28,7 +28,7 @@ def filled(value: Any, kept: Mapping[str, str]) -> Any:
 
 
 def differs(expected: Any, actual: Any, where: str = "answer") -> str:
-    """How an answer is not what was expected; empty when it is."""
+    """How an answer differs from the expectation; empty if it matches."""
     if isinstance(expected, dict) and expected.keys() == {"min"}:
         return "" if actual is not None and float(actual) >= expected["min"] else f"{where} is {actual!r}"
     if isinstance(expected, dict):
@@ -46,7 +46,7 @@ def differs(expected: Any, actual: Any, where: str = "answer") -> str:
 
 
 def found(actual: Any, path: str) -> str:
-    """What lies at a dotted path of an answer."""
+    """The value at a dotted path of an answer."""
     for part in path.split("."):
         actual = actual[int(part)] if isinstance(actual, list) else actual[part]
     return str(actual)

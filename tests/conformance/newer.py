@@ -1,7 +1,7 @@
-"""A server of a later contract: a real one, and before it what its answers may have then that is unknown now.
+"""A server with a later contract: a proxy that adds unknown elements to the answers of a real server.
 
-Every message has a field more, every enum another value (what was OBSERVED stays so), streams have messages of a kind
-that is not known, and errors a reason and a detail that are not.
+Every message gets an extra field, every enum an unknown value (except OBSERVED), streams get messages of an unknown
+kind, and errors an unknown reason and detail.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _METHODS = {
 
 
 class Newer(PassingOn):
-    """The later server, over one of now."""
+    """The later server, a proxy of a current one."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Passed on, and its answers renewed."""
+        """Forwards a call and extends its answers."""
         method = _METHODS[details.method]
         answers = message_factory.GetMessageClass(method.output_type)
 
@@ -58,7 +58,7 @@ class Newer(PassingOn):
 
 
 def renew(message: Message) -> None:
-    """Puts an unknown field into a message and all in it, and an unknown value into every enum."""
+    """Adds an unknown field to a message and every message in it, and sets every enum to an unknown value."""
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
@@ -73,7 +73,7 @@ def renew(message: Message) -> None:
 
 
 class _Renewed(grpc.Status):
-    """The same status with another reason, and a detail of a type that nobody knows."""
+    """The same status with an unknown reason, and a detail of an unknown type."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code, self.details = error.code(), error.details()

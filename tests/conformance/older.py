@@ -1,4 +1,4 @@
-"""A server of an earlier contract: a real one, and before it what takes out of requests what was not known then.
+"""A server with an earlier contract: a proxy that removes later fields from requests to a real server.
 
 So far that is `RecallOpen.done_in_recollections`: such a server ends every answer with a message of its own.
 """
@@ -16,14 +16,14 @@ from tests.support.passing import PassingOn
 
 
 class Older(PassingOn):
-    """The earlier server, over one of now. `openings` are those of Recall streams as clients sent them."""
+    """The earlier server, a proxy of a current one. `openings`: the RecallOpen messages that clients sent."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
         self.openings: list[pb.RecallOpen] = []
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Passed on, without what is new in it."""
+        """Forwards a call without later fields."""
         recalling = details.method.endswith("/Recall")
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

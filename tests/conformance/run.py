@@ -1,11 +1,11 @@
-"""The runner of Python: `python -m tests.conformance.run golden|cases|secure ADDRESS FILE...`; the others do the same.
+"""The Python runner: `python -m tests.conformance.run golden|cases|secure ADDRESS FILE...`; the others work alike.
 
-`golden` checks bytes, `cases` runs cases, `secure` talks to tests/toolchains/front.py with the files of a folder.
+`golden` checks golden bytes, `cases` runs cases, `secure` connects to tests/toolchains/front.py with the TLS files of a
+folder.
 
-One JSON object a line is printed: `{"case": name, "wrong": text}` with empty text where all was as expected, and
-`{"ask": what}`, after which a line is read: it was done. `cut` resets all connections, `kill` and `stop` end the
-server and start it again, `down` refuses connections until `up`, `away` for some seconds, `revoke` makes the oldest key
-invalid.
+The runner prints one JSON object per line: `{"case": name, "wrong": text}`, with empty text for a success, and
+`{"ask": what}`, after which it reads a line as confirmation. `cut` resets all connections, `kill` and `stop` end and
+restart the server, `down` refuses connections until `up`, `away` for some seconds, `revoke` invalidates the oldest key.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ Step = dict[str, Any]
 
 
 REASON_LOST = "Internal error from Core"
-"""grpc.aio's own status of a call whose end overtook a write: what the server said is lost (grpc/grpc#36066)."""
+"""grpc.aio's status of a call that ended during a write; it hides the server's status (grpc/grpc#36066)."""
 
 
 class Wrong(Exception):
-    """Something was not as the case says."""
+    """An answer differs from the case."""
 
 
 class Lost(Exception):
-    """What the server said is not to be had: the case is run again."""
+    """gRPC lost the server's status: the case is repeated."""
 
 
 def say(**what: object) -> None:
@@ -53,14 +53,14 @@ def say(**what: object) -> None:
 
 
 def ask(what: str) -> None:
-    """Has the server killed or stopped and started again, or all connections cut."""
+    """Asks for an action on the server or its connections and waits for it."""
     say(ask=what)
     if not sys.stdin.readline():
         raise Wrong("nobody answers")
 
 
 def golden(file: Path) -> None:
-    """Bytes mean what they meant, and what they meant makes the same bytes."""
+    """Checks that golden bytes decode to their JSON, and that the JSON encodes to the same bytes."""
     content = json.loads(file.read_text("utf-8"))
     for entry in content["messages"]:
         message, data, wrong = message_of(entry["type"]), base64.b64decode(entry["bytes"]), ""
@@ -76,7 +76,7 @@ def golden(file: Path) -> None:
 
 
 def same_bytes(one: bytes, other: bytes) -> bool:
-    """Whether they are the same but for the order of fields, which languages choose."""
+    """Whether two encodings are equal except for the order of fields, which differs between languages."""
     return sorted(one) == sorted(other)
 
 
@@ -87,7 +87,7 @@ def method_of(name: str) -> Any:
 
 
 class Case:
-    """One case being run. Each stream has a connection of its own, so that a dead one is nobody else's."""
+    """One case being run. Each stream has its own connection, so that a broken one does not affect the others."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -160,13 +160,13 @@ class Case:
         call, method = self._streams[stream]
         request = _request(f"{method.containing_service.name}/{method.name}", step["message"], step)
         if method.client_streaming:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # whoever reads is told
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets the error
                 await call.write(request)
         else:
             self._streams[stream] = (call(request), method)
 
     async def _receive(self, stream: str, expected: Any) -> None:
-        """Reads on until a message is as expected."""
+        """Reads until a message matches."""
         seen = []
         call = self._streams[stream][0]
         try:
@@ -193,7 +193,7 @@ class Case:
 
 
 def _request(method: str, content: Any, step: Step) -> Message:
-    """A method's request; the bytes of `unknown`, in base64, are fields that a later contract may have."""
+    """Builds a request; `unknown` (base64) appends fields of a later contract."""
     message = json_format.ParseDict(content, message_of(method_of(method).input_type.full_name))
     message.MergeFromString(base64.b64decode(step.get("unknown", "")))
     return message
@@ -228,13 +228,13 @@ def _check_error(expected: Any, error: grpc.aio.AioRpcError) -> None:
 
 
 async def cases(address: str, content: Any) -> None:
-    """Each case of a file."""
+    """Runs each case of a file."""
     for case in content["cases"]:
         say(case=case["name"], wrong=await _wrong(address, case["steps"]))
 
 
 async def _wrong(address: str, steps: list[Step]) -> str:
-    """What was not as the case says, or nothing."""
+    """Runs a case and returns what was wrong, or an empty text."""
     for _ in range(TRIES):
         try:
             await Case(address).run(steps)
@@ -243,11 +243,11 @@ async def _wrong(address: str, steps: list[Step]) -> str:
         except Lost:
             continue
         return ""
-    return f"grpc lost what the server said, {TRIES} times"
+    return f"grpc lost the server's status {TRIES} times"
 
 
 def main() -> None:
-    """Run the files named."""
+    """Runs the files named on the command line."""
     what, address, *files = sys.argv[1:]
     if what == "secure":
         for case, wrong in asyncio.run(clients.secure(address, Path(files[0]))).items():

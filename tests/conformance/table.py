@@ -1,4 +1,4 @@
-"""docs/conformance.md from what the runners find (`python -m tests.conformance.table` runs all of them and writes)."""
+"""Writes docs/conformance.md from the results of all runners (`python -m tests.conformance.table`)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tests.support.server import ServerProcess, free_address
 PAGE = ROOT / "docs" / "conformance.md"
 HEAD = """# Conformance
 
-Clients in several languages and one server. What is below was run by each language against a real server, cut off
-from it and with it killed where a case says so; the cases are JSON, in [tests/conformance](../tests/conformance), and
-every language has a runner of them. So were the golden bytes there, which every message of the contract has: each
-language reads them as they were meant and writes the same.
+This page shows the results of clients in several languages with one server. Each language runs the cases below against
+a real server; some cases cut its connections or kill it. The cases are JSON files in
+[tests/conformance](../tests/conformance), and every language has a runner for them. The golden bytes there cover every
+message of the contract: each language decodes them to their meaning and encodes them to the same bytes.
 
 `python -m tests.conformance.table` runs everything and writes this page; the tests of `make test-all` compare it.
-A dash is for what needs more than generated code, where a language has no more.
+A dash marks a case that needs more than generated code in a language that has only generated code.
 """
 
 
 def render(found: dict[str, dict[str, str]]) -> str:
-    """The page, from what was wrong with each case by language."""
+    """Renders the page from the failures of each case by language."""
     parts = [HEAD]
     for file in CASES:
         head = f"\n## {json.loads(file.read_text('utf-8'))['about']}\n\n| case | {' | '.join(found)} |\n"
@@ -40,7 +40,7 @@ def _cell(found: dict[str, str], name: str) -> str:
 
 
 def column(language: str) -> set[str]:
-    """The cases that the page says pass in a language."""
+    """The cases that pass in a language, according to the page."""
     passing: set[str] = set()
     place = -1
     for line in PAGE.read_text("utf-8").splitlines():
@@ -53,8 +53,8 @@ def column(language: str) -> set[str]:
 
 
 async def main() -> None:
-    """Run every language and write the page."""
-    from tests.toolchains.test_clients import RUNNERS  # here, for it imports this module
+    """Runs every language and writes the page."""
+    from tests.toolchains.test_clients import RUNNERS  # imported here: it imports this module
 
     found: dict[str, dict[str, str]] = {}
     for make in RUNNERS.values():

@@ -1,4 +1,4 @@
-"""The cases message by message, and the golden bytes, with Python; tests/toolchains/ has the rest."""
+"""Runs the message cases and the golden bytes with Python; tests/toolchains/ runs the rest."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ async def test_cases(make_server: MakeServer) -> None:
 
 
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
-def test_golden_bytes_are_read_as_they_were_meant(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_golden_bytes_decode_to_their_meaning(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runner.golden(file)
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one for one in said if one["wrong"]] == []
     assert len(said) == len(json.loads(file.read_text("utf-8"))["messages"])
 
 
-def test_the_newest_golden_bytes_have_every_field_of_the_contract() -> None:
-    """After a change of the contract: `python -m tests.conformance.golden VERSION` of the release it will be in."""
+def test_newest_golden_bytes_cover_the_contract() -> None:
+    """If this fails after a contract change, run `python -m tests.conformance.golden VERSION` for the next release."""
     newest = json.loads(max(RELEASES, key=lambda file: [int(part) for part in file.stem.split(".")]).read_text("utf-8"))
     assert newest["messages"] == list(golden.entries())

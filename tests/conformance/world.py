@@ -1,4 +1,4 @@
-"""What a runner is run in: a real server behind a relay, cut and killed as the runner asks; and what it found."""
+"""Starts runners against a real server behind a relay, cuts and kills it on request, and collects results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ CASES = sorted((HERE / "cases").glob("*.json"))
 GOLDEN = sorted((HERE / "golden").glob("*.json"))
 RUN_S = 240
 AWAY_S = 3.0
-"""How long a server is away: longer than any five attempts with the pauses of gRPC's own retry policy."""
+"""Outage of a server in seconds: longer than five attempts of gRPC's own retry policy."""
 Disturb = Callable[[str], Awaitable[None]]
 OTHERS: dict[str, type[PassingOn]] = {"newer": Newer, "older": Older}
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A language's runner: its command before `golden|cases ADDRESS FILE...`, and whether it has a client to show."""
+    """A language's runner: its command before `golden|cases ADDRESS FILE...`, and whether the language has a client."""
 
     language: str
     command: Sequence[str]
@@ -41,11 +41,10 @@ class Runner:
 
 
 async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> dict[str, str]:
-    """What was wrong with each case, in order; empty text is as it should be.
+    """Returns the failure of each case, in order; empty text is a success.
 
-    `server` of a file says what the runner is to meet: the server with its connections cut and killed as it asks
-    (none), one of a later or an earlier contract (newer, older), or one that knows the file's `key` and nobody else
-    (guarded).
+    `server` of a file selects the server: one that is cut and killed on request (none), one with a later or earlier
+    contract (newer, older), or one that accepts only the file's `key` (guarded).
     """
     found: dict[str, str] = {}
     for kind, some in groupby(files, lambda file: content(file).get("server", "")):
@@ -64,7 +63,7 @@ async def run(runner: Runner, files: Sequence[Path], server: ServerProcess) -> d
 
 @asynccontextmanager
 async def _guarded(folder: Path, keys: list[str]) -> AsyncIterator[tuple[str, Disturb]]:
-    """The address of a server for which each key may do everything in namespaces c-*, where the cases are; and what
+    """The address of a server on which every key has all rights in the cases' namespaces c-*; and a function that
     revokes the oldest key."""
     keys_file, policy = folder / "keys.json", folder / "policy.toml"
     _write_access(folder, keys_file, policy, keys)
@@ -141,7 +140,7 @@ async def said(
     files: Sequence[Path],
     disturb: Disturb | None = None,
 ) -> dict[str, str]:
-    """What a runner says of each case; `disturb` does what it asks for."""
+    """Returns a runner's result of each case; `disturb` performs the actions it asks for."""
     process = await asyncio.create_subprocess_exec(
         *(*runner.command, what, address, *map(str, files)),
         stdin=asyncio.subprocess.PIPE,
@@ -180,15 +179,15 @@ async def _listen(process: asyncio.subprocess.Process, disturb: Disturb | None) 
 
 
 def content(file: Path) -> Any:
-    """A file of cases."""
+    """Reads a file of cases."""
     return json.loads(file.read_text("utf-8"))
 
 
 def names(files: Sequence[Path]) -> list[str]:
-    """The cases of files, by name and in order."""
+    """The names of the cases in files, in order."""
     return [case["name"] for file in files for case in content(file)["cases"]]
 
 
 def cases_for(runner: Runner) -> list[Path]:
-    """Those that are about a client only where there is one."""
+    """The files of cases; client cases only for a language with a client."""
     return [file for file in CASES if runner.client or "level" not in content(file)]

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 import memstream
-from memstream.status import from_rpc
+from memstream.status import error_from_rpc
 from tests.access.calls import METHODS, path_of, request_of
 from tests.support.server import ServerProcess
 
@@ -102,7 +102,7 @@ class Caller:
         try:
             answer: Message = await call(request, timeout=30)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise error_from_rpc(error) from None
         return answer
 
 

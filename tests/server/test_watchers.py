@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc.aio
 
 import memstream
-from memstream.status import translate
+from memstream.status import translate_error
 from memstream.v1 import conversation_service_pb2 as conversations
 from memstream.v1 import event_pb2
 from memstream.v1 import stream_service_pb2 as pb
@@ -110,7 +110,7 @@ async def test_stalled_watch_ends_and_resumes_at_its_cursor(make_server: MakeSer
                 while True:
                     seen += keys(await call.read())
             except grpc.aio.AioRpcError as error:
-                told = translate(error)
+                told = translate_error(error)
                 assert isinstance(told, memstream.QuotaExceeded)
                 assert told.retry_after == 1.0
                 details = dict(told.details)
@@ -154,7 +154,7 @@ async def test_stalled_message_watch_ends_and_resumes(make_server: MakeServer) -
             try:
                 seen += numbers(await call.read())
             except grpc.aio.AioRpcError as error:
-                told = translate(error)
+                told = translate_error(error)
         assert isinstance(told, memstream.QuotaExceeded)
         assert told.details["number"] == str(seen[-1])
         await talk.complete()

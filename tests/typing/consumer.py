@@ -1,6 +1,6 @@
 """A program that uses the SDK, for type checkers: mypy --strict and pyright strict find nothing in it.
 
-It is never run. Every `assert_type` says what a user's editor should know.
+It is never run. Every `assert_type` is a type that a user's editor should infer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that a type checker must refuse. Each `# wrong` line is one error of pyright strict, and no other line is.
+"""Calls that a type checker must reject. Each `# wrong` line is one error of pyright strict, and no other line is.
 
 It is never run. tests/test_typing.py compares it with what the checker says.
 """

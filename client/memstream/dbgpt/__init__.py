@@ -1,4 +1,4 @@
-"""DB-GPT's agents with their memory on a memstream server.
+"""DB-GPT's agent memory on a memstream server.
 
     client = memstream.sync.connect("127.0.0.1:7700")
     memory = AgentMemory(
@@ -7,8 +7,13 @@
     )
     joy = await JoyAgent().bind(context).bind(LLMConfig(llm_client=llm)).bind(memory).build()
 
-`AgentMemory`, agents and all else are DB-GPT's own (0.8), which the extra `memstream[dbgpt]` installs. What is refused
-or not reached raises a MemstreamError (see memstream.errors).
+`AgentMemory`, agents and everything else are DB-GPT's (0.8), which the extra `memstream[dbgpt]` installs. Failed calls
+raise a MemstreamError (see memstream.errors).
+
+Modules:
+memory: DB-GPT's Memory classes.
+gpts: DB-GPT's GptsMemory, for messages and plans.
+fragments: converts DB-GPT's fragments to observations, and fragments back.
 """
 
 from memstream.dbgpt.gpts import RemoteGptsMemory, RemoteMessageMemory, RemotePlansMemory

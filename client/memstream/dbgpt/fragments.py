@@ -1,4 +1,4 @@
-"""DB-GPT's memory fragments to observations, and fragments back."""
+"""Converts DB-GPT's memory fragments to observations, and fragments back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from memstream.kinds import kind_of
 from memstream.values import Fragment, FragmentKind, MetadataValue, Observation, Structured
 
 IMPORTANCE_SCALE = 10
-"""DB-GPT's importances are of 1 to 10, ours of 0 to 1."""
+"""DB-GPT's importances are 1 to 10, ours 0 to 1."""
 MERGED = ";"
-"""Between plain contents that a promotion merged."""
+"""Separates plain contents that a promotion merged."""
 _TEXT = kind_of(str)
 _INSIGHT = "dbgpt_insight"
 _SNAPSHOT = "dbgpt_snapshot_path"
@@ -28,9 +28,9 @@ _DIGITS = {digit: value for value, digit in enumerate("0123456789ABCDEFGHJKMNPQR
 
 
 def key_of(fragment: AgentMemoryFragment) -> str:
-    """The external_id of a DB-GPT fragment: its id and a digest of its words.
+    """The external_id of a DB-GPT fragment: its id and a digest of its content.
 
-    The id alone will not do: every process of DB-GPT counts with the same instance number, so that two may give the
+    The id alone is not unique: all DB-GPT processes generate ids with the same instance number, so two can generate the
     same id in the same millisecond, and the second fragment would replace the first.
     """
     _TEXT.check("raw_observation", fragment.raw_observation)
@@ -41,7 +41,7 @@ def key_of(fragment: AgentMemoryFragment) -> str:
 def observation_of(
     fragment: AgentMemoryFragment, now: datetime | None, importance: float | None, speaker: str
 ) -> Observation:
-    """What the server is told of a fragment. A `now` without a zone is local time, as DB-GPT's are."""
+    """The observation of a DB-GPT fragment. A `now` without a zone is local time, as in DB-GPT."""
     metadata: dict[str, MetadataValue] = dict(fragment.metadata)
     if fragment.is_insight:
         metadata[_INSIGHT] = True
@@ -58,12 +58,12 @@ def observation_of(
 
 
 def importance_of(importance: float | None) -> float | None:
-    """One of DB-GPT's importances: above 1 it is on their scale."""
+    """An importance in [0, 1]; a value above 1 is on DB-GPT's scale."""
     return importance / IMPORTANCE_SCALE if importance is not None and importance > 1 else importance
 
 
 def fragment_from(fragment: Fragment, make: type[AgentMemoryFragment]) -> AgentMemoryFragment:
-    """One of ours as DB-GPT's class `make`; structured ones have their parts as JSON, as DB-GPT's do."""
+    """Converts a fragment to DB-GPT's class `make`; a structured one becomes JSON, as in DB-GPT."""
     words = _words(fragment)
     return make.build_from(
         observation=_steps(words) if issubclass(make, StructuredAgentMemoryFragment) else words,
@@ -76,7 +76,7 @@ def fragment_from(fragment: Fragment, make: type[AgentMemoryFragment]) -> AgentM
 
 
 def _body(fragment: AgentMemoryFragment) -> str | Structured:
-    """Parts where nothing is lost by it; the raw observation (their JSON) otherwise."""
+    """A Structured if that loses nothing; else the raw observation (JSON)."""
     text: str = fragment.raw_observation
     if not isinstance(fragment, StructuredAgentMemoryFragment):
         return text
@@ -97,7 +97,7 @@ def _words(fragment: Fragment) -> str:
 
 
 def _steps(words: str) -> str:
-    """Words as the JSON that DB-GPT's structured class reads: a step, or of several merged ones their list."""
+    """Content as the JSON that DB-GPT's structured class reads: one step, or a list of merged steps."""
     steps: list[Any] = []
     at, decoder = 0, json.JSONDecoder()
     try:
@@ -107,13 +107,13 @@ def _steps(words: str) -> str:
                 raise ValueError("no steps")
             steps.append(step)
             at += 1
-    except ValueError:  # plain words, an insight for instance
+    except ValueError:  # plain text, for instance an insight
         return json.dumps({"observation": words}, ensure_ascii=False)
     return words if len(steps) == 1 else json.dumps(steps, ensure_ascii=False)
 
 
 def _id(fragment: Fragment) -> int:
-    """DB-GPT's own id where the fragment came from there; else the number that our id (base 32) stands for."""
+    """DB-GPT's id if the fragment came from DB-GPT; else the number that our id (base 32) encodes."""
     if key := _KEY.fullmatch(fragment.external_id):
         return int(key[1])
     number = 0

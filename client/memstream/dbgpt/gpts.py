@@ -1,7 +1,7 @@
-"""DB-GPT's GptsMemory, the messages and plans of conversations, over the server's conversations.
+"""DB-GPT's GptsMemory (messages and plans) on the server's conversations.
 
-A conversation of DB-GPT's is `namespace/conv_id` here. The calls block, as DB-GPT's interface has it (it makes them
-from threads); made from an event loop they hold it up.
+DB-GPT's conversation `conv_id` is `namespace/conv_id` here. Calls block, as DB-GPT's interface requires (it calls them
+from threads); a call from an event loop blocks the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memstream.sync.conversations import Conversation
 
 
 class RemoteGptsMemory(GptsMemory):
-    """Messages and plans shared by every process that names the namespace; give it to DB-GPT's AgentMemory."""
+    """Messages and plans shared by every process that uses the namespace; pass it to DB-GPT's AgentMemory."""
 
     def __init__(self, client: Client, namespace: str, executor: Executor | None = None) -> None:
         super().__init__(RemotePlansMemory(client, namespace), RemoteMessageMemory(client, namespace), executor)
@@ -32,7 +32,7 @@ class RemoteGptsMemory(GptsMemory):
         self._appending: Counter[str] = Counter()
 
     async def append_message(self, conv_id: str, message: GptsMessage) -> None:
-        """Into DB-GPT's cache and onto the server; durable when this returns."""
+        """Appends to DB-GPT's cache and to the server; the message is durable when this returns."""
         self._appending[conv_id] += 1
         try:
             await super().append_message(conv_id, message)
@@ -42,29 +42,29 @@ class RemoteGptsMemory(GptsMemory):
                 del self._appending[conv_id]
 
     async def get_messages(self, conv_id: str) -> list[GptsMessage]:
-        """All messages, those of other processes too, which DB-GPT's cache does not see."""
+        """All messages, including those of other processes, which DB-GPT's cache lacks."""
         cached, appending = self.messages_cache[conv_id], self._appending[conv_id]
         count = len(cached)
         messages = await blocking_func_to_async(self._executor, self.message_memory.get_by_conv_id, conv_id)
-        # What is appended meanwhile may be in the cache alone: then it stays as it is until the next time.
+        # A message appended during the call may be only in the cache: then keep the cache until the next call.
         if not appending and self.messages_cache[conv_id] is cached and len(cached) == count:
             self.messages_cache[conv_id] = messages
         return list(messages)
 
     async def complete(self, conv_id: str) -> None:
-        """Ends the conversation for who watches it, there and here."""
+        """Completes the conversation in DB-GPT's cache and on the server, which ends its watches."""
         await blocking_func_to_async(self._executor, self._conversations.of(conv_id).complete)
         await super().complete(conv_id)
 
 
 class RemoteMessageMemory(GptsMessageMemory):
-    """DB-GPT's messages. A conversation nobody has written to has none."""
+    """DB-GPT's messages. A conversation that does not exist has none."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._conversations = _Conversations(client, namespace)
 
     def append(self, message: GptsMessage) -> None:
-        """Durable when this returns; the times are the server's."""
+        """Appends a message; it is durable when this returns. The server sets its times."""
         said: MessageFields = {
             "receiver": message.receiver or "",
             "role": message.role or "",
@@ -83,21 +83,21 @@ class RemoteMessageMemory(GptsMessageMemory):
         self._conversations.of(message.conv_id).append(message.sender, message.content or "", **said)
 
     def get_by_agent(self, conv_id: str, agent: str) -> list[GptsMessage]:
-        """Those the agent sent or received, in order."""
+        """Messages that the agent sent or received, in order."""
         return self._listed(conv_id, agent)
 
     def get_between_agents(
         self, conv_id: str, agent1: str, agent2: str, current_goal: str | None = None
     ) -> list[GptsMessage]:
-        """Those between the two, in order; only with that goal, if given."""
+        """Messages between two agents, in order, optionally of one goal."""
         return self._listed(conv_id, agent1, agent2, current_goal or "")
 
     def get_by_conv_id(self, conv_id: str) -> list[GptsMessage]:
-        """All, in order."""
+        """All messages, in order."""
         return self._listed(conv_id)
 
     def get_last_message(self, conv_id: str) -> GptsMessage | None:
-        """The last one, if there is any."""
+        """The last message, if any."""
         try:
             return _message(conv_id, self._conversations.of(conv_id).last_message())
         except ConversationNotFound:
@@ -119,28 +119,28 @@ class RemoteMessageMemory(GptsMessageMemory):
 
 
 class RemotePlansMemory(GptsPlansMemory):
-    """DB-GPT's plans. Changing one that is not there raises ConversationNotFound."""
+    """DB-GPT's plans. Changing a missing one raises ConversationNotFound."""
 
     def __init__(self, client: Client, namespace: str) -> None:
         self._conversations = _Conversations(client, namespace)
 
     def batch_save(self, plans: Sequence[GptsPlan]) -> None:
-        """Saves plans; one of an existing number replaces it."""
+        """Saves plans; a plan replaces the one with its number."""
         for conv_id in dict.fromkeys(plan.conv_id for plan in plans):
             here = [_plan_to(plan) for plan in plans if plan.conv_id == conv_id]
             self._conversations.of(conv_id).save_plans(here)
 
     def get_by_conv_id(self, conv_id: str) -> list[GptsPlan]:
-        """All, by number."""
+        """All plans, in order of number."""
         return self._listed(conv_id)
 
     def get_by_conv_id_and_num(self, conv_id: str, task_nums: Iterable[int]) -> list[GptsPlan]:
-        """Those of the numbers given."""
+        """Plans with these numbers."""
         numbers = [_number(number) for number in task_nums]
         return self._listed(conv_id, numbers) if numbers else []
 
     def get_todo_plans(self, conv_id: str) -> list[GptsPlan]:
-        """Those in state TODO or RETRYING."""
+        """Plans in state TODO or RETRYING."""
         return self._listed(conv_id, to_do=True)
 
     def complete_task(self, conv_id: str, task_num: int, result: str) -> None:
@@ -157,10 +157,10 @@ class RemotePlansMemory(GptsPlansMemory):
         model: str | None = None,
         result: str | None = None,
     ) -> None:
-        """Sets what is given; the result always, as DB-GPT does."""
+        """Sets the fields passed, and always the result, as DB-GPT does."""
         self._conversations.of(conv_id).update_plan(
             _number(task_num),
-            state=cast("PlanState", state),  # by its value; update_plan refuses what is none
+            state=cast("PlanState", state),  # by value; update_plan rejects an invalid one
             retry_times=_number(retry_times, "retry_times"),
             agent=agent or None,
             agent_model=model or None,
@@ -182,7 +182,7 @@ class RemotePlansMemory(GptsPlansMemory):
 
 
 def _number(value: object, argument: str = "task_num") -> int:
-    """DB-GPT's numbers may be text."""
+    """Parses a number; DB-GPT may pass text."""
     try:
         return int(str(value))
     except ValueError:

@@ -1,11 +1,11 @@
-"""DB-GPT's Memory interface over a server's memory: every object is a handle, and what is kept is on the server.
+"""DB-GPT's Memory interface on a server's memory: every object is a handle; the content is on the server.
 
 Rule 1. A structure clone is a handle to the same memory: DB-GPT makes one whenever it builds an agent.
-Rule 2. `write_batch`, which DB-GPT calls with the conversation's history on every build, writes only what is newer than
-        the last fragment the memory knows: what it had before that one and dropped or erased since stays gone. A memory
-        that knows none of them, because it was cleared, takes the history anew.
-Rule 3. What leaves a memory is an event of the server's, so no write returns discarded fragments; and importances,
-        insights and long-term memory are the server's work, but for a scorer that the agent brings.
+Rule 2. DB-GPT calls `write_batch` with the conversation's history on every build. It writes only fragments newer than
+        the last one that the memory knows, so fragments dropped or erased since are not written again. A memory that
+        knows none of them, because it was cleared, receives the whole history again.
+Rule 3. The server drops fragments by its own policy, so no write returns discarded fragments. The server also computes
+        importances (unless the agent has a scorer), insights and long-term memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment
 from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, WriteOperation
 
-from memstream.arguments import check_made
+from memstream.arguments import check_constructor
 from memstream.channel import memory_path
 from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
 from memstream.errors import FragmentNotFound, MemoryExists
@@ -31,7 +31,7 @@ from memstream.policy import PolicyLike, Profile
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
 from memstream.values import Answer, Fragment, MemoryKind, Observation, Weights
-from memstream.wiretypes import invalid
+from memstream.wiretypes import invalid_field
 
 T = TypeVar("T")
 BATCH_MAX = 256
@@ -40,19 +40,20 @@ _NAME_CHARS_MAX = 40
 
 
 class Scope(StrEnum):
-    """Whose a memory is: everybody's who names it, or one for each session (conversation, role and name)."""
+    """The scope of a memory: shared by all who use its name, or one per session (conversation, role and name)."""
 
     MEMORY = "memory"
     SESSION = "session"
 
 
-@check_made
+@check_constructor
 class RemoteMemory(Memory):
-    """A memory `namespace/name` of a server; it is made when it is first used, unless it is there.
+    """A memory `namespace/name` of a server, created on first use if it does not exist.
 
-    `policy` overrides that of the profile (by default DBGPT). A memory that is there already is used if it has this
-    kind, and the profile and policy fields that are given; else the first call raises MemoryExists, which names what
-    differs. With the scope SESSION every session has a memory of its own, named after `path` and the session.
+    `policy` overrides fields of the profile (default: DBGPT). An existing memory is used if it has this kind, and the
+    profile and policy fields passed; else the first call raises MemoryExists, which names the differences. With the
+    scope
+    SESSION every session has its own memory, named after `path` and the session.
     """
 
     kind: ClassVar[MemoryKind]
@@ -76,7 +77,7 @@ class RemoteMemory(Memory):
         self._made: dict[str, Handle] = {}
 
     def structure_clone(self, now: datetime | None = None) -> Self:
-        """Another handle to the same memory. `now` is not needed: the server has a clock."""
+        """Another handle to the same memory. `now` is ignored: the server has a clock."""
         clone = type(self)(self._client, self.path, scope=self.scope, profile=self._profile, policy=self._policy)
         clone._copy_from(self)
         return clone
@@ -87,37 +88,37 @@ class RemoteMemory(Memory):
         now: datetime | None = None,
         op: WriteOperation = WriteOperation.ADD,
     ) -> DiscardedMemoryFragments | None:
-        """Observes the fragment; when this returns it is stored, and every later read of any process sees it.
+        """Observes the fragment; it is stored when this returns, so every later read of any process sees it.
 
-        A RETRIEVAL is not written: the server itself offers to short-term memory what it recalls.
+        A RETRIEVAL is not written: the server itself adds recalled fragments to short-term memory.
         """
         if op is WriteOperation.ADD:
-            await _there(self._observe([await self._observation(memory_fragment, now)]))
+            await _run_on_loop(self._observe([await self._observation(memory_fragment, now)]))
         return None
 
     async def write_batch(
         self, memory_fragments: Sequence[AgentMemoryFragment], now: datetime | None = None
     ) -> DiscardedMemoryFragments | None:
-        """Observes what of a history, oldest first, is newer than the last fragment that is known here."""
-        new = await _there(self._unknown(memory_fragments))
-        await _there(self._observe([await self._observation(fragment, now) for fragment in new]))
+        """Observes the part of a history (oldest first) that is newer than the last fragment the memory knows."""
+        new = await _run_on_loop(self._unknown_fragments(memory_fragments))
+        await _run_on_loop(self._observe([await self._observation(fragment, now) for fragment in new]))
         return None
 
     async def read(
         self, observation: str, alpha: float | None = None, beta: float | None = None, gamma: float | None = None
     ) -> list[AgentMemoryFragment]:
-        """What was recalled from long-term memory, best first, then all of short-term memory in order.
+        """Recalled long-term fragments, best first, then all of short-term memory in order.
 
-        alpha, beta and gamma weigh recency, relevance and importance; None: by policy.
+        alpha, beta and gamma weigh recency, relevance and importance; None means the policy's.
         """
-        answer = await _there(self._recall(observation, Weights(alpha, beta, gamma)))
+        answer = await _run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
         held = {fragment.id for fragment in answer.working_memory}
         recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
-        return self._returned([*recalled, *answer.working_memory])
+        return self._to_dbgpt([*recalled, *answer.working_memory])
 
     async def clear(self) -> list[AgentMemoryFragment]:
-        """Empties the memory (that of the session, if it is scoped so) for good; what was in it."""
-        return self._returned(await _there(self._clear()))
+        """Permanently empties the memory (of the session, if session-scoped) and returns its content."""
+        return self._to_dbgpt(await _run_on_loop(self._clear()))
 
     async def _observation(self, fragment: AgentMemoryFragment, now: datetime | None) -> Observation:
         importance = importance_of(fragment.importance)
@@ -126,11 +127,11 @@ class RemoteMemory(Memory):
             importance = score / IMPORTANCE_SCALE if score > 0 else None  # 0: DB-GPT could not read the reply
         return observation_of(fragment, now, importance, self.name or "")
 
-    def _returned(self, fragments: Sequence[Fragment]) -> list[AgentMemoryFragment]:
+    def _to_dbgpt(self, fragments: Sequence[Fragment]) -> list[AgentMemoryFragment]:
         make = self._real_memory_fragment_class or AgentMemoryFragment
         return [fragment_from(fragment, make) for fragment in fragments]
 
-    # ---- on the SDK's own event loop, whichever loop the agent runs in
+    # ---- runs on the SDK's event loop, whichever loop the agent runs in
 
     async def _memory(self) -> Handle:
         path = self._scoped_path()
@@ -152,7 +153,9 @@ class RemoteMemory(Memory):
         if self.scope is Scope.MEMORY:
             return self.path
         if not self.session_id:
-            raise invalid("session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it")
+            raise invalid_field(
+                "session_id", "is needed by a memory of scope 'session'; build the agent, or initialize() it"
+            )
         kind_of(str).check("session_id", self.session_id)
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", self.session_id)[:_NAME_CHARS_MAX]
         return f"{self.path}.{readable}-{blake2b(self.session_id.encode(), digest_size=6).hexdigest()}"
@@ -162,7 +165,7 @@ class RemoteMemory(Memory):
         for start in range(0, len(observations), BATCH_MAX):
             await memory.observe_batch(observations[start : start + BATCH_MAX], session=self.session_id or "")
 
-    async def _unknown(self, fragments: Sequence[AgentMemoryFragment]) -> list[AgentMemoryFragment]:
+    async def _unknown_fragments(self, fragments: Sequence[AgentMemoryFragment]) -> list[AgentMemoryFragment]:
         memory = await self._memory()
         new: list[AgentMemoryFragment] = []
         for fragment in reversed(fragments):
@@ -185,34 +188,34 @@ class RemoteMemory(Memory):
 
 
 class RemoteSensoryMemory(RemoteMemory):
-    """For DB-GPT's SensoryMemory; its buffer_size is the policy's sensory.capacity."""
+    """Replaces DB-GPT's SensoryMemory; its buffer_size is the policy's sensory.capacity."""
 
     kind = MemoryKind.SENSORY
 
 
 class RemoteShortTermMemory(RemoteMemory):
-    """For DB-GPT's ShortTermMemory; its buffer_size is the policy's short_term.capacity."""
+    """Replaces DB-GPT's ShortTermMemory; its buffer_size is the policy's short_term.capacity."""
 
     kind = MemoryKind.SHORT_TERM
 
 
 class RemoteEnhancedShortTermMemory(RemoteMemory):
-    """For DB-GPT's EnhancedShortTermMemory."""
+    """Replaces DB-GPT's EnhancedShortTermMemory."""
 
     kind = MemoryKind.ENHANCED_SHORT_TERM
 
 
 class RemoteLongTermMemory(RemoteMemory):
-    """For DB-GPT's LongTermMemory; its _default_importance is the policy's importance_default."""
+    """Replaces DB-GPT's LongTermMemory; its _default_importance is the policy's importance_default."""
 
     kind = MemoryKind.LONG_TERM
 
 
 class RemoteHybridMemory(RemoteMemory):
-    """For DB-GPT's HybridMemory."""
+    """Replaces DB-GPT's HybridMemory."""
 
     kind = MemoryKind.HYBRID
 
 
-async def _there(work: Coroutine[Any, Any, T]) -> T:
+async def _run_on_loop(work: Coroutine[Any, Any, T]) -> T:
     return await asyncio.wrap_future(LOOP.submit(work))

@@ -5,8 +5,15 @@
     store.put(("users", "bob"), "name", {"text": "Bob likes plays about trains"})
     store.search(("users",), query="what does he like?")
 
-`langgraph.store.base` comes with the extra `memstream[langgraph]`. What is refused or not reached raises a
-MemstreamError (see memstream.errors).
+The extra `memstream[langgraph]` installs `langgraph.store.base`. Failed calls raise a MemstreamError (see
+memstream.errors).
+
+Modules:
+store: MemstreamStore.
+operations: checks LangGraph's operations.
+items: converts items to fragments and back.
+matching: evaluates filters and namespace conditions.
+naming: maps namespaces to memory names, and keys to external ids.
 """
 
 from memstream.langgraph.store import MemstreamStore

@@ -1,7 +1,7 @@
-"""LangGraph's items as fragments and back.
+"""Converts LangGraph's items to fragments and back.
 
-What is searched is a fragment's content: the texts of the fields that are indexed, a line each. The whole value is the
-content itself where all of it is indexed, or none; else it lies beside it as JSON in the metadata.
+Search covers a fragment's content: the text of the indexed fields, one line each. If all or none of a value is indexed,
+the content is the value itself as JSON; else the value is stored as JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from memstream.langgraph.naming import Namespace, external_id
 from memstream.values import Fragment, MetadataValue, Observation
 
 WHOLE = "$"
-"""The path of all of a value."""
+"""The path of the whole value."""
 INDEXED = "indexed"
 """Metadata of every item: whether a query may find it."""
 ID = "id"
-"""Metadata of every item: the external id, by which a query can be kept to some items."""
+"""Metadata of every item: the external id, with which a query can be restricted to some items."""
 _VALUE, _KEY, _TTL_S = "value", "key", "ttl_s"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """An item as it lies on the server."""
+class StoredItem:
+    """An item with its fragment."""
 
     id: str
     namespace: Namespace
@@ -41,7 +41,7 @@ class Kept:
     etag: str
 
     def item(self) -> Item:
-        """As `get` returns it."""
+        """The item that `get` returns."""
         return Item(
             namespace=self.namespace,
             key=self.key,
@@ -50,8 +50,8 @@ class Kept:
             updated_at=self.updated_at,
         )
 
-    def found(self, score: float | None) -> SearchItem:
-        """As `search` returns it."""
+    def search_item(self, score: float | None) -> SearchItem:
+        """The item that `search` returns."""
         return SearchItem(
             namespace=self.namespace,
             key=self.key,
@@ -63,7 +63,8 @@ class Kept:
 
 
 def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
-    """What keeps an item; `fields` are indexed where the put names none. Raises InvalidArgument for what is no JSON."""
+    """The observation of an item; `fields` are the default index. Raises InvalidArgument for a value that is not
+    JSON."""
     value: Mapping[str, Any] = put.value or {}
     try:
         whole = json.dumps(value, ensure_ascii=False)
@@ -94,14 +95,14 @@ def _texts(value: Mapping[str, Any], path: str) -> list[str]:
     return [text for text in texts if text and not text.isspace()]
 
 
-def kept(namespace: Namespace, fragment: Fragment, now: datetime) -> Kept | None:
-    """The item a fragment keeps; None when it is forgotten, has expired, or is not a store's."""
+def stored_item(namespace: Namespace, fragment: Fragment, now: datetime) -> StoredItem | None:
+    """The item of a fragment; None if it is forgotten, expired, or not from a store."""
     expired = fragment.expire_time is not None and fragment.expire_time <= now
     if INDEXED not in fragment.metadata or fragment.forget_time is not None or expired:
         return None
     created = fragment.create_time or datetime.fromtimestamp(0, UTC)
     ttl_s = fragment.metadata.get(_TTL_S)
-    return Kept(
+    return StoredItem(
         id=fragment.id,
         namespace=namespace,
         key=str(fragment.metadata.get(_KEY, fragment.external_id)),

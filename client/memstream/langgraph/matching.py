@@ -1,4 +1,4 @@
-"""Which values a search's filter means, and which namespaces a listing's conditions."""
+"""Evaluates a search's filter on values, and a listing's conditions on namespaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Condition(Protocol):
-    """LangGraph's MatchCondition: a path whose "*" stands for any label, at the beginning or the end."""
+    """LangGraph's MatchCondition: a prefix or suffix path, in which "*" matches any label."""
 
     @property
     def match_type(self) -> Literal["prefix", "suffix"]: ...
@@ -28,9 +28,9 @@ class Condition(Protocol):
 
 
 def check_filter(filter: object, path: str = "filter") -> None:
-    """Raises InvalidArgument for what no filter can mean: an operator that there is not, or one of the wrong value.
+    """Raises InvalidArgument for an invalid filter: an unknown operator, or an operator with an invalid value.
 
-    `$or`, `$and` and the like are none: they stand where a key is expected, and would be looked for in the values.
+    `$or`, `$and` and similar are not supported: in place of a key they would be taken for a key of the value.
     """
     if filter is None and path == "filter":
         return
@@ -44,7 +44,7 @@ def check_filter(filter: object, path: str = "filter") -> None:
         if operators:
             _check_operator(place, key, wanted)
         elif key.startswith("$"):
-            raise InvalidArgument(place, f"there is no operator {key!r} here: a filter names keys, all of which count")
+            raise InvalidArgument(place, f"there is no operator {key!r} here: a filter has keys, and all must match")
         elif isinstance(wanted, Mapping):
             check_filter(wanted, place)
 
@@ -56,21 +56,21 @@ def _check_operator(place: str, name: str, wanted: object) -> None:
         raise InvalidArgument(place, f"must be a number or a string to be compared with, not {show_value(wanted)}")
 
 
-def passes(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
-    """Whether a value has, under every key of a filter that `check_filter` took, what is asked for."""
-    return all(_meets(value.get(key), wanted) for key, wanted in (filter or {}).items())
+def passes_filter(value: Mapping[str, Any], filter: Mapping[str, Any] | None) -> bool:
+    """Whether a value matches every key of a checked filter."""
+    return all(_meets_filter(value.get(key), wanted) for key, wanted in (filter or {}).items())
 
 
-def _meets(value: object, wanted: object) -> bool:
+def _meets_filter(value: object, wanted: object) -> bool:
     if isinstance(wanted, Mapping):
         if any(str(key).startswith("$") for key in wanted):
             return all(_compares(value, name, other) for name, other in wanted.items())
-        return isinstance(value, Mapping) and all(_meets(value.get(key), each) for key, each in wanted.items())
+        return isinstance(value, Mapping) and all(_meets_filter(value.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list | tuple):
         return (
             isinstance(value, list | tuple)
             and len(value) == len(wanted)
-            and all(_meets(*pair) for pair in zip(value, wanted, strict=True))
+            and all(_meets_filter(*pair) for pair in zip(value, wanted, strict=True))
         )
     return _equal(value, wanted)
 
@@ -85,7 +85,7 @@ def _compares(value: object, name: str, other: object) -> bool:
 
 
 def _equal(value: object, other: object) -> bool:
-    # As in JSON: true is no number.
+    # As in JSON: true is not a number.
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
 
@@ -93,12 +93,12 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def meets(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
-    """Whether a namespace meets all conditions. Raises InvalidArgument for a kind of condition that there is not."""
-    return all(_meets_one(namespace, each) for each in conditions or ())
+def meets_conditions(namespace: Namespace, conditions: Iterable[Condition] | None) -> bool:
+    """Whether a namespace matches all conditions. Raises InvalidArgument for an unknown match_type."""
+    return all(_meets_condition(namespace, each) for each in conditions or ())
 
 
-def _meets_one(namespace: Namespace, condition: Condition) -> bool:
+def _meets_condition(namespace: Namespace, condition: Condition) -> bool:
     path, count = condition.path, len(condition.path)
     if condition.match_type not in ("prefix", "suffix"):
         raise InvalidArgument("match_type", f"must be 'prefix' or 'suffix', not {show_value(condition.match_type)}")

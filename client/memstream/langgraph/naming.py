@@ -1,9 +1,9 @@
-"""LangGraph's namespaces as names of memories, its keys as external ids: different ones never share a name.
+"""Maps LangGraph's namespaces to names of memories, and its keys to external ids; both mappings are injective.
 
 A namespace ("users", "bob@home") is the memory `n.users.bob~40home`: an n, then each label after a dot, with letters,
 digits, "-" and "_" as they are and every other byte of its UTF-8 as "~" and two hexadecimal digits. A name that would
-be too long is cut and ends in "~~" and a hash, which no other name contains. The namespace itself is a label of the
-memory, so that names are never read back.
+be too long is truncated and ends in "~~" and a hash; no other name contains "~~". A label of the
+memory holds the namespace itself, so names are never decoded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 NAME_MAX = 128
-"""Characters of a memory's name, bytes of an external id, where the server's settings leave that as it is."""
+"""Longest memory name in characters, longest external id in bytes, with the server's default settings."""
 LABEL = "langgraph.namespace"
-"""Of a memory: its namespace as a JSON array."""
+"""Label of a memory: its namespace as a JSON array."""
 
 Namespace = tuple[str, ...]
 
@@ -33,7 +33,7 @@ def memory_name(namespace: Namespace) -> str:
 
 
 def name_prefix(namespace: Namespace) -> str:
-    """What the names of a namespace's memory and of all below it begin with; others' may, too."""
+    """The prefix shared by the memory names of a namespace and of all below it (and possibly of others)."""
     return _whole(namespace)[: NAME_MAX - len(_HASHED) - 2 * _DIGEST_BYTES]
 
 
@@ -43,12 +43,12 @@ def namespace_label(namespace: Namespace) -> str:
 
 
 def namespace_of(labels: Mapping[str, str]) -> Namespace | None:
-    """The namespace a memory with these labels is for; None when it is not a store's."""
+    """The namespace of a memory with these labels; None if it is not from a store."""
     return tuple(json.loads(labels[LABEL])) if LABEL in labels else None
 
 
 def external_id(key: str) -> str:
-    """The external id of a key: the key itself, or a hash where the server would not take it."""
+    """The external id of a key: the key itself, or a hash if the server would reject it."""
     fits = 0 < len(key.encode("utf-8", "surrogatepass")) <= NAME_MAX
     if fits and not _CONTROL.search(key) and not key.startswith(_HASHED):
         return key

@@ -1,4 +1,4 @@
-"""What LangGraph's operations may ask: LangGraph takes any value, and a string for a tuple of letters."""
+"""Checks LangGraph's operations, because LangGraph accepts any value, and a string as a tuple of letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memstream.langgraph.matching import check_filter
 
 
 def check_operation(op: Op) -> None:
-    """Raises InvalidArgument, which names the argument."""
+    """Raises InvalidArgument, which names the invalid argument."""
     if isinstance(op, GetOp):
         _check(namespace=(Sequence[str], op.namespace), key=(str, op.key), refresh_ttl=(bool, op.refresh_ttl))
     elif isinstance(op, PutOp):

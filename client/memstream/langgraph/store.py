@@ -1,9 +1,9 @@
-"""LangGraph's BaseStore over a server: a namespace is a long-term memory of its own, an item a fragment.
+"""LangGraph's BaseStore on a server: each namespace is a long-term memory, each item a fragment.
 
-Rule 1. As in LangGraph's own stores, a batch reads first and writes then, and of several writes of one key the last
-        counts. What a put returned from, every later read of any process sees.
-Rule 2. Nothing leaves but by delete and ttl: these memories have no other tier, no capacity and no reflection.
-Rule 3. All work runs on the SDK's own event loop, so one store serves graphs with and without one, in any thread.
+Rule 1. As in LangGraph's own stores, a batch reads before it writes, and the last write of a key wins. When a put
+        returns, every later read of any process sees it.
+Rule 2. Items leave only by delete and ttl: these memories have no other tier, no capacity and no reflection.
+Rule 3. All work runs on the SDK's event loop, so one store serves sync and async graphs in any thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from langgraph.store.base import (
 )
 
 from memstream.argument_types import Several
-from memstream.arguments import check_made
+from memstream.arguments import check_constructor
 from memstream.channel import memory_path
 from memstream.errors import EtagMismatch, FragmentNotFound, MemoryExists, MemoryNotFound, NotFound
-from memstream.langgraph.items import ID, INDEXED, WHOLE, Kept, kept, observation_of
-from memstream.langgraph.matching import meets, passes
+from memstream.langgraph.items import ID, INDEXED, WHOLE, StoredItem, observation_of, stored_item
+from memstream.langgraph.matching import meets_conditions, passes_filter
 from memstream.langgraph.naming import (
     LABEL,
     Namespace,
@@ -51,36 +51,37 @@ from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weig
 
 T = TypeVar("T")
 BATCH_MAX = 128
-"""Observations in one call: below the server's bounds of a batch and, with the longest values, of a message."""
+"""Observations in one call: below the server's limits of a batch and, with the longest values, of a message."""
 RECALL_MAX = 1_000
 """Recollections of one query."""
 NAMED_MAX = 1_000
-"""Ids that a query can leave out, or be kept to."""
+"""Ids that a query can exclude, or be restricted to."""
 PAGE = 1_000
 CALLS_MAX = 16
-"""Calls in flight on behalf of one operation."""
+"""Calls in flight for one operation."""
 POLICY = {
     "score_importance": False,
     "reflection": {"threshold": 0, "insight_on_promotion": False},
     "recall": {"reinforce": False},
     "retention": {"forget_grace": timedelta(0)},
 }
-"""Of every memory made here: no LLM is asked, and what is deleted is erased by the next maintenance."""
+"""Policy of every memory created here: no LLM calls, and deleted items are erased by the next maintenance."""
 
 
-class _What(TypedDict):
-    """Of every memory, also of one that is there already."""
+class _CreateOptions(TypedDict):
+    """Arguments of `create_memory` for every memory, including existing ones."""
 
     kind: MemoryKind
     labels: dict[str, str]
 
 
-@check_made
+@check_constructor
 class MemstreamStore(BaseStore):
-    """A store in the memstream namespace `namespace`, which is best left to it alone.
+    """A store in the memstream namespace `namespace`; use a namespace that holds nothing else.
 
-    `fields` are the paths of a value that are searched (LangGraph's syntax; "$" is all of it) where a put says nothing
-    else; the server embeds them. `ttl` is LangGraph's TTLConfig; expired items are never read, and the server erases
+    `fields`: the paths of a value that are searched unless a put overrides them (LangGraph's syntax; "$" is the whole
+    value); the server embeds them. `ttl`: LangGraph's TTLConfig; expired items are never returned, and the server
+    erases
     them, so `omit_expired` and `sweep_interval_minutes` have no effect.
     """
 
@@ -99,13 +100,13 @@ class MemstreamStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Results in the order of the operations; None for a put."""
-        return LOOP.run(self._batch(_checked(ops)))
+        return LOOP.run(self._batch(_checked_operations(ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """The same, from any event loop."""
-        return await asyncio.wrap_future(LOOP.submit(self._batch(_checked(ops))))
+        """As `batch`, from any event loop."""
+        return await asyncio.wrap_future(LOOP.submit(self._batch(_checked_operations(ops))))
 
-    # ---- on the SDK's own event loop
+    # ---- runs on the SDK's event loop
 
     async def _batch(self, ops: Sequence[Op]) -> list[Result]:
         results = list(await asyncio.gather(*(self._read(op) for op in ops)))
@@ -113,7 +114,7 @@ class MemstreamStore(BaseStore):
         by_namespace: dict[Namespace, list[PutOp]] = {}
         for (namespace, _), op in puts.items():
             by_namespace.setdefault(namespace, []).append(op)
-        await _each(by_namespace, lambda namespace: self._write(namespace, by_namespace[namespace]))
+        await _map_concurrently(by_namespace, lambda namespace: self._write(namespace, by_namespace[namespace]))
         return results
 
     async def _read(self, op: Op) -> Result:
@@ -122,14 +123,14 @@ class MemstreamStore(BaseStore):
         if isinstance(op, SearchOp):
             return await self._search(op)
         if isinstance(op, ListNamespacesOp):
-            return await self._list(op)
+            return await self._list_namespaces(op)
         return None
 
     def _memory(self, namespace: Namespace) -> Memory:
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
 
-    async def _namespaces(self, prefix: Namespace = ()) -> list[Namespace]:
-        """Those that there is a memory for, below a prefix."""
+    async def _list_stored_namespaces(self, prefix: Namespace = ()) -> list[Namespace]:
+        """The namespaces below a prefix that have a memory."""
         listed = self._client.asynchronous.list_memories(
             self._namespace, name_prefix=name_prefix(prefix), page_size=PAGE
         )
@@ -139,30 +140,30 @@ class MemstreamStore(BaseStore):
     # ---- get
 
     async def _get(self, op: GetOp) -> Item | None:
-        found = await self._kept(tuple(op.namespace), op.key)
+        found = await self._get_stored(tuple(op.namespace), op.key)
         if found is None:
             return None
         if op.refresh_ttl:
             await self._refresh([found])
         return found.item()
 
-    async def _kept(self, namespace: Namespace, key: str) -> Kept | None:
+    async def _get_stored(self, namespace: Namespace, key: str) -> StoredItem | None:
         try:
             fragment = await self._memory(namespace).get_fragment(external_id=external_id(key))
         except (FragmentNotFound, MemoryNotFound):
             return None
-        return kept(namespace, fragment, datetime.now(UTC))
+        return stored_item(namespace, fragment, datetime.now(UTC))
 
-    async def _refresh(self, items: Iterable[Kept]) -> None:
-        async def refresh(one: Kept, ttl_s: float) -> None:
+    async def _refresh(self, items: Iterable[StoredItem]) -> None:
+        async def refresh(one: StoredItem, ttl_s: float) -> None:
             try:
                 expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
                 await self._memory(one.namespace).update_fragment(one.id, expire_time=expires, etag=one.etag)
-            except (NotFound, EtagMismatch):  # deleted, put or refreshed since it was read
+            except (NotFound, EtagMismatch):  # deleted, written or refreshed since it was read
                 return
 
         expiring = {one.id: (one, one.ttl_s) for one in items if one.ttl_s is not None}
-        await _each(expiring, lambda id_: refresh(*expiring[id_]))
+        await _map_concurrently(expiring, lambda id_: refresh(*expiring[id_]))
 
     # ---- put and delete
 
@@ -179,7 +180,7 @@ class MemstreamStore(BaseStore):
             await self._make(namespace)
         try:
             done = await self._memory(namespace).observe_batch(observations)
-        except MemoryNotFound:  # deleted by somebody since
+        except MemoryNotFound:  # deleted concurrently
             await self._make(namespace)
             done = await self._memory(namespace).observe_batch(observations)
         for refused in done.rejected:
@@ -187,15 +188,15 @@ class MemstreamStore(BaseStore):
 
     async def _make(self, namespace: Namespace) -> None:
         client, path = self._client.asynchronous, self._memory(namespace).path
-        what: _What = {"kind": MemoryKind.LONG_TERM, "labels": {LABEL: namespace_label(namespace)}}
+        what: _CreateOptions = {"kind": MemoryKind.LONG_TERM, "labels": {LABEL: namespace_label(namespace)}}
         try:
             await client.create_memory(path, policy=POLICY, **what)
-        except MemoryExists:  # its policy may have been changed since
+        except MemoryExists:  # its policy may have been changed
             await client.create_memory(path, exist_ok=True, **what)
         self._made.add(namespace)
 
     async def _delete(self, namespace: Namespace, keys: Sequence[str]) -> None:
-        found = await _each(keys, lambda key: self._kept(namespace, key))
+        found = await _map_concurrently(keys, lambda key: self._get_stored(namespace, key))
         ids = [one.id for one in found if one is not None]
         for start in range(0, len(ids), PAGE):
             await self._memory(namespace).forget_fragments(ids[start : start + PAGE])
@@ -204,67 +205,75 @@ class MemstreamStore(BaseStore):
 
     async def _search(self, op: SearchOp) -> list[SearchItem]:
         end = op.offset + op.limit
-        within = await self._namespaces(tuple(op.namespace_prefix))
+        within = await self._list_stored_namespaces(tuple(op.namespace_prefix))
         if op.query:
-            found = await self._ranked(within, op, end)
+            found = await self._rank_items(within, op, end)
         else:
-            found = [(one, None) for one in await self._listed(within, op, end)]
+            found = [(one, None) for one in await self._list_items(within, op, end)]
         page = found[op.offset : end]
         if op.refresh_ttl:
             await self._refresh(one for one, _ in page)
-        return [one.found(score) for one, score in page]
+        return [one.search_item(score) for one, score in page]
 
-    async def _listed(self, within: Sequence[Namespace], op: SearchOp, end: int) -> list[Kept]:
-        found: list[Kept] = []
+    async def _list_items(self, within: Sequence[Namespace], op: SearchOp, end: int) -> list[StoredItem]:
+        found: list[StoredItem] = []
         for namespace in within:
             if len(found) >= end:
                 break
-            async for one in self._items(namespace, PAGE if op.filter else end):
-                if passes(one.value, op.filter):
+            async for one in self._iterate_items(namespace, PAGE if op.filter else end):
+                if passes_filter(one.value, op.filter):
                     found.append(one)
                 if len(found) >= end:
                     break
         return found
 
-    async def _items(self, namespace: Namespace, page: int) -> AsyncIterator[Kept]:
+    async def _iterate_items(self, namespace: Namespace, page: int) -> AsyncIterator[StoredItem]:
         listing = self._memory(namespace).list_fragments(page_size=max(1, min(PAGE, page)))
         try:
             async for fragment in listing:
-                if (one := kept(namespace, fragment, datetime.now(UTC))) is not None:
+                if (one := stored_item(namespace, fragment, datetime.now(UTC))) is not None:
                     yield one
         except MemoryNotFound:
             return
 
-    async def _ranked(self, within: Sequence[Namespace], op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
-        each = await _each(within, lambda namespace: self._recalled(namespace, op, end))
+    async def _rank_items(
+        self, within: Sequence[Namespace], op: SearchOp, end: int
+    ) -> list[tuple[StoredItem, float | None]]:
+        each = await _map_concurrently(within, lambda namespace: self._recall_items(namespace, op, end))
         found = [one for part in each for one in part]
         return sorted(found, key=lambda one: one[1] or 0.0, reverse=True)
 
-    async def _recalled(self, namespace: Namespace, op: SearchOp, end: int) -> list[tuple[Kept, float | None]]:
-        """The `end` best that pass the filter, which the server does not know.
+    async def _recall_items(
+        self, namespace: Namespace, op: SearchOp, end: int
+    ) -> list[tuple[StoredItem, float | None]]:
+        """The best `end` items that pass the filter, which the server cannot evaluate.
 
-        It is asked for the next best until there are as many; and where more were in vain than a query can leave out,
-        for what passes by name.
+        Queries for the next best until there are enough. When more items failed the filter than a query can exclude,
+        queries for the passing items by external id.
         """
-        found: dict[str, tuple[Kept, float | None]] = {}
+        found: dict[str, tuple[StoredItem, float | None]] = {}
         seen: list[str] = []
         limit = min(RECALL_MAX, end if not op.filter else max(end, PAGE // 10))
         while len(seen) <= NAMED_MAX:
-            more, last = await self._asked(namespace, op, limit, Filter(exclude_ids=seen), seen)
+            more, last = await self._query_page(namespace, op, limit, Filter(exclude_ids=seen), seen)
             found |= more
             if last or len(found) >= end:
                 return list(found.values())
             limit = min(RECALL_MAX, 2 * limit)
-        names = [external_id(one.key) async for one in self._items(namespace, PAGE) if passes(one.value, op.filter)]
+        names = [
+            external_id(one.key)
+            async for one in self._iterate_items(namespace, PAGE)
+            if passes_filter(one.value, op.filter)
+        ]
         for start in range(0, len(names), NAMED_MAX):
             chosen = Filter(metadata={ID: names[start : start + NAMED_MAX]})
-            found |= (await self._asked(namespace, op, RECALL_MAX, chosen, seen))[0]
+            found |= (await self._query_page(namespace, op, RECALL_MAX, chosen, seen))[0]
         return list(found.values())
 
-    async def _asked(
+    async def _query_page(
         self, namespace: Namespace, op: SearchOp, limit: int, chosen: Filter, seen: list[str]
-    ) -> tuple[dict[str, tuple[Kept, float | None]], bool]:
-        """(what passes of one answer by id, whether there is no more); the ids of the answer go to `seen`."""
+    ) -> tuple[dict[str, tuple[StoredItem, float | None]], bool]:
+        """(passing items of one answer by id, whether the memory is exhausted); adds the answer's ids to `seen`."""
         try:
             answer = await self._memory(namespace).recall_once(
                 op.query or "",
@@ -277,54 +286,58 @@ class MemstreamStore(BaseStore):
             )
         except MemoryNotFound:
             return {}, True
-        found: dict[str, tuple[Kept, float | None]] = {}
+        found: dict[str, tuple[StoredItem, float | None]] = {}
         for hit in answer:
             seen.append(hit.fragment.id)
-            one = kept(namespace, hit.fragment, datetime.now(UTC))
-            if one is not None and passes(one.value, op.filter):
+            one = stored_item(namespace, hit.fragment, datetime.now(UTC))
+            if one is not None and passes_filter(one.value, op.filter):
                 found[one.id] = (one, hit.relevance)
         return found, not answer or len(answer) >= answer.eligible
 
     # ---- list namespaces
 
-    async def _list(self, op: ListNamespacesOp) -> list[Namespace]:
-        """Those that hold something, which only their memories know: they are asked until there are enough."""
-        meant = [each for each in await self._namespaces(_prefix(op)) if meets(each, op.match_conditions)]
+    async def _list_namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
+        """Namespaces that hold items; queries their memories one by one until there are enough."""
+        meant = [
+            each
+            for each in await self._list_stored_namespaces(_common_prefix(op))
+            if meets_conditions(each, op.match_conditions)
+        ]
         found: dict[Namespace, None] = {}
         end = op.offset + op.limit
         for start in range(0, len(meant), CALLS_MAX):
             if len(found) >= end:
                 break
             part = meant[start : start + CALLS_MAX]
-            for namespace, held in zip(part, await _each(part, self._holds), strict=True):
+            for namespace, held in zip(part, await _map_concurrently(part, self._holds_items), strict=True):
                 if held:
                     found[namespace if op.max_depth is None else namespace[: op.max_depth]] = None
         return list(found)[op.offset : end]
 
-    async def _holds(self, namespace: Namespace) -> bool:
+    async def _holds_items(self, namespace: Namespace) -> bool:
         try:
             return (await self._memory(namespace).stats()).long_term > 0
         except MemoryNotFound:
             return False
 
 
-def _checked(ops: Iterable[Op]) -> list[Op]:
+def _checked_operations(ops: Iterable[Op]) -> list[Op]:
     found = list(ops)
     for op in found:
         check_operation(op)
     return found
 
 
-def _prefix(op: ListNamespacesOp) -> Namespace:
-    """What all namespaces meant begin with: the first prefix asked for, up to a wildcard."""
+def _common_prefix(op: ListNamespacesOp) -> Namespace:
+    """The common prefix of all matching namespaces: the first prefix condition, up to a wildcard."""
     for condition in op.match_conditions or ():
         if condition.match_type == "prefix":
             return tuple(itertools.takewhile(lambda label: label != "*", condition.path))
     return ()
 
 
-async def _each(keys: Iterable[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
-    """What `work` gives for each key, in order, a bounded number at once."""
+async def _map_concurrently(keys: Iterable[Any], work: Callable[[Any], Awaitable[T]]) -> list[T]:
+    """The results of `work` for each key, in order, with bounded concurrency."""
     free = asyncio.Semaphore(CALLS_MAX)
 
     async def one(key: Any) -> T:

@@ -1,7 +1,7 @@
-"""How tools take arguments from a model, and what they answer to wrong ones: one plain sentence.
+"""Checks arguments that a model passes to a tool, and explains invalid ones in one sentence.
 
-null and "" mean that an argument is absent, as models write them; an argument that there is not is an error with the
-names that there are, and a value that does not fit says what is allowed.
+null and "" mean that an argument is absent, as models write them. The error for an unknown argument lists the known
+ones, the error for an invalid value the allowed ones.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _PLAINER = {
     "string_pattern_mismatch": "is not an id as recall and list give them",
 }
 _SAY_WHAT_CAME = ("missing", "too_short", "too_long")
-"""Messages that say it themselves, or cannot."""
+"""Errors whose message needs no input value, or cannot show it."""
 
 
 class PlainServer(MCPServer[Any]):
-    """An MCP server whose tools know the names of their arguments."""
+    """An MCP server that rejects unknown arguments of its tools."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.arguments: dict[str, tuple[str, ...]] = {}
-        """Names by tool."""
+        """Argument names by tool."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """As MCPServer's, with a sentence for what went wrong."""
+        """Calls a tool; explains an error in one sentence."""
         if name not in self.arguments:
             raise ToolError(f"there is no tool {name!r}; there are {', '.join(self.arguments)}")
         given = {key: value for key, value in arguments.items() if value is not None and value != ""}
@@ -50,23 +50,23 @@ class PlainServer(MCPServer[Any]):
         except ToolError as error:
             cause = error.__cause__
             if isinstance(cause, ValidationError):
-                raise ToolError(sentence(cause.errors(include_url=False))) from cause
+                raise ToolError(explain_errors(cause.errors(include_url=False))) from cause
             raise ToolError(str(cause or error)) from cause
 
 
-def sentence(errors: Iterable[Mapping[str, Any]]) -> str:
-    """What is wrong with the arguments: each once, whatever pydantic tried."""
+def explain_errors(errors: Iterable[Mapping[str, Any]]) -> str:
+    """The invalid arguments and why, each once, whatever alternatives pydantic tried."""
     found: dict[str, list[str]] = {}
     came: dict[str, str] = {}
     for error in errors:
-        place = ".".join(map(str, error["loc"][:2]))  # what is below names pydantic's own alternatives
-        found.setdefault(place, []).append(_what(error))
+        place = ".".join(map(str, error["loc"][:2]))  # deeper levels name pydantic's alternatives
+        found.setdefault(place, []).append(_explain_error(error))
         if error["type"] not in _SAY_WHAT_CAME:
             came[place] = f", not {show_value(error['input'])}"
-    return "; ".join(f"{place} {_joined(whats)}{came.get(place, '')}" for place, whats in found.items())
+    return "; ".join(f"{place} {_join_alternatives(whats)}{came.get(place, '')}" for place, whats in found.items())
 
 
-def _what(error: Mapping[str, Any]) -> str:
+def _explain_error(error: Mapping[str, Any]) -> str:
     what = _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ").replace(
         " after validation", ""
     )
@@ -74,6 +74,6 @@ def _what(error: Mapping[str, Any]) -> str:
     return f"must {rest}" if should and " " not in subject else what
 
 
-def _joined(whats: list[str]) -> str:
+def _join_alternatives(whats: list[str]) -> str:
     alternatives = list(dict.fromkeys(what.removeprefix("must be ") for what in whats))
     return f"must be {' or '.join(alternatives)}" if all(what.startswith("must be ") for what in whats) else whats[0]

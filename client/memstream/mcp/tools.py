@@ -1,7 +1,7 @@
-"""The four tools over a client.
+"""The four tools, implemented with a client.
 
-Rule 1. The memory that the host configured is made when it is first used; any other must exist.
-Rule 2. Contents travel as fields of results, never as instructions or descriptions.
+Rule 1. The host's configured memory is created on first use; any other must exist.
+Rule 2. Content is returned only in fields of results, never in instructions or descriptions.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from memstream.mcp.schema import (
     Until,
     With,
     Words,
-    remembered,
+    remembered_fields,
 )
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
 
 PAGE = 1_000
-"""Fragments asked of the server at once when a page starts in the middle."""
+"""Page size at the server when a page starts in the middle."""
 
 
 class Tools:
-    """What each tool does; a MemstreamError it raises is told as `advice` of it."""
+    """The tools; `advice` turns a MemstreamError of theirs into text for the model."""
 
     def __init__(self, client: Client, path: str, target: str = "the server") -> None:
         self.path = client.memory(path).path
@@ -61,12 +61,12 @@ class Tools:
         key: Key = "",
         memory: Memory = "",
     ) -> Observed:
-        """Remember something. When this returns it is stored, and every later recall can find it."""
+        """Remember something. It is stored when this returns, and every later recall can find it."""
         given: dict[str, MetadataValue] = dict(metadata or {})
         observation = Observation(
             content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
         )
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         done = await self._client.memory(path).observe_batch([observation], ack_level=AckLevel.STORED)
         for refused in done.rejected:
             raise refused.error
@@ -88,21 +88,21 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
     ) -> Recollections:
-        """Ask what is remembered about something; the best answers come first, beside what is recent."""
-        path = await self._there(memory)
+        """Ask what is remembered about something; returns the best answers first, and recent fragments."""
+        path = await self._resolve_memory(memory)
         options = RecallOptions(limit=limit, filter=_filter(speaker, session, since, until, metadata))
         answer = await self._client.memory(path).recall_once(query, **options)
         found = [
-            Recalled(**remembered(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
+            Recalled(**remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
             for hit in answer
         ]
         ranked = {hit.fragment.id for hit in answer}
-        working = [Remembered(**remembered(one)) for one in answer.working_memory if one.id not in ranked]
+        working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
         return Recollections(memory=path, recollections=found, working_memory=working, incomplete=answer.degraded)
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""
-        path = await self._there(memory)
+        path = await self._resolve_memory(memory)
         return Forgotten(forgotten=await self._client.memory(path).forget_fragments(ids))
 
     async def list(
@@ -116,8 +116,8 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
     ) -> Listing:
-        """Go through everything that is remembered, page by page. To find something, use recall."""
-        path = await self._there(memory)
+        """List everything that is remembered, page by page. To find something, use recall."""
+        path = await self._resolve_memory(memory)
         page: list[Fragment] = []
         begun = not after
         async for fragment in self._client.memory(path).list_fragments(
@@ -126,15 +126,15 @@ class Tools:
             if fragment.id == after:
                 begun = True
                 page.clear()
-            # Ids are nearly in order of receipt, as the listing is: that will do where `after` is gone meanwhile.
+            # The listing is in order of receipt, ids nearly so: good enough if `after` no longer exists.
             elif len(page) <= limit and (begun or fragment.id > after):
                 page.append(fragment)
             if begun and len(page) > limit:
                 break
-        kept = [Remembered(**remembered(fragment)) for fragment in page[:limit]]
+        kept = [Remembered(**remembered_fields(fragment)) for fragment in page[:limit]]
         return Listing(memory=path, fragments=kept, more=len(page) > limit)
 
-    async def _there(self, named: str) -> str:
+    async def _resolve_memory(self, named: str) -> str:
         if named and named != self.path:
             return self._client.memory(named).path
         if not self._made:
@@ -143,7 +143,7 @@ class Tools:
         return self.path
 
     def advice(self, error: errors.MemstreamError) -> str:
-        """What went wrong and what to do, for a model to read."""
+        """The error and what to do about it, for a model to read."""
         if isinstance(error, errors.MemoryNotFound):
             self._made = False
             return f"{error.message}; leave `memory` out for {self.path}, or ask for the right name"

@@ -1,4 +1,4 @@
-"""The SDK for scripts without an event loop: the same names, each call waiting for its answer.
+"""The blocking SDK, for scripts without an event loop: the same names, and each call waits for its answer.
 
     with memstream.sync.connect("127.0.0.1:7700") as client:
         joy = client.create_memory("comedy/joy", exist_ok=True)
@@ -6,8 +6,8 @@
             stream.send("user: My name is Bob")
         print(joy.recall_once("What's my name?")[0].fragment.content)
 
-All clients share one event loop on one background thread (grpc.aio wants one a process); they may be used from any
-other thread, and not after a fork. A program that runs an event loop of its own uses the asynchronous SDK.
+All clients share one event loop on one background thread (grpc.aio supports one per process); they may be used from any
+other thread, but not after a fork. A program with its own event loop uses the asynchronous SDK.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def connect(
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
 ) -> Client:
-    """A client of the server at `target`; use it with `with`. Arguments as of memstream.connect."""
+    """A client of the server at `target`; use it with `with`. The arguments are those of memstream.connect."""
     return Client(
         memstream.client.connect(
             target,
@@ -86,7 +86,7 @@ class Client:
 
     @property
     def asynchronous(self) -> memstream.client.Client:
-        """The client underneath, for coroutines that run on the background loop (memstream.sync.loop.LOOP) only."""
+        """The wrapped client, only for coroutines that run on the background loop (memstream.sync.loop.LOOP)."""
         return self._inner
 
     def __enter__(self) -> Self:
@@ -99,19 +99,19 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and every stream on it."""
+        """Closes the connection and every stream on it."""
         LOOP.run(self._inner.close())
 
     def server_info(self) -> ServerInfo:
-        """What the server is and can do."""
+        """The server's version, models, capabilities and limits."""
         return LOOP.run(self._inner.server_info())
 
     def memory(self, path: str) -> Memory:
-        """The memory `namespace/name`, without asking whether it exists."""
+        """A handle of the memory `namespace/name`; does not check whether it exists."""
         return Memory(self._inner.memory(path))
 
     def conversation(self, path: str) -> Conversation:
-        """The conversation `namespace/name`, without asking whether it exists."""
+        """A handle of the conversation `namespace/name`; does not check whether it exists."""
         return Conversation(self._inner.conversation(path))
 
     def create_memory(
@@ -124,7 +124,7 @@ class Client:
         labels: Mapping[str, str] | None = None,
         exist_ok: bool = False,
     ) -> Memory:
-        """Makes the memory `namespace/name`; `exist_ok` takes an existing one that has what is given here."""
+        """Creates the memory `namespace/name`; `exist_ok` returns an existing one that equals the arguments passed."""
         return Memory(
             LOOP.run(
                 self._inner.create_memory(
@@ -134,23 +134,23 @@ class Client:
         )
 
     def get_memory(self, path: str) -> MemoryInfo:
-        """The memory as the server has it."""
+        """The memory's kind, policy, labels and revision."""
         return LOOP.run(self._inner.get_memory(path))
 
     def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: Count = 0) -> Iterator[MemoryInfo]:
-        """A namespace's memories by name: those whose name begins with `name_prefix`."""
+        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`."""
         return LOOP.iterate(self._inner.list_memories(namespace, name_prefix=name_prefix, page_size=page_size))
 
     def list_namespaces(self, *, page_size: Count = 0) -> Iterator[Namespace]:
-        """Namespaces that have memories, by name."""
+        """Namespaces that have memories, in order of name."""
         return LOOP.iterate(self._inner.list_namespaces(page_size=page_size))
 
     def delete_memory(self, path: str, *, etag: str = "") -> None:
-        """Deletes a memory and all of its content for good."""
+        """Deletes a memory and all of its content permanently."""
         LOOP.run(self._inner.delete_memory(path, etag=etag))
 
     def export(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[ExportPart]:
-        """Lines of JSON with all of a memory, or of a namespace with its conversations; see docs/export.md."""
+        """Exports a memory, or a namespace with its conversations, as JSON Lines; see docs/export.md."""
 
         async def make() -> AsyncIterator[ExportPart]:
             return self._inner.export(namespace, memory, include_vectors=include_vectors)
@@ -166,11 +166,11 @@ class Client:
         request_id: str = "",
         validate_only: bool = False,
     ) -> Operation:
-        """Sends an export (a file, or its bytes) to be imported; wait with `finished`."""
+        """Uploads an export (a file, or its bytes) and starts the import; wait for it with `finished`."""
 
         async def each(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-            # Not on the loop, which would stand still: what makes them may take its time, or use this SDK.
-            while part := await asyncio.to_thread(_some, chunks):
+            # In a thread: the iterator may block, or call this SDK, and would stop the event loop.
+            while part := await asyncio.to_thread(_join_chunks, chunks):
                 yield part
 
         given = source if isinstance(source, Path | str) else each(iter(source))
@@ -179,32 +179,32 @@ class Client:
         )
 
     def start_reindex(self, *, embed: bool = False) -> Operation:
-        """Rebuilds the vector index from stored vectors, or embeds everything anew, while recalls go on."""
+        """Rebuilds the vector index from stored vectors, or re-embeds all content; recalls keep working."""
         return LOOP.run(self._inner.start_reindex(embed=embed))
 
     def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
-        """Erases what was forgotten and whose grace has passed, now instead of in time; empty names do not restrict."""
+        """Erases forgotten fragments past their grace period now; an empty name means all."""
         return LOOP.run(self._inner.start_purge(namespace, memory))
 
     def operations(self, namespace: str = "", memory: str = "", *, page_size: Count = 0) -> Iterator[Operation]:
-        """Pieces of long work, the newest first; empty names do not restrict."""
+        """Operations, newest first; an empty name means all."""
         return LOOP.iterate(self._inner.operations(namespace, memory, page_size=page_size))
 
     def operation(self, id: str) -> Operation:
-        """How far a piece of long work is."""
+        """The state and progress of an operation."""
         return LOOP.run(self._inner.operation(id))
 
     def cancel_operation(self, id: str) -> Operation:
-        """Asks a piece of long work to end; what it has done stays done."""
+        """Cancels an operation; completed work is kept."""
         return LOOP.run(self._inner.cancel_operation(id))
 
     def finished(self, operation: Operation | str, progress: Callable[[Operation], None] | None = None) -> Operation:
-        """Waits for the end of a piece of long work; `progress` is called on another thread. Raises its error."""
+        """Waits until an operation ends; `progress` is called on another thread. Raises the operation's error."""
         return LOOP.run(self._inner.finished(operation, progress))
 
 
-def _some(chunks: Iterator[bytes]) -> bytes:
-    """The next chunks, about as much as a message takes; nothing at their end."""
+def _join_chunks(chunks: Iterator[bytes]) -> bytes:
+    """The next chunks, joined to about the size of a message; empty at the end."""
     part = bytearray()
     for chunk in chunks:
         kind_of(bytes).check("source", chunk)

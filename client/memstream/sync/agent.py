@@ -1,12 +1,12 @@
-"""An agent's memory for scripts: the methods of memstream.agent.AgentMemory, each waiting for its answer."""
+"""The blocking memstream.agent.AgentMemory."""
 
 from __future__ import annotations
 
 from typing import Self
 
-from memstream.agent import ActionOutput, AgentTemplates, made_with
+from memstream.agent import ActionOutput, AgentTemplates, default_create_options
 from memstream.argument_types import Several
-from memstream.arguments import check_made, check_methods
+from memstream.arguments import check_constructor, check_methods
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
 from memstream.sync import Client, Memory
@@ -15,7 +15,7 @@ from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
 
 @check_methods
-@check_made
+@check_constructor
 class AgentMemory(AgentTemplates):
     """See memstream.agent.AgentMemory."""
 
@@ -42,19 +42,19 @@ class AgentMemory(AgentTemplates):
         kind: MemoryKind | None = None,
         policy: PolicyLike | None = None,
     ) -> Self:
-        """The memory `namespace/name`, made if it is not there, and the conversation of that path, unless given."""
+        """Opens the memory `namespace/name`, creating it if needed, and a conversation (default: of the same path)."""
         try:
-            memory = client.create_memory(path, **made_with(kind, policy))
+            memory = client.create_memory(path, **default_create_options(kind, policy))
         except MemoryExists:
             memory = client.create_memory(path, kind=kind, policy=policy, exist_ok=True)
         return cls(memory, client.conversation(conversation or path))
 
     def read_memories(self, question: str) -> str:
-        """What the memory has for a question, as a text for the prompt."""
+        """Recalls memories for a question, as text for the prompt."""
         return self.memories_text(self.memory.recall_once(question, session=self.session, **self.options))
 
     def prompt(self, question: str) -> str:
-        """The question with the memories it brings up, by `user_prompt_template`."""
+        """The question with its recalled memories, rendered by `user_prompt_template`."""
         return self.prompt_text(question, self.read_memories(question))
 
     def write_memories(
@@ -65,11 +65,11 @@ class AgentMemory(AgentTemplates):
         check_pass: bool = True,
         check_fail_reason: str | None = None,
     ) -> None:
-        """Observes a turn; when this returns it is stored: every later read sees it."""
+        """Observes a turn; it is stored when this returns, so every later read sees it."""
         self.observe([self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)])
 
     def observe(self, contents: Several[str | Structured]) -> None:
-        """Observes texts or steps in order, once each; raises why one was refused."""
+        """Observes texts or steps in order, once each; raises the error of the first one rejected."""
         result = self.memory.observe_batch([Observation(content, session=self.session) for content in contents])
         for rejected in result.rejected:
             raise rejected.error

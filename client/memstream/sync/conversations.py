@@ -1,4 +1,4 @@
-"""Conversations for scripts: each call waits for its answer."""
+"""The blocking conversations and their watch."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ class Conversation:
         return self._inner.name
 
     def append(self, sender: str, content: str, **said: Unpack[MessageFields]) -> Message:
-        """Appends a message, durable when this returns."""
+        """Appends a message; it is durable when this returns."""
         return LOOP.run(self._inner.append(sender, content, **said))
 
     def messages(
         self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
     ) -> Iterator[Message]:
-        """In order: all, those `agent` sent or received, or those between the two; only with that goal, if given."""
+        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal."""
         return LOOP.iterate(self._inner.messages(agent, other_agent, current_goal=current_goal, page_size=page_size))
 
     def last_message(self) -> Message:
-        """The last one. Raises ConversationNotFound when there is none."""
+        """The last message. Raises ConversationNotFound when there is none."""
         return LOOP.run(self._inner.last_message())
 
     def watch(self, after_number: Position = 0, *, progress_interval: timedelta | None = None) -> ConversationWatch:
-        """The messages after a number and those to come; it ends when the conversation is completed."""
+        """Watches the messages after a number, including new ones, until the conversation is completed."""
 
-        async def make() -> conversations.ConversationWatch:  # over there: it belongs to that loop
+        async def make() -> conversations.ConversationWatch:  # on the background loop, to which it belongs
             return self._inner.watch(after_number, progress_interval=progress_interval)
 
         return ConversationWatch(LOOP.run(make()))
 
     def complete(self) -> None:
-        """Ends the watches. A later message opens the conversation again."""
+        """Completes the conversation, which ends its watches. A later message reopens it."""
         LOOP.run(self._inner.complete())
 
     def delete_messages(self) -> int:
-        """Deletes all messages; how many they were."""
+        """Deletes all messages and returns how many."""
         return LOOP.run(self._inner.delete_messages())
 
     def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
-        """Saves plans together; one of an existing number replaces it."""
+        """Saves plans in one transaction; a plan replaces the one with its number."""
         return LOOP.run(self._inner.save_plans(plans))
 
     def plans(self, numbers: Several[Int32] = (), *, to_do: bool = False, page_size: Count = 0) -> Iterator[Plan]:
-        """By number: all, those of `numbers`, or those to do (TODO or RETRYING)."""
+        """Plans in order of number: all, those of `numbers`, or the open ones (TODO or RETRYING)."""
         return LOOP.iterate(self._inner.plans(numbers, to_do=to_do, page_size=page_size))
 
     def update_plan(
@@ -87,7 +87,7 @@ class Conversation:
         agent_model: str | None = None,
         result: str | None = None,
     ) -> Plan:
-        """Sets what is given."""
+        """Sets the fields passed."""
         return LOOP.run(
             self._inner.update_plan(
                 number, state=state, retry_times=retry_times, agent=agent, agent_model=agent_model, result=result
@@ -99,7 +99,7 @@ class Conversation:
         return LOOP.run(self._inner.complete_plan(number, result))
 
     def remove_plans(self) -> int:
-        """Removes all plans; how many they were."""
+        """Removes all plans and returns how many."""
         return LOOP.run(self._inner.remove_plans())
 
 
@@ -112,5 +112,5 @@ class ConversationWatch(Iterated[Message]):
 
     @property
     def number(self) -> int:
-        """Of the last message that was handed out."""
+        """The number of the last message returned."""
         return self._inner.number

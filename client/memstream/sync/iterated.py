@@ -1,4 +1,4 @@
-"""What is iterated over until it is closed, for scripts: each step waits for its answer."""
+"""The base of blocking iterators that end when they are closed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 class _Closable(Protocol[Item_co]):
-    """The asynchronous one underneath."""
+    """The wrapped asynchronous iterator."""
 
     def __aiter__(self) -> AsyncIterator[Item_co]: ...
 
@@ -24,7 +24,7 @@ class _Closable(Protocol[Item_co]):
 
 
 class Iterated(Generic[Item_co]):
-    """Opened by `with`, or by iterating over it; leaving `with` closes it."""
+    """A blocking iterator; `with` or iteration opens it, leaving `with` closes it."""
 
     def __init__(self, inner: _Closable[Item_co]) -> None:
         self._iterated = inner
@@ -42,5 +42,5 @@ class Iterated(Generic[Item_co]):
         return LOOP.iterate(self._iterated)
 
     def close(self) -> None:
-        """Ends it; iterating on raises StreamClosed."""
+        """Closes the iterator; further iteration raises StreamClosed."""
         LOOP.run(self._iterated.aclose())

@@ -1,4 +1,4 @@
-"""The one background event loop of a process, on which every client of the facade lives."""
+"""The background event loop of a process, which all blocking clients share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a daemon thread, started when first used."""
+    """An event loop on a daemon thread, started on first use."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
-        atexit.register(self._stop)  # already now: what a program registers later is run before, and may still call
+        # Registered early: handlers that the program registers later run first, and may still use the SDK.
+        atexit.register(self._stop_loop)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts `work` there. Raises StreamClosed at the program's end, when nothing would be done with it."""
+        """Starts `work` on the loop. Raises StreamClosed while the program exits, when it would never run."""
         if self._ended:
             work.close()
             raise StreamClosed("the program is ending, and with it the blocking SDK's event loop")
-        return asyncio.run_coroutine_threadsafe(work, self._running())
+        return asyncio.run_coroutine_threadsafe(work, self._running_loop())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` there and waits for it; interrupting the wait cancels it."""
+        """Runs `work` on the loop and waits for it; interrupting the wait cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise StreamClosed("the blocking SDK cannot be called from its own event loop")
@@ -41,19 +42,19 @@ class LoopThread:
             return future.result()
         except concurrent.futures.CancelledError:
             raise StreamClosed("the client was closed during the call") from None
-        except BaseException:  # of the work, which is over then, or of a signal's handler
+        except BaseException:  # raised by the work, which has then ended, or by a signal handler
             future.cancel()
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Hands out what `items` yields there."""
+        """Yields the items of an asynchronous iterator that runs on the loop."""
         while True:
-            found = self.run(_next(items))
+            found = self.run(_next_items(items))
             if not found:
                 return
             yield found[0]
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -61,15 +62,15 @@ class LoopThread:
                 self._thread.start()
             return self._loop
 
-    def _stop(self) -> None:
-        # Before the interpreter takes its modules apart, which a running loop would notice noisily.
+    def _stop_loop(self) -> None:
+        # Stop before the interpreter unloads modules, which makes a running loop print errors.
         self._ended = True
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
 
 
-async def _next(items: AsyncIterator[T]) -> list[T]:
+async def _next_items(items: AsyncIterator[T]) -> list[T]:
     try:
         return [await anext(items)]
     except StopAsyncIteration:

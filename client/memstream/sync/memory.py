@@ -1,4 +1,4 @@
-"""One memory for scripts: the methods of memstream.Memory, each waiting for its answer."""
+"""The blocking memstream.Memory and its fragment listing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from memstream.watch import Start
 
 @check_methods
 class Memory:
-    """A memory by name; making one calls nobody. Every method raises a MemstreamError (see memstream.errors)."""
+    """A handle of a memory; creating one sends nothing. Every method raises a MemstreamError (see memstream.errors)."""
 
     def __init__(self, inner: memory.Memory) -> None:
         self._inner = inner
@@ -83,7 +83,7 @@ class Memory:
         include_fragments: bool = False,
         progress_interval: timedelta | None = None,
     ) -> Watch:
-        """Every event after `start`: a cursor, "now" or "beginning"; only of `types`, if any are given."""
+        """Watches the events after `start` (a cursor, "now" or "beginning"), optionally only those of `types`."""
         return Watch(
             self._inner.watch(
                 start, types=types, include_fragments=include_fragments, progress_interval=progress_interval
@@ -91,7 +91,7 @@ class Memory:
         )
 
     def recall_once(self, what: str | Structured, *, session: str = "", **options: Unpack[RecallOptions]) -> Answer:
-        """Asks one query; see RecallOptions."""
+        """Answers one query; see RecallOptions."""
         return LOOP.run(self._inner.recall_once(what, session=session, **options))
 
     def observe_batch(
@@ -105,7 +105,7 @@ class Memory:
         request_id: str = "",
         timeout_s: Seconds | None = None,
     ) -> BatchResult:
-        """Observes one batch and waits until it has come to `ack_level`."""
+        """Observes one batch and waits until it has reached `ack_level`."""
         return LOOP.run(
             self._inner.observe_batch(
                 observations,
@@ -119,29 +119,29 @@ class Memory:
         )
 
     def describe(self) -> MemoryInfo:
-        """The memory as the server has it: kind, complete policy, labels, revision."""
+        """The memory's kind, complete policy, labels and revision."""
         return LOOP.run(self._inner.describe())
 
     def stats(self) -> MemoryStats:
-        """How much it holds."""
+        """Counts of the memory's fragments."""
         return LOOP.run(self._inner.stats())
 
     def update(
         self, *, policy: PolicyLike | None = None, labels: Mapping[str, str] | None = None, etag: str = ""
     ) -> MemoryInfo:
-        """Sets the policy fields given, and all labels if given; with an etag only if it is current."""
+        """Sets the policy fields passed, and replaces all labels if passed; an etag, if passed, must be current."""
         return LOOP.run(self._inner.update(policy=policy, labels=labels, etag=etag))
 
     def clone(self, new_path: str) -> Memory:
-        """A new memory (`namespace/name`) of the same structure and policy, without content."""
+        """Creates a memory (`namespace/name`) with the same kind and policy, without content."""
         return Memory(LOOP.run(self._inner.clone(new_path)))
 
     def clear(self, tiers: Several[Tier] = ()) -> int:
-        """Empties the tiers named (none: all) for good; how many fragments that were, forgotten ones included."""
+        """Permanently empties the tiers (default: all); returns the number of fragments, including forgotten ones."""
         return LOOP.run(self._inner.clear(tiers))
 
     def delete(self, *, etag: str = "") -> None:
-        """Deletes the memory and all of its content for good; with an etag only if it is current."""
+        """Deletes the memory and all of its content permanently; an etag, if passed, must be current."""
         LOOP.run(self._inner.delete(etag=etag))
 
     def reflect(self) -> Operation:
@@ -149,17 +149,17 @@ class Memory:
         return LOOP.run(self._inner.reflect())
 
     def get_fragment(self, id: str = "", *, external_id: str = "") -> Fragment:
-        """A fragment by its id or by the client's own key."""
+        """A fragment by its id or its external_id."""
         return LOOP.run(self._inner.get_fragment(id, external_id=external_id))
 
     def list_fragments(
         self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
     ) -> FragmentListing:
-        """Fragments in order of receipt, page by page; iterate over it."""
+        """Iterates over fragments in order of receipt, fetching page by page."""
         return FragmentListing(self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size))
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
-        """Observes, or replaces the fragment of that `external_id` (required); with an etag only if it is current."""
+        """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current."""
         return LOOP.run(self._inner.put_fragment(what, etag=etag, **said))
 
     def update_fragment(
@@ -174,7 +174,8 @@ class Memory:
         speaker: str | None = None,
         etag: str = "",
     ) -> Fragment:
-        """Sets what is given; `metadata` replaces all of it, `expire_time="never"` takes its own expiry away."""
+        """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
+        expiry."""
         return LOOP.run(
             self._inner.update_fragment(
                 id,
@@ -189,15 +190,15 @@ class Memory:
         )
 
     def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Takes fragments out of recall, restorable within the grace; how many that were. By ids, or by filter."""
+        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many."""
         return LOOP.run(self._inner.forget_fragments(ids, filter=filter))
 
     def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Brings forgotten fragments back; how many that were. By ids, or by filter."""
+        """Restores forgotten fragments by ids or by filter; returns how many."""
         return LOOP.run(self._inner.restore_fragments(ids, filter=filter))
 
     def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
-        """Starts to remove content and vectors for good, with what was derived from them. By ids, or by filter."""
+        """Starts to erase fragments by ids or by filter, with everything derived from them."""
         return LOOP.run(self._inner.erase_fragments(ids, filter=filter))
 
 
@@ -213,5 +214,5 @@ class FragmentListing(Iterator[Fragment]):
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where a watch goes on from this listing; None before the first page was fetched."""
+        """The cursor from which a watch continues this listing; None before the first page."""
         return self._inner.cursor

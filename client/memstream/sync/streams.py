@@ -1,4 +1,4 @@
-"""Observing, recalling and watching for scripts: each call waits for its answer."""
+"""The blocking Observe, Recall and Watch streams, and standing queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memstream.values import Answer, ObservationFields, RecallOptions, Rejected,
 
 
 class Sent:
-    """An observation that was numbered and will be delivered; `wait` to learn that it is stored."""
+    """A numbered observation that will be delivered; `wait` waits until it is stored."""
 
     def __init__(self, inner: sent.Sent) -> None:
         self._inner = inner
@@ -32,11 +32,11 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether it was stored or refused."""
+        """Whether it is stored or rejected."""
         return self._inner.done
 
     def wait(self) -> sent.Stored:
-        """Waits until it is stored; raises why it was refused."""
+        """Waits until it is stored; raises the error if it was rejected."""
 
         async def stored() -> sent.Stored:
             return await self._inner
@@ -62,45 +62,45 @@ class ObserveStream:
 
     @property
     def expected_sequence(self) -> int:
-        """The number the next observation will get; after a restart, where to resume reading one's own source."""
+        """The number of the next observation; after a restart, the position at which to resume reading your source."""
         return self._inner.expected_sequence
 
     @property
     def received(self) -> int:
-        """Everything up to this number is durable, or was refused."""
+        """Everything up to this number is durable, or rejected."""
         return self._inner.received
 
     @property
     def stored(self) -> int:
-        """Everything up to this number is seen by every recall, or was refused."""
+        """Everything up to this number is visible to every recall, or rejected."""
         return self._inner.stored
 
     @property
     def revision(self) -> int:
-        """The memory's revision that made `stored` true."""
+        """The memory's revision at `stored`."""
         return self._inner.revision
 
     @property
     def rejected(self) -> tuple[Rejected, ...]:
-        """The latest 1,000 observations that were refused, and why."""
+        """The latest 1,000 rejections."""
         return self._inner.rejected
 
     @property
     def rejected_count(self) -> int:
-        """How many observations were refused."""
+        """Number of rejected observations."""
         return self._inner.rejected_count
 
     @property
     def resumption(self) -> Resumption | None:
-        """Refusals and outcomes of the producer's earlier numbers, if it was opened with `known_sequence`."""
+        """Rejections and outcomes of the producer's earlier numbers, if opened with `known_sequence`."""
         return self._inner.resumption
 
     def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
-        """Numbers an observation and hands it over; waits only while the window is full."""
+        """Numbers and queues an observation; waits only while the window is full."""
         return Sent(LOOP.run(self._inner.send(what, **said)))
 
     def flush(self) -> None:
-        """Waits until everything sent so far has come to the stream's `ack_level`."""
+        """Waits until everything sent so far has reached the stream's `ack_level`."""
         LOOP.run(self._inner.flush())
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class ObserveStream:
 
 @check_methods
 class RecallStream:
-    """See memstream.RecallStream. Ask from several threads, or `submit`, for many queries in flight."""
+    """See memstream.RecallStream. Use several threads, or `submit`, to have many queries in flight."""
 
     def __init__(self, inner: recall.RecallStream) -> None:
         self._inner = inner
@@ -125,23 +125,23 @@ class RecallStream:
         LOOP.run(self._inner.__aexit__(kind, error, trace))
 
     def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
-        """Asks and waits for the answer."""
+        """Sends a query and waits for the answer."""
         return LOOP.run(self._inner.query(what, **options))
 
     def submit(self, what: str | Structured, **options: Unpack[RecallOptions]) -> concurrent.futures.Future[Answer]:
-        """Asks, and gives the answer as a future; cancelling it gives the query up."""
+        """Sends a query and returns a future of the answer; cancelling it cancels the query."""
         return LOOP.submit(self._inner.query(what, **options))
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
-        """A query that goes on being answered as the memory changes; ask by `with`, or by iterating over it."""
+        """A standing query, whose answer follows the memory; `with` or iteration starts it."""
 
-        async def make() -> standing.StandingQuery:  # over there: it belongs to that loop
+        async def make() -> standing.StandingQuery:  # on the background loop, to which it belongs
             return self._inner.subscribe(what, **options)
 
         return StandingQuery(LOOP.run(make()))
 
     def close(self) -> None:
-        """Waits until the queries in flight are answered, and ends the stream."""
+        """Waits until the queries in flight are answered, then ends the stream."""
         LOOP.run(self._inner.close())
 
 
@@ -154,7 +154,7 @@ class StandingQuery(Iterated[standing.AnswerChange]):
 
     @property
     def answer(self) -> Answer | None:
-        """The whole answer as it is now."""
+        """The whole current answer."""
         return self._inner.answer
 
 
@@ -167,5 +167,5 @@ class Watch(Iterated[Event]):
 
     @property
     def cursor(self) -> Cursor | None:
-        """Where a later watch would go on."""
+        """The position for a later watch."""
         return self._inner.cursor

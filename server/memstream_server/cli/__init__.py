@@ -1,9 +1,33 @@
 """The `memstream` command: a client of a running server, the server itself, and backup and restore of its data.
 
-Reading order: group (which commands there are, loaded when they are used), failures (exit codes), server (the
-connection every command shares), options (flags that several commands have), output (JSON and tables), then a module
-a command or two. Behind observe stand records (what a line means), feeds (which producer numbers a file) and tally
-(how far it has come).
+Shared by the commands:
+group: the table of commands; imports a command's module on first use.
+failures: exit codes, and the exceptions that end a command.
+server: the connection to a server, and advice for its errors.
+options: flags that several commands have.
+output: JSON and tables.
+
+Commands:
+adopt: imports a Milvus collection.
+data: backup and restore.
+doctor: diagnoses a data directory.
+healthcheck: probes a server.
+keys: manages the file of API keys.
+listing: list.
+long_work: operations, reindex, purge and erase.
+mcp: serves a memory's tools over MCP.
+observe: sends observations from files.
+recall: answers a query.
+serve: runs a server.
+showing: show, stats and info.
+transfer: export and import.
+verify: checks a journal.
+
+Helpers of one command:
+feeds: the input files of observe and their producers.
+records: parses a line of observe's input.
+tally: the progress of observe.
+rows: converts rows of a Milvus collection for adopt.
 """
 
 from memstream_server.cli.group import main

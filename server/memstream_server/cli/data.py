@@ -1,4 +1,4 @@
-"""`memstream backup` and `memstream restore`: the journal of a data directory, without asking a server."""
+"""`memstream backup` and `memstream restore`: copy the journal of a data directory, without a server."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import click
 
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import print_json, say
+from memstream_server.cli.output import print_json, print_line
 from memstream_server.settings import SettingsError, load
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def data_options(command: F) -> F:
-    """Give a command --data and --config, as one argument `data_dir`: the one a server would use."""
+    """Adds --data and --config to a command, as one argument `data_dir`: the directory that a server would use."""
 
     @click.option("--data", "--data-dir", "data", type=click.Path(path_type=Path), help="The server's data directory.")
     @click.option(
-        "--config", type=click.Path(path_type=Path), help="The server's settings file; else $MEMSTREAM_CONFIG."
+        "--config", type=click.Path(path_type=Path), help="The server's settings file. Default: $MEMSTREAM_CONFIG."
     )
     @functools.wraps(command)
-    def told(*args: Any, data: Path | None, config: Path | None, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, data: Path | None, config: Path | None, **kwargs: Any) -> Any:
         try:
             settings = load(config, {"data_dir": data})
         except SettingsError as error:
@@ -34,40 +34,40 @@ def data_options(command: F) -> F:
             raise Misuse("the journal is on PostgreSQL (journal_url): use pg_dump and pg_restore")
         return command(*args, data_dir=settings.data_dir, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
 def place_options(command: F) -> F:
-    """Give a command --data, --journal-url and --config, as one argument `settings`: those a server would have."""
+    """Adds --data, --journal-url and --config to a command, as one argument `settings`: those a server would use."""
 
     @click.option("--data", "--data-dir", "data", type=click.Path(path_type=Path), help="The server's data directory.")
-    @click.option("--journal-url", metavar="URL", help="The journal's PostgreSQL database, where it is in one.")
+    @click.option("--journal-url", metavar="URL", help="The journal's PostgreSQL database, if it uses one.")
     @click.option(
-        "--config", type=click.Path(path_type=Path), help="The server's settings file; else $MEMSTREAM_CONFIG."
+        "--config", type=click.Path(path_type=Path), help="The server's settings file. Default: $MEMSTREAM_CONFIG."
     )
     @functools.wraps(command)
-    def told(*args: Any, data: Path | None, journal_url: str | None, config: Path | None, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, data: Path | None, journal_url: str | None, config: Path | None, **kwargs: Any) -> Any:
         if data is not None and journal_url:
             raise Misuse("name a data directory or a database, not both")
-        url = "" if data is not None else journal_url  # a directory named here is meant, whatever the settings say
+        url = "" if data is not None else journal_url  # --data overrides the journal_url of the settings
         try:
             settings = load(config, {"data_dir": data, "journal_url": url})
         except SettingsError as error:
             raise Misuse(str(error)) from error
         return command(*args, settings=settings, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
-@click.command("backup", short_help="Copy the journal of a data directory, also while its server runs.")
+@click.command("backup", short_help="Copy the journal of a data directory, even while its server runs.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @data_options
 @json_option
 def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
-    """Copy the journal of a data directory to FILE, which must be new; its server may run meanwhile.
+    """Copy the journal of a data directory to FILE, which must not exist. The server may be running.
 
-    The journal is all there is to save: the vector index is made from it. Everything acknowledged before the
-    command was started is in the copy.
+    The journal is all that needs a backup: the vector index is rebuilt from it. The copy contains everything
+    acknowledged before the command was started.
 
     \b
       memstream backup monday.memstream
@@ -90,19 +90,19 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file.absolute()), "bytes": size})
     else:
-        say(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
+        print_line(f"copied the journal of {data_dir} to {file} ({size:,} bytes)")
 
 
-@click.command("restore", short_help="Put a backup into a data directory whose server is stopped.")
+@click.command("restore", short_help="Restore a backup into a data directory whose server is stopped.")
 @click.argument("file", type=click.Path(path_type=Path))
 @data_options
-@click.option("--force", is_flag=True, help="Replace the journal that is there; what it holds is lost.")
+@click.option("--force", is_flag=True, help="Replace an existing journal; its content is lost.")
 @json_option
 def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> None:
-    """Put the backup FILE into a data directory: new, empty, or with --force any that no server uses.
+    """Restore the backup FILE into a data directory: a new or empty one, or with --force any that no server uses.
 
-    The vector index is filled again from the journal when the server is next started; recall answers meanwhile.
-    Clients whose streams had got further than the backup are told so.
+    The next start of the server rebuilds the vector index from the journal; recall works meanwhile. Clients whose
+    streams were ahead of the backup get an error.
 
     \b
       memstream restore monday.memstream --data ./data
@@ -123,5 +123,5 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})
     else:
-        lost = "; the journal that was there is gone" if replaced else ""
-        say(f"restored {file} into {data_dir} ({size:,} bytes){lost}; the index is filled again by the next start")
+        lost = "; the previous journal was replaced" if replaced else ""
+        print_line(f"restored {file} into {data_dir} ({size:,} bytes){lost}; the next start rebuilds the index")

@@ -1,4 +1,4 @@
-"""How a command fails: one clear line on standard error that says what to do, and an exit code with a meaning."""
+"""Failures of commands: one line on standard error that says what to do, and a documented exit code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memstream_server.core.printable import printable
 
 _LINE_BREAK = "\n"
 AS_JSON = "memstream.as_json"
-"""In the meta of a click context: whether the command line has --json, for failures outside of the command itself."""
+"""Key in a click context's meta: whether the command line has --json, for failures outside of the command."""
 
 
 class Exit(IntEnum):
-    """What the exit code says."""
+    """Exit codes."""
 
     OK = 0
     FAILED = 1
@@ -28,27 +28,27 @@ class Exit(IntEnum):
 EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  the server or the connection failed, or refused; verify found a violation, doctor a problem
-  2  the command line, the settings or a value in them is wrong
+  1  the server or the connection failed; verify found a violation, doctor a problem
+  2  the command line, the settings or a value in them is invalid
   3  observe: some observations were rejected; the others are stored
-  4  what was named does not exist
+  4  a named resource does not exist
 """
 
 
 class Failure(click.ClickException):
-    """Ends the command. `reason` is a memstream.v1.ErrorReason where a server gave one; --json prints it so."""
+    """Ends the command. `reason` is the server's memstream.v1.ErrorReason, if any; --json prints it."""
 
     exit_code: ClassVar[int] = Exit.FAILED
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
-        # Taken now: click prints a failure after the command's context has ended.
+        # Read now: click prints a failure after the command's context has ended.
         context = click.get_current_context(silent=True)
         self._as_json = context is not None and bool(context.params.get("as_json") or context.meta.get(AS_JSON))
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it: a line of text, or one of JSON."""
+        """Prints one line of text, or of JSON."""
         if self._as_json:
             error = {"exit_code": self.exit_code, "reason": self.reason, "message": self.message}
             click.echo(json.dumps({"error": error}, ensure_ascii=False), file=file, err=file is None)
@@ -57,12 +57,12 @@ class Failure(click.ClickException):
 
 
 class Misuse(Failure):
-    """The command line, the settings or a value in them is wrong."""
+    """The command line, the settings or a value in them is invalid."""
 
     exit_code: ClassVar[int] = Exit.USAGE
 
 
 class Missing(Failure):
-    """What was named does not exist."""
+    """A named resource does not exist."""
 
     exit_code: ClassVar[int] = Exit.NOT_FOUND

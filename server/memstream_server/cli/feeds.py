@@ -1,9 +1,9 @@
-"""Where observations are read from: files and standard input, each with the producer that numbers them.
+"""Feeds: files and standard input, each with the producer that numbers its observations.
 
-Rule 1: a file read again under its producer continues where the server is, by counting its observations. So a line
-that is not an observation must not change the count: a file with such a line is refused before anything is sent.
-Rule 2: a pipe has no identity and cannot be read again: its producer is its own, nothing is skipped, and a line that
-is not an observation is reported and left out.
+Rule 1: when a file is sent again by its producer, the observations that the server has received are skipped by count.
+A malformed line would shift that count, so a file with one is rejected before anything is sent.
+Rule 2: a pipe has no identity and cannot be read twice. It gets a producer of its own, nothing is skipped, and a
+malformed line is reported and skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._~-]+")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One producer's input, in order. `resume`: what the server has received from this producer is skipped."""
+    """One producer's input, in order. `resume`: skip what the server has received from this producer."""
 
     producer: str
     files: tuple[str, ...]
@@ -47,13 +47,13 @@ class Feed:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it can be read twice."""
+        """Whether it can be read more than once."""
         return all(is_regular(file) for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line and what is wrong with it."""
+    """An invalid or rejected line, and why."""
 
     file: str
     line: int
@@ -64,15 +64,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """How many observations a feed holds, and which of its lines are none."""
+class FeedContents:
+    """The number of observations in a feed, and its malformed lines."""
 
     observations: int
     malformed: tuple[Problem, ...]
 
 
-class Places:
-    """The file and line of every observation sent, by its place among them, from 0."""
+class LinePositions:
+    """The file and line of every observation sent, by index from 0."""
 
     def __init__(self) -> None:
         self._lines = array("Q")
@@ -83,26 +83,26 @@ class Places:
         return len(self._lines)
 
     def add(self, file: str, line: int) -> None:
-        """The next observation is that line of that file."""
+        """Records the file and line of the next observation."""
         if not self._files or self._files[-1] != file:
             self._starts.append(len(self._lines))
             self._files.append(file)
         self._lines.append(line)
 
     def find(self, place: int) -> tuple[str, int]:
-        """File and line of an observation; ("", 0) for one that was not sent from here."""
+        """File and line of an observation; ("", 0) for one that this run did not send."""
         if not 0 <= place < len(self._lines):
             return "", 0
         return self._files[bisect_right(self._starts, place) - 1], self._lines[place]
 
 
 def is_regular(file: str) -> bool:
-    """Whether this is a file that can be read twice."""
+    """Whether this is a regular file, which can be read twice."""
     return file != STDIN and Path(file).is_file()
 
 
-def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
-    """The feeds of a command line. `resume` None: where the input can be read twice. Raises ValueError, OSError."""
+def plan_feeds(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
+    """The feeds of a command line. `resume` None: resume regular files. Raises ValueError, OSError."""
     files = tuple(files) or (STDIN,)
     for file in files:
         if file != STDIN and not Path(file).exists():
@@ -110,23 +110,23 @@ def plan(files: Sequence[str], producer: str | None, resume: bool | None) -> lis
         if Path(file).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
     if STDIN in files and len(files) > 1:
-        raise ValueError("standard input (-) goes alone")
+        raise ValueError("standard input (-) cannot be combined with files")
     if resume and producer is None and not all(is_regular(file) for file in files):
-        raise ValueError("to resume from a pipe give it a lasting name with --producer")
+        raise ValueError("to resume from a pipe, name its producer with --producer")
     groups = [files] if producer is not None else [(file,) for file in files]
-    return [_feed(group, producer, resume) for group in groups]
+    return [_create_feed(group, producer, resume) for group in groups]
 
 
-def _feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
+def _create_feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
     repeatable = all(is_regular(file) for file in files)
-    name = producer or (lasting_name(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
+    name = producer or (producer_of_file(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
     return Feed(name, files, repeatable if resume is None else resume)
 
 
-def lasting_name(file: str) -> str:
+def producer_of_file(file: str) -> str:
     """The producer of a file: its name, and a digest of host, path and first line.
 
-    The first line, so that another file under the same path (a rotated log) is not taken for a continued one.
+    The first line distinguishes another file with the same path, for instance a rotated log.
     """
     path = Path(file).resolve()
     with path.open("rb") as handle:
@@ -136,43 +136,43 @@ def lasting_name(file: str) -> str:
     return f"cli-{digest}-{_UNSAFE.sub('_', path.name)[:80]}"
 
 
-def contents(feed: Feed, form: Format) -> Contents:
-    """Read a repeatable feed once through, without sending anything. Raises OSError."""
+def scan_feed(feed: Feed, form: Format) -> FeedContents:
+    """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
     observations = 0
     malformed: list[Problem] = []
     for file in feed.files:
         reader = RecordReader(form)
-        for number, line in _lines(file):
-            item = reader.read(line)
+        for number, line in _numbered_lines(file):
+            item = reader.read_line(line)
             if isinstance(item, Malformed):
                 malformed.append(Problem(file, number, item.problem))
             elif item is not None:
                 observations += 1
-    return Contents(observations, tuple(malformed))
+    return FeedContents(observations, tuple(malformed))
 
 
-def _lines(file: str) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(file: str) -> Iterator[tuple[int, bytes]]:
     with Path(file).open("rb") as handle:
         yield from enumerate(handle, 1)
 
 
-async def records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
-    """File, line and what it says, as soon as it can be read. Raises OSError."""
+async def read_records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
+    """Yields file, line and parsed observation as input arrives. Raises OSError."""
     for file in feed.files:
         reader = RecordReader(form)
         number = 0
-        async for lines in _chunks(file):
+        async for lines in _read_chunks(file):
             for line in lines:
                 number += 1
-                item = reader.read(line)
+                item = reader.read_line(line)
                 if item is not None:
                     yield file, number, item
 
 
-async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
-    """Lines as they come, read by a thread: a pipe that is silent must not hold up the stream.
+async def _read_chunks(file: str) -> AsyncIterator[list[bytes]]:
+    """Yields lines as they arrive. A thread reads them, because a silent pipe would block the event loop.
 
-    A daemon, because a thread that waits for the keyboard cannot be told to stop.
+    The thread is a daemon, because a thread that reads from the keyboard cannot be stopped.
     """
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[list[bytes] | OSError | None] = asyncio.Queue()
@@ -184,14 +184,14 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
 
     def read() -> None:
         try:
-            for lines in _whole_lines(file):
+            for lines in _read_whole_lines(file):
                 ahead.acquire()
                 hand(lines)
             hand(None)
         except OSError as error:
             hand(error)
         except RuntimeError:
-            return  # the loop was closed meanwhile: nobody wants the rest
+            return  # the loop is closed: the rest is not needed
 
     threading.Thread(target=read, name="memstream input", daemon=True).start()
     while (item := await ready.get()) is not None:
@@ -201,14 +201,14 @@ async def _chunks(file: str) -> AsyncIterator[list[bytes]]:
         yield item
 
 
-def _whole_lines(file: str) -> Iterator[list[bytes]]:
-    # Unbuffered: a read returns what is there, so that a line typed, or written by `tail -f`, goes at once. And not
-    # sys.stdin, whose lock, held by a waiting thread, makes an interrupted interpreter abort.
+def _read_whole_lines(file: str) -> Iterator[list[bytes]]:
+    # Unbuffered: a read returns what is available, so that lines from a keyboard or `tail -f` are sent at once. Not
+    # # sys.stdin: a waiting thread holds its lock, and an interrupted interpreter would abort.
     with open(0 if file == STDIN else file, "rb", buffering=0, closefd=file != STDIN) as handle:
-        yield from _split(handle)
+        yield from _split_lines(handle)
 
 
-def _split(handle: FileIO) -> Iterator[list[bytes]]:
+def _split_lines(handle: FileIO) -> Iterator[list[bytes]]:
     rest: list[bytes] = []
     while data := handle.read(_CHUNK):
         first, *others = data.split(b"\n")

@@ -1,4 +1,4 @@
-"""Which commands there are; each one's module is imported only when it is used, so that --help is quick."""
+"""The table of commands. A command's module is imported on first use, which keeps --help fast."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import click
 from memstream_server.cli.failures import AS_JSON, EXIT_CODES, Failure, Misuse
 
 COMMANDS = {
-    "serve": ("serve", "Run a server until it is told to stop."),
+    "serve": ("serve", "Run a server until SIGTERM or SIGINT."),
     "observe": ("observe", "Send observations from files or standard input into a memory."),
-    "recall": ("recall", "Ask what a memory knows."),
+    "recall": ("recall", "Query a memory."),
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
-    "stats": ("showing", "Count what a memory holds."),
-    "info": ("showing", "Show what the server is and can do."),
-    "export": ("transfer", "Write a memory, or all of a namespace, to a file."),
-    "import": ("transfer", "Bring an export into a server."),
-    "adopt": ("adopt", "Bring a Milvus collection into a new memory, as its long-term memory."),
-    "erase": ("long_work", "Erase fragments for good, with all that derives from them."),
-    "purge": ("long_work", "Erase now what is forgotten and past its grace."),
-    "reindex": ("long_work", "Rebuild the vector index, or embed everything anew."),
-    "operations": ("long_work", "List long work, look at it, wait for it, cancel it."),
-    "keys": ("keys", "Make, list and revoke API keys."),
-    "healthcheck": ("healthcheck", "Say by the exit code whether the server of these settings serves."),
+    "stats": ("showing", "Count a memory's fragments."),
+    "info": ("showing", "Show the server's version, models, capabilities and limits."),
+    "export": ("transfer", "Export a memory or a namespace to a file."),
+    "import": ("transfer", "Import an export into a server."),
+    "adopt": ("adopt", "Import a Milvus collection as the long-term tier of a new memory."),
+    "erase": ("long_work", "Erase fragments permanently, with everything derived from them."),
+    "purge": ("long_work", "Erase forgotten fragments past their grace period now."),
+    "reindex": ("long_work", "Rebuild the vector index, or re-embed all content."),
+    "operations": ("long_work", "List, show, await and cancel operations."),
+    "keys": ("keys", "Create, list and revoke API keys."),
+    "healthcheck": ("healthcheck", "Exit with 0 if the server with these settings is serving."),
     "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
-    "backup": ("data", "Copy the journal of a data directory, also while its server runs."),
-    "verify": ("verify", "Check that a journal holds what its event logs say."),
-    "doctor": ("doctor", "Say what is wrong with a data directory, and what to do."),
-    "restore": ("data", "Put a backup into a data directory whose server is stopped."),
+    "backup": ("data", "Copy the journal of a data directory, even while its server runs."),
+    "verify": ("verify", "Check a journal against its event logs."),
+    "doctor": ("doctor", "Diagnose a data directory and say what to do."),
+    "restore": ("data", "Restore a backup into a data directory whose server is stopped."),
 }
 """Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""How writing to where the output goes may fail."""
+"""Error numbers of a failed write to the output."""
 
 _INTRODUCTION = """A memory server for agents, and its client on the command line.
 
@@ -47,15 +47,15 @@ _INTRODUCTION = """A memory server for agents, and its client on the command lin
   memstream observe --create demo/joy notes.txt          # in another
   memstream recall demo/joy "when does the train leave?" --explain
 
-A memory is named NAMESPACE/NAME. The server asked is --target, else $MEMSTREAM_TARGET, else 127.0.0.1:7700.
-`memstream COMMAND --help` says more, with examples.
+A memory is named NAMESPACE/NAME. Commands connect to --target, else $MEMSTREAM_TARGET, else 127.0.0.1:7700.
+`memstream COMMAND --help` shows details and examples.
 """
 
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
     if not asked:
         return
-    from importlib import metadata  # as long as all the rest of --help
+    from importlib import metadata  # slow: takes as long as the rest of --help
 
     try:
         version = metadata.version("memstream")
@@ -88,14 +88,14 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except ValueError as error:
-            from memstream.errors import InvalidArgument  # what raised it has imported it; --help does not
+            from memstream.errors import InvalidArgument  # imported late: --help does not need it
 
             if isinstance(error, InvalidArgument):
                 raise Misuse(error.summary()) from error
             raise
         except OSError as error:
             if error.errno not in _UNWRITABLE or error.filename is not None:
-                raise  # a broken pipe too, which click takes for the end that it is
+                raise  # includes a broken pipe, which click handles
             raise Failure(f"the output could not be written: {error.strerror or error}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,7 +104,8 @@ class LazyGroup(click.Group):
 
 
 def _check_decoded(number: int, word: str) -> None:
-    """Raises Misuse for a word whose bytes are not in the encoding of the command line: Python gives surrogates."""
+    """Raises Misuse for a word with bytes that are invalid in the locale's encoding; Python decodes them to
+    surrogates."""
     wrong = next((at for at, character in enumerate(word) if "\ud800" <= character <= "\udfff"), None)
     if wrong is not None:
         shown = "".join(map(_byte_or_character, word))
@@ -113,7 +114,7 @@ def _check_decoded(number: int, word: str) -> None:
 
 
 def _byte_or_character(character: str) -> str:
-    """As in a bytes literal, where Python has put a surrogate for a byte."""
+    """Formats a character; a surrogate that Python uses for an invalid byte as in a bytes literal."""
     is_byte = "\udc80" <= character <= "\udcff"
     return f"\\x{ord(character) - 0xDC00:02x}" if is_byte else ascii(character)[1:-1]
 
@@ -137,13 +138,13 @@ def root() -> None:
 
 
 def main() -> None:
-    """Run the command line and exit with one of the codes of failures.py."""
-    _open_closed()
+    """Runs the command line and exits with one of the codes in failures.py."""
+    _open_closed_streams()
     root.main(prog_name="memstream")
 
 
-def _open_closed() -> None:
-    """Standard streams that whoever started this closed: else the next file or socket would be taken for them."""
+def _open_closed_streams() -> None:
+    """Opens standard streams that the parent process closed: else the next file or socket would get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # takes the number that is free
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the free number

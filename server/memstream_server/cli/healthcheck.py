@@ -1,7 +1,8 @@
-"""`memstream healthcheck`: whether the server of these settings serves; for containers that have no gRPC or HTTP probe.
+"""`memstream healthcheck`: whether the server with these settings is serving, for containers without gRPC or HTTP
+probes.
 
-The server's own settings say where it listens and with which TLS. It proves to be that server by its certificate alone,
-whatever names are in it, and where it asks for a client certificate it is shown its own.
+The server's settings give its address and TLS files. The check trusts exactly the server's certificate, whatever names
+it has, and presents it as the client certificate if the server requires one.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from memstream_server.settings import Settings, SettingsError, load, parse_liste
 
 READY = "memstream.v1.StreamService"
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a server is reached that listens on every address."""
+"""Addresses to connect to when the server listens on all addresses."""
 
 
-@click.command("healthcheck", short_help="Say by the exit code whether the server of these settings serves.")
-@click.option("--config", type=click.Path(path_type=Path), help="The server's settings file; else $MEMSTREAM_CONFIG.")
-@click.option("--listen", help="The server's listen, where a flag of `serve` has set it.")
-@click.option("--service", default=READY, show_default=True, help="Which service must serve.")
+@click.command("healthcheck", short_help="Exit with 0 if the server with these settings is serving.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="The server's settings file. Default: $MEMSTREAM_CONFIG."
+)
+@click.option("--listen", help="The server's --listen, if set by a flag of `serve`.")
+@click.option("--service", default=READY, show_default=True, help="The service to check.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=4.0, show_default=True)
 @click.option(
     *("--tls-cert", "certificate"),
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="MEMSTREAM_TLS_CERT",
     show_envvar=True,
-    help="Client certificate to show instead of the server's own, PEM.",
+    help="Client certificate to present instead of the server's own, PEM.",
 )
 @click.option(
     *("--tls-key", "key"),
@@ -50,10 +53,10 @@ def healthcheck_command(
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask the server's health service once: exit code 0 if it serves, else 1.
+    """Query the server's health service once: exit code 0 if it is serving, else 1.
 
-    It reads the settings as `memstream serve` does: MEMSTREAM_ variables and the file of --config. No credential but
-    a client certificate is needed.
+    The command reads the same settings as `memstream serve`: MEMSTREAM_ variables and the file of --config. It needs no
+    credential except a client certificate.
 
     \b
       memstream healthcheck
@@ -61,8 +64,8 @@ def healthcheck_command(
     """
     try:
         settings = load(config, {"listen": listen})
-        target = _target(settings)
-        _check(target, service, timeout_s, _credentials(settings, certificate, key))
+        target = _server_target(settings)
+        _check_health(target, service, timeout_s, _tls_credentials(settings, certificate, key))
     except SettingsError as error:
         raise Failure(str(error)) from error
     except OSError as error:
@@ -71,7 +74,7 @@ def healthcheck_command(
         print_json({"target": target, "service": service, "serves": True})
 
 
-def _target(settings: Settings) -> str:
+def _server_target(settings: Settings) -> str:
     listen = settings.listen
     if settings.port_file is not None and settings.port_file.exists():
         listen = settings.port_file.read_text(encoding="utf-8").strip()
@@ -84,10 +87,10 @@ def _target(settings: Settings) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _credentials(
+def _tls_credentials(
     settings: Settings, certificate: Path | None, key: Path | None
 ) -> tuple[bytes, bytes | None, bytes | None] | None:
-    """Trusted certificate, key and certificate to show; None where the server has no TLS. Raises OSError."""
+    """Trusted certificate, client key and client certificate; None if the server has no TLS. Raises OSError."""
     if settings.tls_cert_file is None or settings.tls_key_file is None:
         return None
     own = settings.tls_cert_file.read_bytes()
@@ -98,7 +101,9 @@ def _credentials(
     return own, None, None
 
 
-def _check(target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes | None, bytes | None] | None) -> None:
+def _check_health(
+    target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes | None, bytes | None] | None
+) -> None:
     import grpc
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
     from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -106,26 +111,28 @@ def _check(target: str, service: str, timeout_s: float, tls: tuple[bytes, bytes 
     if tls is None:
         channel = grpc.insecure_channel(target)
     else:
-        named = [("grpc.ssl_target_name_override", _name_in(tls[0]))]
+        named = [("grpc.ssl_target_name_override", _certificate_name(tls[0]))]
         channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*tls), options=named)
     with channel:
         try:
             stub: Any = HealthStub(channel)
             answer = stub.Check(HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise Failure(f"{target} does not answer: {error.code().name}: {error.details()}{_hint(tls)}") from error
+            raise Failure(
+                f"{target} does not answer: {error.code().name}: {error.details()}{_tls_hint(tls)}"
+            ) from error
     if answer.status != HealthCheckResponse.SERVING:
         raise Failure(f"{service} at {target} does not serve")
 
 
-def _hint(tls: tuple[bytes, bytes | None, bytes | None] | None) -> str:
+def _tls_hint(tls: tuple[bytes, bytes | None, bytes | None] | None) -> str:
     if tls is None or tls[1] is None:
         return ""
-    return " (the client certificate must be signed by tls_client_ca_file: --tls-cert and --tls-key give another)"
+    return " (the client certificate must be signed by tls_client_ca_file: pass another with --tls-cert and --tls-key)"
 
 
-def _name_in(pem: bytes) -> str:
-    """A name that the certificate is valid for. Raises Failure."""
+def _certificate_name(pem: bytes) -> str:
+    """A name for which the certificate is valid. Raises Failure."""
     from cryptography import x509
 
     try:

@@ -1,4 +1,4 @@
-"""`memstream keys`: the file of API keys that a server reads (`api_keys_file`). No server is asked."""
+"""`memstream keys`: manages the file of API keys that a server reads (`api_keys_file`), without a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, one_line, print_json, table, write
+from memstream_server.cli.output import create_table, escape_line, open_console, print_json, print_parts
 from memstream_server.rpc.access import keys
 from memstream_server.rpc.access.files import AccessError
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _file_option(command: F) -> F:
-    """Give a command --file; a refusal of the file ends it."""
+    """Adds --file to a command; an invalid file ends the command."""
 
     @click.option(
         "--file",
@@ -30,21 +30,20 @@ def _file_option(command: F) -> F:
         help="The file of keys.",
     )
     @functools.wraps(command)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
         except AccessError as error:
             raise Failure(str(error)) from error
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
-@click.group("keys", short_help="Make, list and revoke API keys.")
+@click.group("keys", short_help="Create, list and revoke API keys.")
 def keys_command() -> None:
-    """Make, list and revoke the API keys of a server.
+    """Create, list and revoke the API keys of a server.
 
-    The server reads the file again when it changes. What a key may do is said in its access_policy_file, where it is
-    called key:NAME.
+    The server reloads the file when it changes. Its access_policy_file grants permissions to a key, as key:NAME.
 
     \b
       memstream keys create joy --file keys.json
@@ -53,12 +52,12 @@ def keys_command() -> None:
     """
 
 
-@keys_command.command("create", short_help="Make a key and print it, once.")
+@keys_command.command("create", short_help="Create a key and print it once.")
 @click.argument("name")
 @_file_option
 @json_option
 def create(name: str, file: Path, as_json: bool) -> None:
-    """Make a key for NAME and print it. It is not kept: the file has a hash of it."""
+    """Create a key for NAME and print it. The file only stores its hash."""
     key, given = keys.create(file, name)
     if as_json:
         print_json({"id": key.id, "name": key.name, "created": key.created, "key": given})
@@ -71,24 +70,24 @@ def create(name: str, file: Path, as_json: bool) -> None:
 @_file_option
 @json_option
 def listing(file: Path, as_json: bool) -> None:
-    """List the keys, the oldest first."""
+    """List the keys, oldest first."""
     there = keys.read(file)
     if as_json:
         for key in there:
             print_json({"id": key.id, "name": key.name, "created": key.created})
         return
-    grid = table("id", "name", "created")
+    grid = create_table("id", "name", "created")
     for key in there:
-        grid.add_row(key.id, one_line(key.name, 128), key.created)
-    write(console(), grid)
+        grid.add_row(key.id, escape_line(key.name, 128), key.created)
+    print_parts(open_console(), grid)
 
 
-@keys_command.command("revoke", short_help="Take a key away.")
+@keys_command.command("revoke", short_help="Revoke a key.")
 @click.argument("id")
 @_file_option
 @json_option
 def revoke(id: str, file: Path, as_json: bool) -> None:
-    """Take the key with this ID away. Servers refuse it within seconds, and end the streams that it opened."""
+    """Revoke the key with this ID. Servers reject it within seconds, and end the streams that it opened."""
     gone = keys.revoke(file, id)
     if as_json:
         print_json({"id": gone.id, "name": gone.name})

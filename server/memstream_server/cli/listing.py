@@ -12,13 +12,22 @@ from memstream.client import Client
 from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, one_line, print_json, say, table, when, words, write
+from memstream_server.cli.output import (
+    create_table,
+    escape_line,
+    format_time,
+    fragment_text,
+    open_console,
+    print_json,
+    print_line,
+    print_parts,
+)
 from memstream_server.cli.server import Server, server_options
 
 T = TypeVar("T")
 
 ROWS = 50
-"""Rows of a table when --limit is not given; JSON is then complete."""
+"""Default --limit of a table; JSON has no limit by default."""
 _WORDS_SHOWN = 200
 _PAGE = 500
 
@@ -26,9 +35,9 @@ _PAGE = 500
 @click.command("list", short_help="List namespaces, a namespace's memories, or a memory's fragments.")
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", required=False)
 @filter_options
-@click.option("--forgotten", is_flag=True, help="The forgotten fragments instead of the remembered ones.")
+@click.option("--forgotten", is_flag=True, help="List forgotten fragments instead of the others.")
 @click.option(
-    "--limit", type=click.IntRange(min=0), help=f"At most so many, 0 for all. Default: {ROWS}; with --json all."
+    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
 )
 @server_options
 @json_option
@@ -37,7 +46,7 @@ def list_command(
 ) -> None:
     """List the namespaces, the memories of a NAMESPACE, or the fragments of a MEMORY (NAMESPACE/NAME).
 
-    The flags that choose are for fragments. With --json each is a line of its own.
+    Filter flags apply to fragments. With --json, each item is one line.
 
     \b
       memstream list
@@ -46,64 +55,66 @@ def list_command(
       memstream list demo/joy --tier long_term --json | wc -l
     """
     if (chosen is not None or forgotten) and (name is None or "/" not in name):
-        raise click.UsageError("Filters choose fragments: name a memory, as NAMESPACE/NAME.")
+        raise click.UsageError("Filters apply to fragments: name a memory, as NAMESPACE/NAME.")
     most = (0 if as_json else ROWS) if limit is None else limit
     if name is None:
-        _namespaces(server, most, as_json)
+        _list_namespaces(server, most, as_json)
     elif "/" in name:
-        _fragments(server, name, chosen, forgotten, most, as_json)
+        _list_fragments(server, name, chosen, forgotten, most, as_json)
     else:
-        _memories(server, name, most, as_json)
+        _list_memories(server, name, most, as_json)
 
 
-def _namespaces(server: Server, most: int, as_json: bool) -> None:
-    grid = table("namespace", "memories", numbers=["memories"])
+def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
+    grid = create_table("namespace", "memories", numbers=["memories"])
 
     async def listed(client: Client) -> bool:
         def row(item: Namespace) -> None:
             grid.add_row(item.name, f"{item.memories:,}")
 
-        return await _each(client.list_namespaces(page_size=_page(most)), most, as_json, row)
+        return await _emit_items(client.list_namespaces(page_size=_page_size(most)), most, as_json, row)
 
-    _print(grid, server.ask(listed), most, as_json, "no namespace has a memory yet")
+    _print_table(grid, server.run_with_client(listed), most, as_json, "no namespace has a memory yet")
 
 
-def _memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
-    grid = table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
+def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
+    grid = create_table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
 
     async def listed(client: Client) -> bool:
         def row(item: MemoryInfo) -> None:
             profile = item.policy.profile.value if item.policy.profile else ""
-            grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", when(item.create_time))
+            grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", format_time(item.create_time))
 
-        return await _each(client.list_memories(namespace, page_size=_page(most)), most, as_json, row)
+        return await _emit_items(client.list_memories(namespace, page_size=_page_size(most)), most, as_json, row)
 
-    _print(grid, server.ask(listed), most, as_json, f"namespace {namespace} has no memory")
+    _print_table(grid, server.run_with_client(listed), most, as_json, f"namespace {namespace} has no memory")
 
 
-def _fragments(server: Server, memory: str, chosen: Filter | None, forgotten: bool, most: int, as_json: bool) -> None:
+def _list_fragments(
+    server: Server, memory: str, chosen: Filter | None, forgotten: bool, most: int, as_json: bool
+) -> None:
     columns = ("id", "tier", "perceived", "speaker", "session", "importance", "content")
-    grid = table(*columns, numbers=["importance"], wide="content")
+    grid = create_table(*columns, numbers=["importance"], wide="content")
 
     async def listed(client: Client) -> bool:
         def row(item: Fragment) -> None:
             tier = item.tier.value if item.tier else ""
-            said = (one_line(each, 40) for each in (item.speaker, item.session))
-            content = one_line(words(item), _WORDS_SHOWN)
-            grid.add_row(item.id, tier, when(item.observe_time), *said, f"{item.importance:.2f}", content)
+            said = (escape_line(each, 40) for each in (item.speaker, item.session))
+            content = escape_line(fragment_text(item), _WORDS_SHOWN)
+            grid.add_row(item.id, tier, format_time(item.observe_time), *said, f"{item.importance:.2f}", content)
 
-        listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page(most))
-        return await _each(listing, most, as_json, row)
+        listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page_size(most))
+        return await _emit_items(listing, most, as_json, row)
 
-    _print(grid, server.ask(listed), most, as_json, "no fragment")
+    _print_table(grid, server.run_with_client(listed), most, as_json, "no fragment")
 
 
-def _page(most: int) -> int:
+def _page_size(most: int) -> int:
     return min(most + 1, _PAGE) if most else _PAGE
 
 
-async def _each(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
-    """Print or note the first `most` (0: all); whether there are more."""
+async def _emit_items(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
+    """Prints or collects the first `most` items (0: all) and returns whether there are more."""
     count = 0
     async for item in items:
         if most and count == most:
@@ -116,12 +127,12 @@ async def _each(items: AsyncIterator[T], most: int, as_json: bool, row: Callable
     return False
 
 
-def _print(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
+def _print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
     if as_json:
         return
     if grid.row_count:
-        write(console(), grid)
+        print_parts(open_console(), grid)
     else:
-        say(nothing, err=True)
+        print_line(nothing, err=True)
     if more:
-        say(f"the first {most:,}; there are more: --limit 0 shows all", err=True)
+        print_line(f"the first {most:,}; there are more: --limit 0 shows all", err=True)

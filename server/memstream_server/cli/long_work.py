@@ -1,4 +1,4 @@
-"""`memstream operations`, `reindex`, `purge` and `erase`: long work is started, followed, waited for and cancelled."""
+"""`memstream operations`, `reindex`, `purge` and `erase`: start, list, await and cancel operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from memstream.resources import Operation
 from memstream.values import Filter, OperationState
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import filter_options, json_option
-from memstream_server.cli.output import console, facts, print_json, say, table, when, write
+from memstream_server.cli.output import (
+    create_table,
+    facts_table,
+    format_time,
+    open_console,
+    print_json,
+    print_line,
+    print_parts,
+)
 from memstream_server.cli.server import Server, server_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,16 +30,16 @@ ROWS = 50
 
 
 def wait_option(command: F) -> F:
-    """Give a command --wait, as `wait`."""
-    return click.option("--wait", is_flag=True, help="Wait for its end, with a progress bar.")(command)
+    """Adds --wait to a command, as `wait`."""
+    return click.option("--wait", is_flag=True, help="Wait until the operation ends, with a progress bar.")(command)
 
 
-@click.group("operations", short_help="List long work, look at it, wait for it, cancel it.")
+@click.group("operations", short_help="List, show, await and cancel operations.")
 def operations_command() -> None:
-    """List long work, look at it, wait for it, cancel it.
+    """List, show, await and cancel operations.
 
-    What was started goes on without the command that started it, and after a restart of the server. It can be read
-    for 7 days after its end.
+    An operation runs independently of the command that started it, and resumes after a restart of the server. The
+    server keeps it for 7 days after its end.
 
     \b
       memstream operations list demo
@@ -41,34 +49,34 @@ def operations_command() -> None:
 
 @operations_command.command("list")
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", default="")
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=ROWS, show_default=True, help="At most so many, 0 for all."
-)
+@click.option("--limit", type=click.IntRange(min=0), default=ROWS, show_default=True, help="Maximum number, 0 for all.")
 @server_options
 @json_option
 def list_operations(name: str, limit: int, server: Server, as_json: bool) -> None:
-    """List operations, the newest first; with --json each is a line of its own."""
+    """List operations, newest first; with --json, each is one line."""
     namespace, _, memory = name.partition("/")
-    grid = table("id", "type", "on", "state", "done", "started", "ended")
+    grid = create_table("id", "type", "on", "state", "done", "started", "ended")
 
     async def listed(client: Client) -> None:
         count = 0
         async for each in client.operations(namespace, memory):
             if limit and count == limit:
-                say(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
+                print_line(f"the first {limit:,}; there are more: --limit 0 shows all", err=True)
                 return
             count += 1
             if as_json:
                 print_json(each)
             else:
-                started, ended = when(each.create_time), when(each.end_time)
-                grid.add_row(each.id, each.type, _on(each), each.state.value, _done(each), started, ended)
+                started, ended = format_time(each.create_time), format_time(each.end_time)
+                grid.add_row(
+                    each.id, each.type, _format_subject(each), each.state.value, _format_progress(each), started, ended
+                )
 
-    server.ask(listed)
+    server.run_with_client(listed)
     if grid.row_count:
-        write(console(), grid)
+        print_parts(open_console(), grid)
     elif not as_json:
-        say("no operation", err=True)
+        print_line("no operation", err=True)
 
 
 @operations_command.command("get")
@@ -76,8 +84,8 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
 @server_options
 @json_option
 def get_operation(id: str, server: Server, as_json: bool) -> None:
-    """Show how far the operation ID is."""
-    _show(server.ask(lambda client: client.operation(id)), as_json)
+    """Show the state and progress of the operation ID."""
+    _print_operation(server.run_with_client(lambda client: client.operation(id)), as_json)
 
 
 @operations_command.command("cancel")
@@ -85,8 +93,8 @@ def get_operation(id: str, server: Server, as_json: bool) -> None:
 @server_options
 @json_option
 def cancel_operation(id: str, server: Server, as_json: bool) -> None:
-    """Ask the operation ID to end. What it has done stays done."""
-    _show(server.ask(lambda client: client.cancel_operation(id)), as_json)
+    """Cancel the operation ID. Completed work is kept."""
+    _print_operation(server.run_with_client(lambda client: client.cancel_operation(id)), as_json)
 
 
 @operations_command.command("wait")
@@ -94,114 +102,117 @@ def cancel_operation(id: str, server: Server, as_json: bool) -> None:
 @server_options
 @json_option
 def wait_operation(id: str, server: Server, as_json: bool) -> None:
-    """Wait for the end of the operation ID; exit code 1 when it failed or was cancelled."""
-    _follow(server, lambda client: client.operation(id), True, as_json)
+    """Wait until the operation ID ends; exit code 1 if it failed or was cancelled."""
+    _start_and_show(server, lambda client: client.operation(id), True, as_json)
 
 
-@click.command("reindex", short_help="Rebuild the vector index, or embed everything anew.")
-@click.option("--embed", is_flag=True, help="Compute every vector anew with the server's embedding model.")
+@click.command("reindex", short_help="Rebuild the vector index, or re-embed all content.")
+@click.option("--embed", is_flag=True, help="Recompute all vectors with the server's embedding model.")
 @wait_option
 @server_options
 @json_option
 def reindex_command(embed: bool, wait: bool, server: Server, as_json: bool) -> None:
-    """Rebuild the vector index from the journal's vectors, through the running server; recalls go on.
+    """Rebuild the vector index of a running server from the journal's vectors; recalls keep working.
 
     \b
       memstream reindex --wait
     """
-    _follow(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
+    _start_and_show(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
 
 
-@click.command("purge", short_help="Erase now what is forgotten and past its grace.")
+@click.command("purge", short_help="Erase forgotten fragments past their grace period now.")
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", default="")
 @wait_option
 @server_options
 @json_option
 def purge_command(name: str, wait: bool, server: Server, as_json: bool) -> None:
-    """Erase now, instead of in time, the forgotten fragments whose grace has passed: of a memory, a namespace, or all.
+    """Erase the forgotten fragments past their grace period now: of a memory, a namespace, or all.
 
     \b
       memstream purge demo --wait
     """
     namespace, _, memory = name.partition("/")
-    _follow(server, lambda client: client.start_purge(namespace, memory), wait, as_json)
+    _start_and_show(server, lambda client: client.start_purge(namespace, memory), wait, as_json)
 
 
-@click.command("erase", short_help="Erase fragments for good, with all that derives from them.")
+@click.command("erase", short_help="Erase fragments permanently, with everything derived from them.")
 @click.argument("memory", metavar="MEMORY")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @wait_option
 @server_options
 @json_option
 def erase_command(
     memory: str, ids: tuple[str, ...], chosen: Filter | None, yes: bool, wait: bool, server: Server, as_json: bool
 ) -> None:
-    """Erase fragments of a MEMORY by id, or by the flags that choose, forgotten and pinned ones included.
+    """Erase fragments of a MEMORY by id or by filter flags, including forgotten and pinned ones.
 
-    Their words and vectors, and what was derived from them, leave every file of the server's data directory. It cannot
-    be undone; backups made before keep them.
+    This removes their content and vectors, and everything derived from them, from every file of the server's data
+    directory. It cannot be undone; earlier backups still contain them.
 
     \b
       memstream erase demo/joy 01KAB3XJ8Q6C0V7T2N4M5P9RSW --wait
       memstream erase demo/joy --speaker Bob --yes
     """
     if not ids and chosen is None:
-        raise click.UsageError("Say which fragments: ids, or a flag that chooses.")
+        raise click.UsageError("Name fragments by id, or pass a filter flag.")
     if not yes:
-        click.confirm(f"Erase {f'{len(ids):,} fragments' if ids else 'what the flags choose'} for good?", abort=True)
-    _follow(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
+        click.confirm(
+            f"Permanently erase {f'{len(ids):,} fragments' if ids else 'all fragments that match the filter'}?",
+            abort=True,
+        )
+    _start_and_show(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
 
 
-def _follow(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
-    """Show the operation as it begins, or once it has ended."""
+def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
+    """Starts an operation and shows it, or with `wait` shows it after its end."""
 
     async def followed(client: Client) -> Operation:
         begun = await begin(client)
         if not wait:
             return begun
-        async with _bar(begun, as_json) as told:
+        async with _progress_bar(begun, as_json) as told:
             return await client.finished(begun, told)
 
-    operation = server.ask(followed)
-    _show(operation, as_json)
+    operation = server.run_with_client(followed)
+    _print_operation(operation, as_json)
     if operation.state is OperationState.CANCELLED:
-        raise Failure("it was cancelled; what it had done stays done")
+        raise Failure("the operation was cancelled; completed work is kept")
     if not wait and not as_json:
-        say(f"it goes on by itself: memstream operations wait {operation.id}", err=True)
+        print_line(f"the operation continues on the server: memstream operations wait {operation.id}", err=True)
 
 
 @asynccontextmanager
-async def _bar(operation: Operation, quiet: bool) -> AsyncIterator[Callable[[Operation], None]]:
-    """A bar on standard error, if that is a terminal."""
+async def _progress_bar(operation: Operation, quiet: bool) -> AsyncIterator[Callable[[Operation], None]]:
+    """Shows a progress bar on standard error, if that is a terminal."""
     columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    out = console(stderr=True)
+    out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
         task = bars.add_task(operation.type, total=operation.total or None)
         yield lambda now: bars.update(task, completed=now.done, total=now.total or None)
 
 
-def _show(operation: Operation, as_json: bool) -> None:
+def _print_operation(operation: Operation, as_json: bool) -> None:
     if as_json:
         print_json(operation)
         return
     pairs: list[tuple[str, object]] = [
         ("id", operation.id),
         ("type", operation.type),
-        ("on", _on(operation)),
+        ("on", _format_subject(operation)),
         ("state", operation.state.value),
-        ("done", _done(operation)),
+        ("done", _format_progress(operation)),
         ("started", operation.create_time),
         ("ended", operation.end_time),
         ("error", None if operation.error is None else operation.error.message),
     ]
-    write(console(), facts(pairs))
+    print_parts(open_console(), facts_table(pairs))
 
 
-def _on(operation: Operation) -> str:
+def _format_subject(operation: Operation) -> str:
     return f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace or "everything"
 
 
-def _done(operation: Operation) -> str:
+def _format_progress(operation: Operation) -> str:
     return f"{operation.done:,} of {operation.total:,} {operation.unit}" if operation.total else f"{operation.done:,}"

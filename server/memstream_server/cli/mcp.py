@@ -1,4 +1,4 @@
-"""`memstream mcp`: a memory of a running server as tools of the Model Context Protocol."""
+"""`memstream mcp`: serves a memory of a running server as tools of the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ TOKEN_CHARS_MIN = 16
 
 
 @click.command("mcp", short_help="Serve a memory's tools over the Model Context Protocol.")
-@click.option("--memory", required=True, metavar="NAMESPACE/NAME", help="The agent's memory; made when first used.")
-@click.option("--any-memory", is_flag=True, help="Let the tools name other memories of the server too.")
+@click.option("--memory", required=True, metavar="NAMESPACE/NAME", help="The agent's memory; created on first use.")
+@click.option("--any-memory", is_flag=True, help="Let the tools use other memories of the server too.")
 @click.option(
     "--transport",
     type=click.Choice(["stdio", "http"]),
     default="stdio",
     show_default=True,
-    help="stdio: for the one host that starts this command. http: streamable HTTP, for any number.",
+    help="stdio: one host, which starts this command. http: streamable HTTP, any number of hosts.",
 )
 @click.option(
     "--listen",
     default="127.0.0.1:7710",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to serve HTTP; port 0 takes a free one.",
+    help="Address for HTTP; port 0 chooses a free port.",
 )
 @click.option(
     "--http-token-file",
@@ -40,7 +40,7 @@ TOKEN_CHARS_MIN = 16
     envvar="MEMSTREAM_MCP_HTTP_TOKEN_FILE",
     show_envvar=True,
     metavar="FILE",
-    help="Holds the bearer token that every HTTP request must have; without it nobody is asked for one.",
+    help="File with the bearer token that every HTTP request must carry. Default: no authentication.",
 )
 @server_options
 @json_option
@@ -53,13 +53,13 @@ def mcp_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Serve observe, recall, forget and list of a memory to agent hosts that speak MCP.
+    """Serve the tools observe, recall, forget and list of a memory to agent hosts that speak MCP.
 
-    It is a client of the server at --target. Over HTTP it listens on loopback unless told otherwise, and asks for a
-    token if it is given one.
+    The command is a client of the server at --target. HTTP listens on loopback by default, and requires a token if
+    --http-token-file is set.
 
     \b
-      memstream mcp --memory demo/joy                                # a host starts this
+      memstream mcp --memory demo/joy                                # started by a host
       memstream mcp --memory demo/joy --transport http --listen 127.0.0.1:7710
     """
     try:
@@ -68,34 +68,34 @@ def mcp_command(
         if error.name is None or error.name.partition(".")[0] == "memstream":
             raise
         raise Failure(f"{error.name} is not installed: pip install 'memstream[mcp]'") from error
-    token = _token(http_token_file) if http_token_file is not None else ""
-    bound = _bound(listen) if transport == "http" else None
+    token = _read_token(http_token_file) if http_token_file is not None else ""
+    bound = _bind_socket(listen) if transport == "http" else None
 
     async def serve(client: Client) -> None:
         served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target, token=token)
         if bound is None:
             await mcp.serve_stdio(served)
         else:
-            _announce(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
+            _announce_url(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
             await mcp.serve_http(served, bound)
 
-    server.ask(serve)
+    server.run_with_client(serve)
 
 
-def _announce(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
+def _announce_url(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
     host, port = bound.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
     click.echo(json.dumps({"memory": memory, "url": url}) if as_json else f"{memory} is served at {url}")
     if not ipaddress.ip_address(host).is_loopback:
         warning = (
-            "what is said here is not encrypted, the token included: put a proxy with TLS before it"
+            "traffic is not encrypted, including the token: put a TLS proxy in front"
             if asks
-            else "whoever reaches this address can read and change the memory: give it a --http-token-file"
+            else "anyone who can reach this address can read and change the memory: pass --http-token-file"
         )
         click.echo(f"memstream: warning: {warning}", err=True)
 
 
-def _token(file: Path) -> str:
+def _read_token(file: Path) -> str:
     try:
         token = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +105,7 @@ def _token(file: Path) -> str:
     return token
 
 
-def _bound(listen: str) -> socket.socket:
+def _bind_socket(listen: str) -> socket.socket:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65_535:
         raise Misuse(f"--listen is {listen!r}: give HOST:PORT, for instance 127.0.0.1:7710")

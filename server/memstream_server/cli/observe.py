@@ -1,4 +1,4 @@
-"""`memstream observe`: lines or JSON objects from files or standard input, delivered once, with progress."""
+"""`memstream observe`: sends lines or JSON objects from files or standard input, exactly once, with progress."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from memstream.memory import Memory
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
-from memstream_server.cli.feeds import STDIN, Contents, Feed, Problem, contents, plan, records
+from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_feeds, read_records, scan_feed
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, say
+from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.records import Format, Malformed
 from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.tally import Tally
 
 PROBLEMS_SHOWN = 20
-"""Lines listed of those that were rejected."""
+"""Rejected lines that are listed."""
 INTERRUPTED = 130
 _REFRESH_S = 0.1
 
@@ -37,27 +37,27 @@ _REFRESH_S = 0.1
     type=click.Choice([each.value for each in Format]),
     default=Format.AUTO.value,
     show_default=True,
-    help="How input is written.",
+    help="Format of the input.",
 )
-@click.option("--session", default="", metavar="NAME", help="Session of observations that name none.")
+@click.option("--session", default="", metavar="NAME", help="Session of observations without one.")
 @click.option(
-    "--producer", metavar="NAME", help="Who numbers the observations. Default: made from each file's identity."
+    "--producer", metavar="NAME", help="Name that numbers the observations. Default: derived from each file's identity."
 )
 @click.option(
     "--resume/--no-resume",
     default=None,
-    help="Skip what this producer has sent before. Default: yes, but not for pipes.",
+    help="Skip what this producer has already sent. Default: yes, except for pipes.",
 )
-@click.option("--create", is_flag=True, help="Make the memory if it is not there.")
+@click.option("--create", is_flag=True, help="Create the memory if it does not exist.")
 @click.option(
     "--kind",
     type=click.Choice([each.value for each in MemoryKind]),
-    help="With --create: which tiers it has. Default: hybrid.",
+    help="With --create: the memory's tiers. Default: hybrid.",
 )
 @click.option(
     "--profile",
     type=click.Choice([each.value for each in Profile]),
-    help="With --create: where its policy's defaults come from.",
+    help="With --create: the source of its policy's defaults.",
 )
 @server_options
 @json_option
@@ -74,14 +74,14 @@ def observe_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Send observations into MEMORY (NAMESPACE/NAME), from FILES or standard input (-), each line one.
+    """Send observations into MEMORY (NAMESPACE/NAME), from FILES or standard input (-), one per line.
 
-    A line is plain words, or a JSON object: text (or content, or structured), speaker, session, time, importance
-    (0 to 1), metadata, external_id, embedding, ttl (seconds), expire_time, token_count; all but the first optional.
+    A line is plain text, or a JSON object: text (or content, or structured), speaker, session, time, importance
+    (0 to 1), metadata, external_id, embedding, ttl (seconds), expire_time, token_count; all but the first are optional.
 
-    Returns when everything is stored. An observation that the server rejects is listed with its line, and the rest
-    goes on. A file is read where the last run stopped, when it was broken off or the file has grown: the same command
-    again is always safe. A file's identity is host, path and first line; --producer names one that lasts longer.
+    The command returns when everything is stored. It lists observations that the server rejects with their lines, and
+    sends the rest. After an interruption, or when the file has grown, the same command continues where the last run
+    stopped, so repeating it is always safe. A file's identity is host, path and first line; --producer overrides it.
 
     \b
       memstream observe --create demo/joy notes.txt
@@ -90,10 +90,10 @@ def observe_command(
       echo '{"text": "My name is Bob", "speaker": "user"}' | memstream observe demo/joy
     """
     if (kind or profile) and not create:
-        raise click.UsageError("--kind and --profile say how a memory is made: they go with --create.")
-    tallies = [_tally(feed, Format(form)) for feed in _planned(files, producer, resume)]
+        raise click.UsageError("--kind and --profile require --create.")
+    tallies = [_create_tally(feed, Format(form)) for feed in _plan_feeds(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
-        say("reading from the keyboard; Ctrl-D ends", err=True)
+        print_line("reading from the keyboard; end with Ctrl-D", err=True)
 
     async def observed(client: Client) -> None:
         named = client.memory(memory)
@@ -102,25 +102,25 @@ def observe_command(
             what = MemoryKind(kind) if kind else None
             await client.create_memory(memory, kind=what, profile=how, exist_ok=True)
         else:
-            await named.describe()  # so that a wrong name is told before a stream tries for long
+            await named.describe()  # fails at once for a wrong name; a stream would retry for a while
         for tally in tallies:
-            await _send(named, tally, Format(form), session, quiet=as_json)
+            await _send_feed(named, tally, Format(form), session, quiet=as_json)
 
     try:
-        server.ask(observed)
+        server.run_with_client(observed)
     except (Failure, KeyboardInterrupt, OSError) as error:
-        _broken_off(tallies)
+        _print_interrupted(tallies)
         if isinstance(error, OSError):
             raise Failure(str(error)) from error
         if isinstance(error, Failure):
             raise
         sys.exit(INTERRUPTED)
-    _report(memory, tallies, as_json)
+    _print_tallies(memory, tallies, as_json)
 
 
-def _planned(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
+def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
     try:
-        return plan(files, producer, resume)
+        return plan_feeds(files, producer, resume)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except FileNotFoundError as error:
@@ -129,35 +129,35 @@ def _planned(files: tuple[str, ...], producer: str | None, resume: bool | None) 
         raise Misuse(str(error)) from error
 
 
-def _tally(feed: Feed, form: Format) -> Tally:
+def _create_tally(feed: Feed, form: Format) -> Tally:
     if not feed.repeatable:
         return Tally(feed, None)
     try:
-        found = contents(feed, form)
+        found = scan_feed(feed, form)
     except OSError as error:
         raise Misuse(str(error)) from error
     if found.malformed:
-        raise Misuse(_refusal(found))
+        raise Misuse(_malformed_message(found))
     return Tally(feed, found.observations)
 
 
-def _refusal(found: Contents) -> str:
+def _malformed_message(found: FeedContents) -> str:
     lines = [str(problem) for problem in found.malformed[:PROBLEMS_SHOWN]]
     more = len(found.malformed) - len(lines)
     tail = [f"and {more:,} more"] if more else []
-    head = f"nothing was sent, as {len(found.malformed):,} of the lines cannot be (is --format right?)"
+    head = f"nothing was sent, because {len(found.malformed):,} lines are malformed (is --format right?)"
     return "\n  ".join([head, *lines, *tail])
 
 
-async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
+async def _send_feed(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
     feed = tally.feed
     async with memory.observe(feed.producer, session=session) as stream:
         tally.base = stream.expected_sequence - 1
         tally.stream = stream
         skip = tally.base if feed.resume else 0
         _warn_if_short(tally, skip)
-        async with _progress(tally, quiet):
-            async for file, line, item in records(feed, form):
+        async with _show_progress(tally, quiet):
+            async for file, line, item in read_records(feed, form):
                 if isinstance(item, Malformed):
                     tally.note_malformed(Problem(file, line, item.problem))
                 elif tally.skipped < skip:
@@ -170,23 +170,23 @@ async def _send(memory: Memory, tally: Tally, form: Format, session: str, quiet:
 
 def _warn_if_short(tally: Tally, skip: int) -> None:
     if tally.expected is not None and skip > tally.expected:
-        say(
-            f"memstream: warning: producer {tally.feed.producer} has sent {skip:,} observations before, "
-            f"{tally.feed.name} holds {tally.expected:,}: none is new. Another file? Give it a --producer",
+        print_line(
+            f"memstream: warning: producer {tally.feed.producer} has already sent {skip:,} observations, "
+            f"{tally.feed.name} holds {tally.expected:,}: none is new. If this is another file, pass a --producer",
             err=True,
         )
 
 
 @contextlib.asynccontextmanager
-async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
-    """Bars of received and stored on standard error, if that is a terminal."""
+async def _show_progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
+    """Shows progress bars (received, stored) on standard error, if that is a terminal."""
     columns = (
         TextColumn("{task.description:<8}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    out = console(stderr=True)
+    out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
         total = None if tally.expected is None else max(0, tally.expected - (tally.base if tally.feed.resume else 0))
         received, stored = bars.add_task("received", total=total), bars.add_task("stored", total=total)
@@ -208,23 +208,25 @@ async def _progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
             refresh()
 
 
-def _broken_off(tallies: list[Tally]) -> None:
-    """Say how far each feed came, and how to go on."""
+def _print_interrupted(tallies: list[Tally]) -> None:
+    """Reports the progress of each feed, and how to continue."""
     for tally in tallies:
         if tally.stream is None:
             continue
         so_far = f"{tally.received:,} received of {len(tally.places):,} sent"
-        again = "the same command again sends the rest" if tally.feed.resume else "the rest of the pipe is not sent"
-        say(
-            f"memstream: {tally.feed.name}: broken off, {so_far}; {again}",
+        again = (
+            "run the same command again to send the rest" if tally.feed.resume else "the rest of the pipe is not sent"
+        )
+        print_line(
+            f"memstream: {tally.feed.name}: interrupted, {so_far}; {again}",
             err=True,
         )
 
 
-def _report(memory: str, tallies: list[Tally], as_json: bool) -> None:
+def _print_tallies(memory: str, tallies: list[Tally], as_json: bool) -> None:
     rejected = sum(tally.rejected_count for tally in tallies)
     if as_json:
-        feeds = [_figures(tally) for tally in tallies]
+        feeds = [_tally_figures(tally) for tally in tallies]
         print_json({"memory": memory, "rejected": rejected, "feeds": feeds})
     else:
         for tally in tallies:
@@ -239,20 +241,20 @@ def _print_tally(memory: str, tally: Tally) -> None:
     refused = tally.rejected_count - tally.malformed_count
     parts = [f"{tally.stored - refused:,} observations stored in {memory}{revision}"]
     if tally.skipped:
-        parts.append(f"{tally.skipped:,} skipped, as they were received before")
+        parts.append(f"{tally.skipped:,} skipped (already received)")
     if tally.rejected_count:
         parts.append(f"{tally.rejected_count:,} rejected")
-    say(f"{tally.feed.name}: {', '.join(parts)}")
+    print_line(f"{tally.feed.name}: {', '.join(parts)}")
     problems = tally.problems()[:PROBLEMS_SHOWN]
     for problem in problems:
-        say(f"  {problem}", err=True)
+        print_line(f"  {problem}", err=True)
     if tally.rejected_count > len(problems):
-        say(f"  and {tally.rejected_count - len(problems):,} more", err=True)
+        print_line(f"  and {tally.rejected_count - len(problems):,} more", err=True)
     if refused and tally.feed.resume:
-        say("  their numbers are used up: send corrected ones from another file", err=True)
+        print_line("  their numbers cannot be reused: send corrected observations from another file", err=True)
 
 
-def _figures(tally: Tally) -> dict[str, object]:
+def _tally_figures(tally: Tally) -> dict[str, object]:
     stream = tally.stream
     refused = tally.rejected_count - tally.malformed_count
     return {

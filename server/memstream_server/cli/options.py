@@ -1,4 +1,4 @@
-"""Flags that several commands have: --json, and which fragments are meant."""
+"""Flags that several commands have: --json, and filters of fragments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 def json_option(command: F) -> F:
-    """Give a command --json, as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+    """Adds --json to a command, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-class Moment(click.ParamType[datetime]):
-    """A time: ISO 8601 (UTC where it names no zone), or a span before now such as 90m, 12h, 7d."""
+class TimeParam(click.ParamType[datetime]):
+    """A time: ISO 8601 (UTC if it has no zone), or a duration before now such as 90m, 12h, 7d."""
 
     name = "time"
 
@@ -33,28 +33,30 @@ class Moment(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            return moment(str(value))
+            return parse_time(str(value))
         except ValueError:
-            self.fail(f"{value!r} is neither a time such as 2026-05-08T12:00Z nor a span such as 12h or 7d", param, ctx)
+            self.fail(
+                f"{value!r} is neither a time such as 2026-05-08T12:00Z nor a duration such as 12h or 7d", param, ctx
+            )
 
 
-def moment(text: str) -> datetime:
-    """Raises ValueError for what is neither a time nor a span."""
+def parse_time(text: str) -> datetime:
+    """Parses a time or a duration before now. Raises ValueError."""
     if span := _AGO.fullmatch(text):
         try:
             return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS_S[span[2]])
         except OverflowError as error:
             raise ValueError(str(error)) from error
-    return zoned(datetime.fromisoformat(text))
+    return to_utc(datetime.fromisoformat(text))
 
 
-def zoned(time: datetime) -> datetime:
-    """In UTC; a time without a zone is taken as UTC."""
+def to_utc(time: datetime) -> datetime:
+    """Converts to UTC; a time without a zone is UTC."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
-    """KEY=VALUE of metadata. A value is matched as text, and as a number or truth where it reads as one."""
+class MetadataParam(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
+    """KEY=VALUE of metadata. A value matches as text, and as a number or bool if it parses as one."""
 
     name = "key=value"
 
@@ -66,16 +68,16 @@ class Condition(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
         if key[-1] in "<>!~:" or text.startswith(("=", "~")):
             self.fail(
-                f"{value!r} compares in a way that there is not: KEY=VALUE is all there is. "
-                "A value that begins with = or ~ is written as JSON: KEY='\"=...\"'",
+                f"{value!r} has an unknown operator: only KEY=VALUE is supported. "
+                "Write a value that begins with = or ~ as JSON: KEY='\"=...\"'",
                 param,
                 ctx,
             )
-        return key, readings(text)
+        return key, metadata_readings(text)
 
 
-def readings(text: str) -> tuple[MetadataValue, ...]:
-    """What a metadata value typed as `text` may be: a stored 5 and a stored "5" both answer to 5, only "5" to '"5"'."""
+def metadata_readings(text: str) -> tuple[MetadataValue, ...]:
+    """The metadata values that `text` can mean: 5 matches a stored 5 and a stored "5"; '"5"' matches only "5"."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -90,37 +92,41 @@ def readings(text: str) -> tuple[MetadataValue, ...]:
 
 
 def filter_options(command: F) -> F:
-    """Give a command the flags of a filter, as one argument `chosen`, which is None when none was given."""
+    """Adds the filter flags to a command, as one argument `chosen`; None if no flag was passed."""
 
-    @click.option("--session", "sessions", multiple=True, metavar="NAME", help="Of this session (may be repeated).")
-    @click.option("--speaker", "speakers", multiple=True, metavar="NAME", help="Said by this one (may be repeated).")
+    @click.option("--session", "sessions", multiple=True, metavar="NAME", help="Only this session (may be repeated).")
+    @click.option("--speaker", "speakers", multiple=True, metavar="NAME", help="Only this speaker (may be repeated).")
     @click.option(
         "--tier",
         "tiers",
         multiple=True,
         type=click.Choice([tier.value for tier in Tier]),
-        help="In this tier (may be repeated).",
+        help="Only this tier (may be repeated).",
     )
     @click.option(
-        "--kind", "kinds", multiple=True, type=click.Choice([kind.value for kind in FragmentKind]), help="Of this kind."
+        "--kind",
+        "kinds",
+        multiple=True,
+        type=click.Choice([kind.value for kind in FragmentKind]),
+        help="Only this kind (may be repeated).",
     )
     @click.option(
-        "--since", type=Moment(), metavar="TIME", help="Perceived then or later: 2026-05-08, or 7d for a week."
+        "--since", type=TimeParam(), metavar="TIME", help="Only observed at or after: 2026-05-08, or 7d for a week."
     )
-    @click.option("--until", type=Moment(), metavar="TIME", help="Perceived before.")
+    @click.option("--until", type=TimeParam(), metavar="TIME", help="Perceived before.")
     @click.option(
-        "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Of at least this importance."
+        "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Only this importance or more."
     )
     @click.option(
         "--metadata",
         "conditions",
         multiple=True,
-        type=Condition(),
+        type=MetadataParam(),
         metavar="KEY=VALUE",
-        help="With this metadata; several values of one key: any of them.",
+        help="Only this metadata; several values of one key match any of them.",
     )
     @functools.wraps(command)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         conditions: dict[str, tuple[MetadataValue, ...]] = {}
         for key, values in kwargs.pop("conditions"):
             conditions[key] = conditions.get(key, ()) + values
@@ -136,4 +142,4 @@ def filter_options(command: F) -> F:
         )
         return command(*args, chosen=None if chosen == Filter() else chosen, **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)

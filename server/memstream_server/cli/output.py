@@ -1,7 +1,7 @@
-"""What commands print: JSON with stable names for programs, tables for people.
+"""Output of commands: JSON with stable names for programs, tables for people.
 
-JSON carries the SDK's values under the SDK's field names (memstream.values, memstream.resources): times as RFC 3339 in
-UTC, durations in seconds, enums by value. A listing is one JSON object a line, anything else a single object.
+JSON has the SDK's values under the SDK's field names (memstream.values, memstream.resources): times as RFC 3339 in UTC,
+durations in seconds, enums by value. A listing is one JSON object per line, anything else a single object.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from memstream.values import Fragment
 from memstream_server.core.printable import number_text, printable
 
 _LAYOUT = "\n\t"
-"""What a text of several lines may have of what does not print."""
+"""Control characters allowed in a text of several lines."""
 UNSIZED_WIDTH = 160
-"""Columns of a table that is not written to a terminal."""
+"""Width of a table that is not written to a terminal."""
 
 
-def plain(value: object) -> Any:
-    """The value as what json.dumps takes."""
+def to_json_value(value: object) -> Any:
+    """Converts a value to what json.dumps accepts."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -41,50 +41,50 @@ def plain(value: object) -> Any:
     if isinstance(value, MemstreamError):
         return {"reason": value.reason, "message": str(value.message)}
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted(plain(item) for item in value)
+        return sorted(to_json_value(item) for item in value)
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on standard output."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False))
+    """Prints one line of JSON on standard output."""
+    click.echo(json.dumps(to_json_value(value), ensure_ascii=False))
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Plain text in and out: no markup, so that what a memory holds is shown as it is."""
+def open_console(*, stderr: bool = False) -> Console:
+    """A console without markup, so that content of a memory is shown unchanged."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else UNSIZED_WIDTH
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
 
 
-def write(out: Console, *parts: RenderableType) -> None:
-    """Print tables and texts without the blanks that fill up their lines; texts from outside are escaped."""
+def print_parts(out: Console, *parts: RenderableType) -> None:
+    """Prints tables and texts without trailing blanks; escapes untrusted text."""
     with out.capture() as captured:
         for part in parts:
-            out.print(_escaped(part) if isinstance(part, str | Text) else part)
+            out.print(_escape_cell(part) if isinstance(part, str | Text) else part)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     click.echo("\n".join(lines), err=out.stderr)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print a line for people; what it repeats from outside is escaped."""
+def print_line(text: str, *, err: bool = False) -> None:
+    """Prints a line for people; escapes untrusted text."""
     click.echo(printable(text, _LAYOUT), err=err)
 
 
 class SafeTable(Table):
-    """A table whose cells cannot drive the terminal, whatever a memory or a server says."""
+    """A table that escapes control characters in its cells: they come from memories and servers."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        super().add_row(*(_escaped(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
+        super().add_row(*(_escape_cell(cell) if isinstance(cell, str | Text) else cell for cell in cells), **options)
 
 
-def _escaped(text: str | Text) -> Text:
+def _escape_cell(text: str | Text) -> Text:
     if isinstance(text, str):
         return Text(printable(text, _LAYOUT))
     if text.plain == printable(text.plain, _LAYOUT):
@@ -92,33 +92,33 @@ def _escaped(text: str | Text) -> Text:
     return Text(printable(text.plain, _LAYOUT), style=text.style)
 
 
-def shown(text: str, longest: int | None = None) -> Text:
-    """Text of a memory, cut at `longest`; what does not print is escaped, or a memory could drive the terminal."""
+def escape_text(text: str, longest: int | None = None) -> Text:
+    """Text of a memory, truncated to `longest`; escapes control characters, which could control the terminal."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 1].rstrip() + "…"
-    return _escaped(text)
+    return _escape_cell(text)
 
 
-def one_line(text: str, longest: int) -> Text:
-    """The same, without line breaks."""
-    return shown(" ".join(text.split()), longest)
+def escape_line(text: str, longest: int) -> Text:
+    """As `shown`, without line breaks."""
+    return escape_text(" ".join(text.split()), longest)
 
 
-def when(time: datetime | None) -> str:
-    """A time in UTC, to the minute."""
+def format_time(time: datetime | None) -> str:
+    """Formats a time in UTC, to the minute."""
     return "" if time is None else time.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def words(fragment: Fragment) -> str:
-    """What a fragment says; a structured one its values, a line each."""
+def fragment_text(fragment: Fragment) -> str:
+    """The content of a fragment; of a structured one its values, one line each."""
     if fragment.structured is None:
         return fragment.content
     values = ((field.name, getattr(fragment.structured, field.name)) for field in fields(fragment.structured))
     return "\n".join(f"{name}: {value}" for name, value in values if value)
 
 
-def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTable:
-    """An empty table; `numbers` are set to the right, `wide` takes what room there is."""
+def create_table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTable:
+    """An empty table; columns in `numbers` are right-aligned, `wide` takes the remaining width."""
     grid = SafeTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     right = set(numbers)
     for name in columns:
@@ -129,20 +129,20 @@ def table(*columns: str, numbers: Iterable[str] = (), wide: str = "") -> SafeTab
     return grid
 
 
-def facts(pairs: Iterable[tuple[str, object]]) -> SafeTable:
-    """Names and values in two columns; what is empty or None is left out."""
+def facts_table(pairs: Iterable[tuple[str, object]]) -> SafeTable:
+    """Names and values in two columns; empty values and None are omitted."""
     grid = SafeTable(box=None, padding=(0, 2), show_header=False, pad_edge=False, collapse_padding=True)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in pairs:
         if value not in (None, "", (), [], {}):
-            grid.add_row(name, shown(_fact(value)))
+            grid.add_row(name, escape_text(_format_fact(value)))
     return grid
 
 
-def _fact(value: object) -> str:
+def _format_fact(value: object) -> str:
     if isinstance(value, datetime):
-        return when(value)
+        return format_time(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -152,7 +152,7 @@ def _fact(value: object) -> str:
     if isinstance(value, timedelta):
         return f"{number_text(value.total_seconds())} s"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_fact(item)}" for key, item in value.items())
+        return ", ".join(f"{key}={_format_fact(item)}" for key, item in value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(sorted(_fact(item) for item in value))
+        return ", ".join(sorted(_format_fact(item) for item in value))
     return str(value)

@@ -1,4 +1,4 @@
-"""`memstream recall`: one query, its ranked answer, and why; with --follow, what changes in it."""
+"""`memstream recall`: one query, its ranked answer and explanation; with --follow, changes of the answer."""
 
 from __future__ import annotations
 
@@ -15,38 +15,49 @@ from memstream.memory import Memory
 from memstream.standing import AnswerChange
 from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.options import Moment, filter_options, json_option
-from memstream_server.cli.output import console, one_line, print_json, shown, table, when, words, write
+from memstream_server.cli.options import TimeParam, filter_options, json_option
+from memstream_server.cli.output import (
+    create_table,
+    escape_line,
+    escape_text,
+    format_time,
+    fragment_text,
+    open_console,
+    print_json,
+    print_parts,
+)
 from memstream_server.cli.server import Server, server_options
 
 _WORDS_SHOWN = 1_000
 _NEAR_MISSES = 10
 
 
-@click.command("recall", short_help="Ask what a memory knows.")
+@click.command("recall", short_help="Query a memory.")
 @click.argument("memory")
 @click.argument("query")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=1), help="Recollections wanted. Default: by the memory's policy."
+    "-n", "--limit", type=click.IntRange(min=1), help="Maximum number of recollections. Default: the memory's policy."
 )
-@click.option("--explain", is_flag=True, help="Say how each score came about, and what came close.")
-@click.option("--working", is_flag=True, help="Show the working memory (the short-term tier) too.")
+@click.option("--explain", is_flag=True, help="Show the parts of each score, and near misses.")
+@click.option("--working", is_flag=True, help="Also show the working memory (the short-term tier).")
 @filter_options
-@click.option("--min-relevance", type=click.FloatRange(0, 1), help="Leave out what is less relevant.")
+@click.option("--min-relevance", type=click.FloatRange(0, 1), help="Minimum relevance of a recollection.")
 @click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
 @click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
 @click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
-@click.option("--now", type=Moment(), metavar="TIME", help="The time recency counts from. Default: the server's clock.")
-@click.option("--token-budget", type=click.IntRange(min=0), default=0, help="Most tokens of the whole answer.")
-@click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision can be seen.")
+@click.option("--now", type=TimeParam(), metavar="TIME", help="Reference time of recency. Default: the server's clock.")
 @click.option(
-    "--reinforce/--no-reinforce", default=None, help="Strengthen what is found. Default: by the memory's policy."
+    "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
+)
+@click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision is visible.")
+@click.option(
+    "--reinforce/--no-reinforce", default=None, help="Reinforce the recollections. Default: the memory's policy."
 )
 @click.option(
-    "--fold/--no-fold", default=None, help="One place for what says the same. Default: by the memory's policy."
+    "--fold/--no-fold", default=None, help="Rank fragments with the same content as one. Default: the memory's policy."
 )
 @click.option(
-    "-f", "--follow", is_flag=True, help="Go on until interrupted: what enters the answer, changes in it and leaves it."
+    "-f", "--follow", is_flag=True, help="Show what enters, changes in and leaves the answer, until interrupted."
 )
 @server_options
 @json_option
@@ -70,9 +81,9 @@ def recall_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Ask what MEMORY (NAMESPACE/NAME) knows of QUERY; the best comes first.
+    """Recall what MEMORY (NAMESPACE/NAME) knows about QUERY, best first.
 
-    With --explain each score is shown as the sum it is: value x weight of every part.
+    With --explain, each score is shown as a sum: value x weight of every part.
 
     \b
       memstream recall demo/joy "what is my name?"
@@ -80,13 +91,13 @@ def recall_command(
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
-    With --follow each change is lines of "+" (entered), "~" (changed) and "-" (left), or one JSON object.
+    With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
 
     \b
       memstream recall demo/joy "where is the key?" -n 3 --follow
     """
     if follow and (working or reinforce):
-        raise Misuse("--follow shows no working memory and reinforces nothing: leave out --working and --reinforce")
+        raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -109,21 +120,23 @@ def recall_command(
         options["fold"] = fold
 
     if follow:
-        with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
-            server.ask(lambda client: _follow(client.memory(memory), query, options, as_json=as_json))
+        with contextlib.suppress(KeyboardInterrupt):  # the normal end
+            server.run_with_client(
+                lambda client: _follow_answer(client.memory(memory), query, options, as_json=as_json)
+            )
         return
 
     async def asked(client: Client) -> Answer:
         return await client.memory(memory).recall_once(query, **options)
 
-    answer = server.ask(asked)
+    answer = server.run_with_client(asked)
     if as_json:
         print_json(answer)
     else:
         print_answer(answer, explain, working)
 
 
-async def _follow(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
+async def _follow_answer(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
     known: dict[str, Recollection] = {}
     async with memory.recall() as recalls, recalls.subscribe(query, **options) as changes:
         async for change in changes:
@@ -135,53 +148,57 @@ async def _follow(memory: Memory, query: str, options: RecallOptions, *, as_json
 
 
 def _print_change(change: AnswerChange, known: Mapping[str, Recollection]) -> None:
-    out = console()
+    out = open_console()
     marked = [("-", "red", known[id_]) for id_ in change.retracted]
     marked += [("~", "yellow", hit) for hit in change.changed] + [("+", "green", hit) for hit in change.entered]
     for mark, style, hit in marked:
-        write(out, Text(f"{mark} {hit.score:.3f}  ", style=style) + one_line(words(hit.fragment), _WORDS_SHOWN))
+        print_parts(
+            out, Text(f"{mark} {hit.score:.3f}  ", style=style) + escape_line(fragment_text(hit.fragment), _WORDS_SHOWN)
+        )
         if hit.explanation is not None and mark != "-":
-            write(out, Text(f"  {sum_of_parts(hit.explanation)}", style="cyan"))
+            print_parts(out, Text(f"  {format_score(hit.explanation)}", style="cyan"))
     if change.answer.degraded:
-        write(out, Text(f"degraded: {change.answer.degraded}", style="yellow"))
+        print_parts(out, Text(f"degraded: {change.answer.degraded}", style="yellow"))
 
 
 def print_answer(answer: Answer, explain: bool, working: bool) -> None:
-    """The ranking as a table, then what --explain and --working ask for, then a line of figures."""
-    out = console()
+    """Prints the ranking as a table, then the parts of --explain and --working, then a line of figures."""
+    out = open_console()
     if answer.recollections:
-        grid = table(
+        grid = create_table(
             "#", "score", "relevance", "recollection", numbers=["#", "score", "relevance"], wide="recollection"
         )
         for hit in answer:
-            grid.add_row(str(hit.rank), f"{hit.score:.3f}", f"{hit.relevance:.3f}", _told(hit))
-        write(out, grid)
+            grid.add_row(str(hit.rank), f"{hit.score:.3f}", f"{hit.relevance:.3f}", _format_hit(hit))
+        print_parts(out, grid)
     else:
-        write(out, "nothing recalled")
+        print_parts(out, "nothing recalled")
     if explain:
         _print_near_misses(out, answer)
     if working:
         _print_working_memory(out, answer)
-    write(out, Text(figures(answer), style="dim"))
+    print_parts(out, Text(format_figures(answer), style="dim"))
     if answer.degraded:
-        write(out, Text(f"degraded: {answer.degraded}", style="yellow"))
+        print_parts(out, Text(f"degraded: {answer.degraded}", style="yellow"))
 
 
-def _told(hit: Recollection) -> Text:
+def _format_hit(hit: Recollection) -> Text:
     fragment = hit.fragment
-    source = " · ".join(part for part in (when(fragment.observe_time), fragment.speaker, fragment.session) if part)
-    lines = [Text(shown(source).plain, style="dim")] if source else []
-    lines.append(shown(words(fragment), _WORDS_SHOWN))
+    source = " · ".join(
+        part for part in (format_time(fragment.observe_time), fragment.speaker, fragment.session) if part
+    )
+    lines = [Text(escape_text(source).plain, style="dim")] if source else []
+    lines.append(escape_text(fragment_text(fragment), _WORDS_SHOWN))
     if hit.folded_ids:
         lines.append(Text(f"(+{len(hit.folded_ids):,} alike)", style="dim"))
     if hit.truncated:
-        lines.append(Text("(cut to fit the token budget)", style="dim"))
+        lines.append(Text("(truncated to fit the token budget)", style="dim"))
     if hit.explanation is not None:
-        lines.append(Text(sum_of_parts(hit.explanation), style="cyan"))
+        lines.append(Text(format_score(hit.explanation), style="cyan"))
     return Text("\n").join(lines)
 
 
-def sum_of_parts(explanation: Explanation) -> str:
+def format_score(explanation: Explanation) -> str:
     """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute/2)"."""
     total = sum(part.contribution for part in explanation.parts)
     parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
@@ -191,22 +208,22 @@ def sum_of_parts(explanation: Explanation) -> str:
 def _print_near_misses(out: Console, answer: Answer) -> None:
     if not answer.near_misses:
         return
-    grid = table("came close", "removed by", "score", "relevance", numbers=["score", "relevance"])
+    grid = create_table("came close", "removed by", "score", "relevance", numbers=["score", "relevance"])
     for miss in answer.near_misses:
-        grid.add_row(miss.fragment_id, miss.stage, _number(miss.score), _number(miss.relevance))
-    write(out, grid)
+        grid.add_row(miss.fragment_id, miss.stage, _format_number(miss.score), _format_number(miss.relevance))
+    print_parts(out, grid)
 
 
 def _print_working_memory(out: Console, answer: Answer) -> None:
-    grid = table("perceived", "speaker", "working memory", wide="working memory")
+    grid = create_table("perceived", "speaker", "working memory", wide="working memory")
     for fragment in answer.working_memory:
-        content = one_line(words(fragment), _WORDS_SHOWN)
-        grid.add_row(when(fragment.observe_time), one_line(fragment.speaker, 40), content)
-    write(out, grid if answer.working_memory else "working memory is empty")
+        content = escape_line(fragment_text(fragment), _WORDS_SHOWN)
+        grid.add_row(format_time(fragment.observe_time), escape_line(fragment.speaker, 40), content)
+    print_parts(out, grid if answer.working_memory else "working memory is empty")
 
 
-def figures(answer: Answer) -> str:
-    """One line: how many there were to choose from, and how long it took."""
+def format_figures(answer: Answer) -> str:
+    """One line: the number of candidates, and the time taken."""
     took_s = sum(answer.timings.values())
     parts = [
         f"{len(answer):,} of {answer.eligible:,}, {answer.considered:,} considered",
@@ -218,5 +235,5 @@ def figures(answer: Answer) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""What a line of input means: plain words, or a JSON object with the fields of an observation."""
+"""Parses a line of input: plain text, or a JSON object with the fields of an observation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from memstream.codec import observation_to_wire
 from memstream.errors import MemstreamError
 from memstream.values import MetadataValue, Observation, Structured
-from memstream_server.cli.options import zoned
+from memstream_server.cli.options import to_utc
 
 
 class Format(StrEnum):
-    """How input is written. AUTO: JSONL when the first line that is not blank is a JSON object, else lines."""
+    """Formats of input. AUTO: JSONL if the first non-blank line is a JSON object, else lines."""
 
     AUTO = "auto"
     LINES = "lines"
@@ -25,20 +25,20 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A line that cannot be sent, and why."""
+    """Why a line cannot be sent."""
 
     problem: str
 
 
 class RecordReader:
-    """Turns the lines of one file into observations, in order."""
+    """Parses the lines of one file into observations, in order."""
 
     def __init__(self, form: Format) -> None:
         self._form = form
         self._first = True
 
-    def read(self, line: bytes) -> Observation | Malformed | None:
-        """The observation of a line; None for a blank one."""
+    def read_line(self, line: bytes) -> Observation | Malformed | None:
+        """Parses a line; None for a blank one."""
         if self._first:
             line = line.removeprefix(b"\xef\xbb\xbf")
         line = line.strip()
@@ -51,7 +51,7 @@ class RecordReader:
             return Malformed(f"is not UTF-8 at byte {error.start + 1}")
         if self._form is Format.AUTO:
             self._form = Format.JSONL if _is_object(text) else Format.LINES
-        return Observation(text) if self._form is Format.LINES else record(text)
+        return Observation(text) if self._form is Format.LINES else parse_record(text)
 
 
 def _is_object(text: str) -> bool:
@@ -63,51 +63,51 @@ def _is_object(text: str) -> bool:
         return False
 
 
-class _Twice(ValueError):
-    """A key that an object has twice, of which JSON would keep the last."""
+class _DuplicateKey(ValueError):
+    """A duplicate key of an object, of which json would keep the last."""
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Twice(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+        raise _DuplicateKey(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
     return found
 
 
-def record(text: str) -> Observation | Malformed:
-    """The observation of a JSON object; its keys are those of FIELDS and of a body."""
+def parse_record(text: str) -> Observation | Malformed:
+    """Parses a JSON object; its keys are one of BODIES and any of FIELDS."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except _Twice as error:
+        value = json.loads(text, object_pairs_hook=_reject_duplicates)
+    except _DuplicateKey as error:
         return Malformed(str(error))
     except (ValueError, RecursionError) as error:
         return Malformed(f"is not JSON: {error}")
     if not isinstance(value, dict):
-        return Malformed(f"is {_kind(value)}, not a JSON object")
+        return Malformed(f"is {_describe_type(value)}, not a JSON object")
     try:
-        said = _said(value)  # before the body: a misspelt "text" is told as such
-        observation = Observation(_body(value), **said)
-        observation_to_wire(observation)  # what it refuses would never get a number
+        said = _parse_fields(value)  # before the body, to report a misspelt "text"
+        observation = Observation(_parse_body(value), **said)
+        observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
         return Malformed(str(error))
     return observation
 
 
-def _body(value: Mapping[str, Any]) -> str | Structured:
+def _parse_body(value: Mapping[str, Any]) -> str | Structured:
     given = [key for key in BODIES if value.get(key) is not None]
     if len(given) != 1:
         raise ValueError(f"needs exactly one of {', '.join(BODIES)}; has {' and '.join(given) or 'none'}")
     body = value[given[0]]
     if given[0] != "structured":
-        return _text(given[0], body)
+        return _parse_text(given[0], body)
     parts = {field.name for field in fields(Structured)}
     if not isinstance(body, dict) or not body.keys() <= parts:
         raise ValueError(f"structured must be an object of {', '.join(sorted(parts))}")
-    return Structured(**{name: _text(f"structured.{name}", part) for name, part in body.items()})
+    return Structured(**{name: _parse_text(f"structured.{name}", part) for name, part in body.items()})
 
 
-def _said(value: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     for key, item in value.items():
         if key in BODIES or item is None:
@@ -115,7 +115,7 @@ def _said(value: Mapping[str, Any]) -> dict[str, Any]:
         if key not in FIELDS:
             known = ", ".join([*BODIES, *FIELDS])
             raise ValueError(
-                f"{key!r} is no field of an observation (those are {known}); metadata takes any other value"
+                f"{key!r} is not a field of an observation (those are {known}); put other values into metadata"
             )
         name, read = FIELDS[key]
         if name in said:
@@ -124,76 +124,76 @@ def _said(value: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
-def _text(key: str, value: object) -> str:
+def _parse_text(key: str, value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{key} must be text, is {_kind(value)}")
+        raise ValueError(f"{key} must be text, is {_describe_type(value)}")
     return value
 
 
-def _number(key: str, value: object) -> float:
+def _parse_number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} must be a number, is {_kind(value)}")
+        raise ValueError(f"{key} must be a number, is {_describe_type(value)}")
     try:
         return float(value)
     except OverflowError as error:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _whole(key: str, value: object) -> int:
+def _parse_integer(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} must be a whole number, is {_kind(value)}")
+        raise ValueError(f"{key} must be a whole number, is {_describe_type(value)}")
     return value
 
 
-def _time(key: str, value: object) -> datetime:
+def _parse_time(key: str, value: object) -> datetime:
     try:
         if isinstance(value, str):
-            return zoned(datetime.fromisoformat(value))
-        return datetime.fromtimestamp(_number(key, value), UTC)
+            return to_utc(datetime.fromisoformat(value))
+        return datetime.fromtimestamp(_parse_number(key, value), UTC)
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(f"{key} must be ISO 8601 (UTC where it names no zone) or Unix seconds: {error}") from error
 
 
-def _span(key: str, value: object) -> timedelta:
+def _parse_duration(key: str, value: object) -> timedelta:
     try:
-        return timedelta(seconds=_number(key, value))
+        return timedelta(seconds=_parse_number(key, value))
     except OverflowError as error:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _metadata(key: str, value: object) -> dict[str, MetadataValue]:
+def _parse_metadata(key: str, value: object) -> dict[str, MetadataValue]:
     if not isinstance(value, dict):
-        raise ValueError(f"{key} must be an object, is {_kind(value)}")
+        raise ValueError(f"{key} must be an object, is {_describe_type(value)}")
     for name, item in value.items():
         if not isinstance(item, str | int | float | bool):
-            raise ValueError(f"{key}.{name} must be text, a number, true or false, is {_kind(item)}")
+            raise ValueError(f"{key}.{name} must be text, a number, true or false, is {_describe_type(item)}")
     return value
 
 
-def _vector(key: str, value: object) -> list[float]:
+def _parse_vector(key: str, value: object) -> list[float]:
     if not isinstance(value, list):
-        raise ValueError(f"{key} must be a list of numbers, is {_kind(value)}")
-    return [_number(key, item) for item in value]
+        raise ValueError(f"{key} must be a list of numbers, is {_describe_type(value)}")
+    return [_parse_number(key, item) for item in value]
 
 
 BODIES = ("text", "content", "structured")
-"""Keys of what is observed, of which a record has one."""
+"""Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
-    "speaker": ("speaker", _text),
-    "session": ("session", _text),
-    "time": ("observe_time", _time),
-    "observe_time": ("observe_time", _time),
-    "importance": ("importance", _number),
-    "metadata": ("metadata", _metadata),
-    "external_id": ("external_id", _text),
-    "embedding": ("embedding", _vector),
-    "expire_time": ("expire_time", _time),
-    "ttl": ("ttl", _span),
-    "token_count": ("token_count", _whole),
+    "speaker": ("speaker", _parse_text),
+    "session": ("session", _parse_text),
+    "time": ("observe_time", _parse_time),
+    "observe_time": ("observe_time", _parse_time),
+    "importance": ("importance", _parse_number),
+    "metadata": ("metadata", _parse_metadata),
+    "external_id": ("external_id", _parse_text),
+    "embedding": ("embedding", _parse_vector),
+    "expire_time": ("expire_time", _parse_time),
+    "ttl": ("ttl", _parse_duration),
+    "token_count": ("token_count", _parse_integer),
 }
-"""Other keys of a record: the observation's field and how its value is read. null is as if left out."""
+"""Other keys of a record: the observation's field and the parser of its value. null means absent."""

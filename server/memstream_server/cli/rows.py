@@ -1,4 +1,4 @@
-"""Rows of a collection of text and vectors as lines of an export: the long-term fragments of a new memory.
+"""Converts rows of a collection of text and vectors to lines of an export: the long-term fragments of a new memory.
 
 Pure: no I/O, no clock. The same rows, fields and time give the same bytes.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memstream_server.cli.options import zoned
+from memstream_server.cli.options import to_utc
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind, MetadataValue, Tier
 from memstream_server.engine.clock import encode_ulid
@@ -31,39 +31,39 @@ from memstream_server.engine.transfer.lines import (
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000
 _UNIT_MAX = 100_000_000_000
-"""A larger number is not of that unit: as seconds it would be of the year 5138."""
+"""A larger number has a smaller unit: as seconds it would be in the year 5138."""
 NAMED = ("speaker", "session", "external_id")
 
 
-class Unfit(ValueError):
-    """A row that cannot become a fragment; the text says which one, and why."""
+class InvalidRow(ValueError):
+    """A row that cannot become a fragment; the message names the row and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which field of a row says what; empty: none does."""
+    """The field of a row for each attribute; empty: none."""
 
     key: str
     """The primary key."""
     text: str
     vector: str = ""
     id: str = ""
-    """For external_id; the primary key where it is empty."""
+    """For external_id; empty: the primary key."""
     speaker: str = ""
     session: str = ""
     time: str = ""
     importance: str = ""
     metadata: tuple[str, ...] = ()
 
-    def named(self) -> tuple[str, ...]:
-        """All that are to be read."""
+    def field_names(self) -> tuple[str, ...]:
+        """All fields to read."""
         one = (self.key, self.text, self.vector, self.id, self.speaker, self.session, self.time, self.importance)
         return tuple(name for name in (*one, *self.metadata) if name)
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What holds for all rows."""
+    """Parameters of all rows."""
 
     collection: str
     namespace: str
@@ -71,27 +71,27 @@ class Adoption:
     columns: Columns
     importance: float
     time_us: int
-    """When: of creation, and of rows that say none."""
+    """Creation time of the fragments, and time of rows without one."""
     model: str = ""
-    """Whose the vectors are; empty leaves them where they are."""
+    """The model of the vectors; empty: do not read vectors."""
     content_bytes_max: int = 0
-    """Of the server; 0: it did not say."""
+    """The server's limit; 0: not announced."""
     name_bytes_max: int = 0
 
 
-def identity(adoption: Adoption, key: object) -> str:
-    """The ULID of a row in this memory: the time of the adoption, and a hash of where the row comes from."""
+def fragment_id(adoption: Adoption, key: object) -> str:
+    """The ULID of a row in this memory: the time of the adoption, and a hash of collection and primary key."""
     where = f"{adoption.namespace}/{adoption.memory}\n{adoption.collection}\n{type(key).__name__}:{key}"
     digest = blake2b(where.encode(), digest_size=10).digest()
     return encode_ulid(adoption.time_us // 1_000 << 80 | int.from_bytes(digest))
 
 
-def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
-    """The first line, and that of the memory."""
+def header_lines(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, fragments: int) -> bytes:
+    """The first line, and the line of the memory."""
     header = Header(
         format="memstream-export", version=1, server=server, time_us=adoption.time_us, vectors=bool(adoption.model)
     )
-    uid = identity(adoption, None)
+    uid = fragment_id(adoption, None)
     memory = MemoryLine(
         namespace=adoption.namespace,
         name=adoption.memory,
@@ -109,8 +109,8 @@ def opening(adoption: Adoption, server: str, kind: MemoryKind, policy: Policy, f
     return encoded(header) + encoded(memory)
 
 
-def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
-    """The line of a row; None where it has no text. Raises Unfit."""
+def fragment_line(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
+    """The line of a row; None if it has no text. Raises Unfit."""
     columns = adoption.columns
     text = row.get(columns.text)
     if text is None or (isinstance(text, str) and not text.strip()):
@@ -118,28 +118,28 @@ def fragment(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes
     key = row[columns.key]
     try:
         line = FragmentLine(
-            id=identity(adoption, key),
+            id=fragment_id(adoption, key),
             position=position,
-            content=_content(columns.text, text, adoption.content_bytes_max),
+            content=_check_content(columns.text, text, adoption.content_bytes_max),
             tier=Tier.LONG_TERM,
-            importance=_importance(row, adoption),
-            observe_time_us=_time_us(row, adoption),
+            importance=_parse_importance(row, adoption),
+            observe_time_us=_parse_time_us(row, adoption),
             create_time_us=adoption.time_us,
             access_time_us=adoption.time_us,
-            speaker=_name(row, columns.speaker),
-            session=_name(row, columns.session),
-            metadata={name: _metadata(row[name]) for name in columns.metadata if row.get(name) is not None},
-            external_id=f"{adoption.collection}:{_name(row, columns.id or columns.key)}",
+            speaker=_parse_name(row, columns.speaker),
+            session=_parse_name(row, columns.session),
+            metadata={name: _convert_metadata(row[name]) for name in columns.metadata if row.get(name) is not None},
+            external_id=f"{adoption.collection}:{_parse_name(row, columns.id or columns.key)}",
         )
-        if adoption.model and (vector := _vector(columns.vector, row.get(columns.vector))) is not None:
+        if adoption.model and (vector := _encode_vector(columns.vector, row.get(columns.vector))) is not None:
             line = msgspec.structs.replace(line, model=adoption.model, vector=vector)
-        return _checked(line, adoption.name_bytes_max)
+        return _encode_checked(line, adoption.name_bytes_max)
     except ValueError as error:
-        raise Unfit(f"the row of {columns.key} {key!r}: {error}") from error
+        raise InvalidRow(f"the row of {columns.key} {key!r}: {error}") from error
 
 
-def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
-    """The encoded line. Raises ValueError, in the words of the row and not of the line's number, as a server would."""
+def _encode_checked(line: FragmentLine, name_bytes_max: int) -> bytes:
+    """Encodes a line after the server's checks. Raises ValueError, which names fields of the row, not a line number."""
     for name in NAMED:
         size = len(getattr(line, name).encode())
         if name_bytes_max and size > name_bytes_max:
@@ -153,24 +153,24 @@ def _checked(line: FragmentLine, name_bytes_max: int) -> bytes:
     return raw
 
 
-def _content(name: str, text: object, bytes_max: int) -> str:
+def _check_content(name: str, text: object, bytes_max: int) -> str:
     if not isinstance(text, str):
-        raise ValueError(f"{name} is no text but {text!r}")
+        raise ValueError(f"{name} is not text but {text!r}")
     size = len(text.encode())
     if bytes_max and size > bytes_max:
         raise ValueError(
-            f"{name} has {size:,} bytes, the server takes {bytes_max:,} at most: start it with a larger "
-            "content_max_bytes, or divide the text"
+            f"{name} has {size:,} bytes, the server accepts at most {bytes_max:,}: start it with a larger "
+            "content_max_bytes, or split the text"
         )
     return text
 
 
-def _name(row: Mapping[str, Any], field: str) -> str:
+def _parse_name(row: Mapping[str, Any], field: str) -> str:
     value = row.get(field) if field else None
     return "" if value is None else str(value)
 
 
-def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
+def _parse_importance(row: Mapping[str, Any], adoption: Adoption) -> float:
     field = adoption.columns.importance
     value = row.get(field) if field else None
     if value is None:
@@ -180,15 +180,15 @@ def _importance(row: Mapping[str, Any], adoption: Adoption) -> float:
     return float(value)
 
 
-def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
-    """ISO 8601, or a number since the Unix epoch: seconds, or milliseconds or smaller where it is too large."""
+def _parse_time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
+    """Parses ISO 8601, or a number since the Unix epoch in seconds, ms or µs, depending on its size."""
     field = adoption.columns.time
     value = row.get(field) if field else None
     if value is None:
         return adoption.time_us
     if isinstance(value, str):
         try:
-            return (zoned(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
+            return (to_utc(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
         except (ValueError, OverflowError) as error:
             raise ValueError(f"{field} must be ISO 8601, is {value!r}") from error
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
@@ -199,13 +199,13 @@ def _time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
     raise ValueError(f"{field} must be a time in seconds, milliseconds or microseconds, is {value!r}")
 
 
-def _metadata(value: object) -> MetadataValue:
-    """As it is, or as JSON where it is more than one value."""
+def _convert_metadata(value: object) -> MetadataValue:
+    """The value itself, or JSON for a list or object."""
     return value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _vector(field: str, value: object) -> bytes | None:
-    """Of unit length; None for a vector of zeros, which says nothing. Raises ValueError."""
+def _encode_vector(field: str, value: object) -> bytes | None:
+    """Normalises a vector to unit length; None for a zero vector. Raises ValueError."""
     if value is None:
         return None
     vector = np.asarray(value, dtype=np.float64)
@@ -215,4 +215,4 @@ def _vector(field: str, value: object) -> bytes | None:
     return (vector / length).astype("<f4").tobytes() if length else None
 
 
-__all__ = ["Adoption", "Columns", "Unfit", "fragment", "identity", "opening"]
+__all__ = ["Adoption", "Columns", "InvalidRow", "fragment_id", "fragment_line", "header_lines"]

@@ -1,4 +1,4 @@
-"""`memstream serve`: a flag for every setting, made from the Settings class, and a server until SIGTERM."""
+"""`memstream serve`: runs a server until SIGTERM, with a flag for every field of Settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from memstream_server.core.printable import number_text
 from memstream_server.settings import Settings, SettingsError, load, unknown_variables
 
 _SHORT = {"data_dir": "--data"}
-"""Second names of flags."""
+"""Aliases of flags."""
 _UNITS = {"seconds", "bytes", "characters"}
-"""Units that the meaning of a setting does not name by itself."""
+"""Units that --help adds to the description of a setting."""
 _OF_THE_CLIENT = {
     *("MEMSTREAM_TARGET", "MEMSTREAM_TOKEN"),
     *("MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY"),
 }
-"""Variables of the other commands: no settings, and not misspelt ones either."""
+"""Variables of other commands: not settings, so they cause no warning."""
 
 _GC_THRESHOLDS = (1_000, 3, 700)
 """New containers before the young are collected, and how many collections of the younger come before one of the older:
@@ -37,9 +37,9 @@ as rare as one in two million."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
 
-Every setting is a flag here, a variable (MEMSTREAM_ and the name in capitals) and a name in the TOML file of --config;
-a flag wins over a variable, a variable over the file. Give secrets as variables: flags are seen by every user of the
-machine. docs/settings.md explains each setting.
+Set each setting by flag, environment variable (MEMSTREAM_ and the name in capitals) or in the TOML file of --config; a
+flag overrides a variable, a variable overrides the file. Pass secrets as variables: other users of the machine can see
+flags. docs/settings.md explains each setting.
 
 \b
   memstream serve
@@ -48,21 +48,21 @@ machine. docs/settings.md explains each setting.
 """
 
 
-def flags() -> list[click.Option]:
-    """One option a setting; None where it was not given, so that the environment and the file have their say."""
-    return [_flag(name, field) for name, field in Settings.model_fields.items()]
+def setting_options() -> list[click.Option]:
+    """One option per setting; None if it was not passed, so that the environment and the file apply."""
+    return [_setting_option(name, field) for name, field in Settings.model_fields.items()]
 
 
-def _flag(name: str, field: FieldInfo) -> click.Option:
+def _setting_option(name: str, field: FieldInfo) -> click.Option:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     unit = str(extra.get("unit", ""))
-    help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_default(field, extra)}]"
+    help_ = f"{field.description}{f', in {unit}' if unit in _UNITS else ''}.  [default: {_shown_default(field, extra)}]"
     names = [f"--{name.replace('_', '-')}", *([_SHORT[name]] if name in _SHORT else []), name]
     on: dict[str, Any] = {"is_flag": False, "flag_value": "on"} if field.annotation is bool else {}
-    return click.Option(names, type=_type(field), help=help_, default=None, metavar=_metavar(field), **on)
+    return click.Option(names, type=_option_type(field), help=help_, default=None, metavar=_option_metavar(field), **on)
 
 
-def _type(field: FieldInfo) -> click.ParamType[Any] | type:
+def _option_type(field: FieldInfo) -> click.ParamType[Any] | type:
     kind = field.annotation
     limits = {type(limit).__name__: limit for limit in field.metadata}
     low, high = getattr(limits.get("Ge"), "ge", None), getattr(limits.get("Le"), "le", None)
@@ -77,12 +77,12 @@ def _type(field: FieldInfo) -> click.ParamType[Any] | type:
     return click.Path(path_type=Path) if kind in (Path, Path | None) else str
 
 
-def _metavar(field: FieldInfo) -> str | None:
+def _option_metavar(field: FieldInfo) -> str | None:
     names: dict[object, str] = {int: "NUMBER", float: "NUMBER", bool: "on|off"}
     return names.get(field.annotation)
 
 
-def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
+def _shown_default(field: FieldInfo, extra: dict[str, Any]) -> str:
     default = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     if "default" in extra:
         return str(extra["default"])
@@ -93,8 +93,8 @@ def _default(field: FieldInfo, extra: dict[str, Any]) -> str:
     return "none" if default in (None, "") else str(default)
 
 
-def run(config: Path | None, as_json: bool, **given: Any) -> None:
-    """Serve; ends by returning, or by a Failure that says why the server did not start."""
+def run_server(config: Path | None, as_json: bool, **given: Any) -> None:
+    """Serves until a signal. Raises Failure if the server cannot start."""
     try:
         settings = load(config, given)
     except SettingsError as error:
@@ -102,19 +102,19 @@ def run(config: Path | None, as_json: bool, **given: Any) -> None:
     for name in unknown_variables(os.environ):
         if name not in _OF_THE_CLIENT:
             click.echo(f"memstream: warning: there is no setting {name}", err=True)
-    _serve(settings, _announcer(as_json))
+    _serve_settings(settings, _create_announcer(as_json))
 
 
-def _announcer(as_json: bool) -> Callable[[str], None]:
+def _create_announcer(as_json: bool) -> Callable[[str], None]:
     def announce(line: str) -> None:
         click.echo(json.dumps({"message": line.strip()}, ensure_ascii=False) if as_json else line)
 
     return announce
 
 
-def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
+def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
-    # Before numpy is imported: its threads cost more than they bring on the small searches made here.
+    # Before numpy is imported: its threads slow down small searches.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     import structlog
@@ -142,13 +142,13 @@ def _serve(settings: Settings, announce: Callable[[str], None]) -> None:
 serve_command = click.Command(
     "serve",
     help=_HELP,
-    short_help="Run a server until it is told to stop.",
-    callback=run,
+    short_help="Run a server until SIGTERM or SIGINT.",
+    callback=run_server,
     params=[
         click.Option(
-            ["--config"], type=click.Path(path_type=Path), help="TOML file of settings; else $MEMSTREAM_CONFIG."
+            ["--config"], type=click.Path(path_type=Path), help="TOML file of settings. Default: $MEMSTREAM_CONFIG."
         ),
-        *flags(),
-        click.Option(["--json", "as_json"], is_flag=True, help="Announce in JSON, a line each."),
+        *setting_options(),
+        click.Option(["--json", "as_json"], is_flag=True, help="Announce as JSON Lines."),
     ],
 )

@@ -1,4 +1,4 @@
-"""The server a command talks to, and what its refusals mean to whoever typed the command."""
+"""The server that a command connects to, and advice for each of its errors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from memstream_server.cli.failures import Failure, Missing, Misuse
 
 DEFAULT_TARGET = "127.0.0.1:7700"
 FIRST_CONNECTION_S = 3.0
-"""A stream that never was open is given up after this; one that was open reconnects as the SDK does."""
+"""Time limit of the first connection of a stream; an open stream reconnects as in the SDK."""
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# By class, the most particular first. {target} and {wait} are filled in.
+# By class, the most specific first. {target} and {wait} are placeholders.
 _ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
-    (errors.MemoryNotFound, "`memstream list` shows what there is, `memstream observe --create` makes one"),
-    (errors.ProducerSuperseded, "another process observes under this producer's name: give each its own --producer"),
+    (errors.MemoryNotFound, "`memstream list` shows existing ones, `memstream observe --create` creates one"),
+    (errors.ProducerSuperseded, "another process uses this producer's name: give each its own --producer"),
     (errors.ServerBehind, "run the same command again to send what the server has lost"),
-    (errors.ModelMismatch, "start the server with the model its data was made with, or run `memstream reindex`"),
-    (errors.CapabilityMissing, "this server cannot do that: see `memstream info`"),
+    (errors.ModelMismatch, "start the server with the model that made its vectors, or run `memstream reindex`"),
+    (errors.CapabilityMissing, "the server lacks this capability: see `memstream info`"),
     (errors.Unauthenticated, "pass --token, or set MEMSTREAM_TOKEN"),
     (errors.PermissionDenied, "ask for the right, or use another namespace"),
     (errors.ShuttingDown, "the server is stopping: try again once it is back"),
@@ -42,15 +42,15 @@ _ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to connect, and as whom."""
+    """Address and credentials of a server."""
 
     target: str
     token: str | None = field(repr=False)
     timeout_s: float
     tls: Tls | None = None
 
-    def ask(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` with a client in an event loop of its own; its MemstreamErrors become Failures."""
+    def run_with_client(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work` with a client in a new event loop; turns its MemstreamErrors into Failures."""
 
         async def connected() -> T:
             retry = Retry(first_s=FIRST_CONNECTION_S, calls_s=FIRST_CONNECTION_S)
@@ -61,11 +61,11 @@ class Server:
         try:
             return asyncio.run(connected())
         except errors.MemstreamError as error:
-            raise failure(error, self.target) from error
+            raise to_failure(error, self.target) from error
 
 
-def failure(error: errors.MemstreamError, target: str) -> Failure:
-    """What went wrong, what to do, and the exit code."""
+def to_failure(error: errors.MemstreamError, target: str) -> Failure:
+    """The Failure for an error: message, advice and exit code."""
     if isinstance(error, errors.Unavailable) and not error.reason:
         return Failure(
             f"no server answers at {target} ({error.message.rpartition(': ')[2]}): start one with `memstream serve`, "
@@ -73,21 +73,23 @@ def failure(error: errors.MemstreamError, target: str) -> Failure:
         )
     wait = f" in {error.retry_after} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
-    return _kind(error)(f"{_said(error)}: {advice}" if advice else _said(error), error.reason)
+    return _failure_class(error)(
+        f"{_format_message(error)}: {advice}" if advice else _format_message(error), error.reason
+    )
 
 
-def _kind(error: errors.MemstreamError) -> type[Failure]:
+def _failure_class(error: errors.MemstreamError) -> type[Failure]:
     if isinstance(error, errors.NotFound):
         return Missing
     return Misuse if isinstance(error, errors.InvalidRequest) else Failure
 
 
-def _said(error: errors.MemstreamError) -> str:
+def _format_message(error: errors.MemstreamError) -> str:
     return " ".join(error.summary().split())
 
 
 def server_options(command: F) -> F:
-    """Give a command --target, --token, --tls and its files, and --timeout, as one argument `server`."""
+    """Adds --target, --token, --tls and its files, and --timeout to a command, as one argument `server`."""
 
     @click.option(
         "--target",
@@ -96,21 +98,21 @@ def server_options(command: F) -> F:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT",
-        help="The server; unix:/path too.",
+        help="Address of the server, HOST:PORT or unix:/path.",
     )
     @click.option(
         "--token",
         envvar="MEMSTREAM_TOKEN",
         show_envvar=True,
         metavar="TEXT",
-        help="Who you are to the server: an API key or a JWT. Better as a variable: flags are seen by other users.",
+        help="API key or JWT. Prefer the variable: other users of the machine can see flags.",
     )
     @click.option(
-        "--tls", is_flag=True, envvar="MEMSTREAM_TLS", show_envvar=True, help="Encrypt; so do the next three."
+        "--tls", is_flag=True, envvar="MEMSTREAM_TLS", show_envvar=True, help="Use TLS; implied by the next three."
     )
-    @_file("--tls-ca", "MEMSTREAM_TLS_CA", "CA of the server's certificate; without it the system's.")
-    @_file("--tls-cert", "MEMSTREAM_TLS_CERT", "Your certificate, for a server that asks for one.")
-    @_file("--tls-key", "MEMSTREAM_TLS_KEY", "Its key.")
+    @_file_option("--tls-ca", "MEMSTREAM_TLS_CA", "CA of the server's certificate. Default: the system's.")
+    @_file_option("--tls-cert", "MEMSTREAM_TLS_CERT", "Client certificate, for a server that requires one.")
+    @_file_option("--tls-key", "MEMSTREAM_TLS_KEY", "Its key.")
     @click.option(
         "--timeout",
         "timeout_s",
@@ -118,17 +120,17 @@ def server_options(command: F) -> F:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="Longest wait for one answer.",
+        help="Time limit of one call.",
     )
     @functools.wraps(command)
-    def told(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
-        tls = _tls(*(kwargs.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key")))
+    def wrapper(*args: Any, target: str, token: str | None, timeout_s: float, **kwargs: Any) -> Any:
+        tls = _build_tls(*(kwargs.pop(name) for name in ("tls", "tls_ca", "tls_cert", "tls_key")))
         return command(*args, server=Server(target, token or None, timeout_s, tls), **kwargs)
 
-    return cast("F", told)
+    return cast("F", wrapper)
 
 
-def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
+def _file_option(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
     path = click.Path(path_type=Path, dir_okay=False)
     return click.option(flag, type=path, envvar=variable, show_envvar=True, metavar="FILE", help=f"{meaning} PEM.")
 
@@ -136,7 +138,7 @@ def _file(flag: str, variable: str, meaning: str) -> Callable[[F], F]:
 _TLS_FLAGS = {"roots": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key"}
 
 
-def _tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
+def _build_tls(wanted: bool, ca: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
     if not wanted and not (ca or certificate or key):
         return None
     try:

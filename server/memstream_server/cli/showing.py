@@ -1,4 +1,4 @@
-"""`memstream show`, `stats` and `info`: one memory, one fragment, the counts of a memory, the server."""
+"""`memstream show`, `stats` and `info`: show a memory, a fragment, a memory's counts, or the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memstream.client import Client
 from memstream.resources import MemoryInfo, MemoryStats, ModelStatus, ModelUsage, ServerInfo
 from memstream.values import Fragment, ModelState
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, facts, print_json, shown, words, write
+from memstream_server.cli.output import escape_text, facts_table, fragment_text, open_console, print_json, print_parts
 from memstream_server.cli.server import Server, server_options
 
 
@@ -40,7 +40,7 @@ def show_command(memory: str, fragment: str | None, external_id: str | None, ser
             return await named.describe()
         return await named.get_fragment(fragment or "", external_id=external_id or "")
 
-    found = server.ask(one)
+    found = server.run_with_client(one)
     if as_json:
         print_json(found)
     elif isinstance(found, MemoryInfo):
@@ -51,14 +51,14 @@ def show_command(memory: str, fragment: str | None, external_id: str | None, ser
 
 def _print_memory(memory: MemoryInfo) -> None:
     own = ((field.name, getattr(memory, field.name)) for field in fields(memory) if field.name != "policy")
-    about = facts([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})])
-    write(console(), about, "\npolicy", facts(_leaves(memory.policy)))
+    about = facts_table([("memory", memory.path), *(pair for pair in own if pair[0] not in {"namespace", "name"})])
+    print_parts(open_console(), about, "\npolicy", facts_table(_iterate_leaves(memory.policy)))
 
 
-def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+def _iterate_leaves(value: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     if is_dataclass(value):
         for field in fields(value):
-            yield from _leaves(getattr(value, field.name), f"{prefix}.{field.name}" if prefix else field.name)
+            yield from _iterate_leaves(getattr(value, field.name), f"{prefix}.{field.name}" if prefix else field.name)
     else:
         yield prefix, value
 
@@ -67,17 +67,17 @@ def _print_fragment(fragment: Fragment) -> None:
     apart = {"content", "structured", "merged_text"}
     about = ((field.name, getattr(fragment, field.name)) for field in fields(fragment) if field.name not in apart)
     merged: list[RenderableType] = (
-        ["\nmerged with its enhancers", shown(fragment.merged_text)] if fragment.merged_text else []
+        ["\nmerged with its enhancers", escape_text(fragment.merged_text)] if fragment.merged_text else []
     )
-    write(console(), facts(about), "", shown(words(fragment)), *merged)
+    print_parts(open_console(), facts_table(about), "", escape_text(fragment_text(fragment)), *merged)
 
 
-@click.command("stats", short_help="Count what a memory holds.")
+@click.command("stats", short_help="Count a memory's fragments.")
 @click.argument("memory")
 @server_options
 @json_option
 def stats_command(memory: str, server: Server, as_json: bool) -> None:
-    """Count what MEMORY (NAMESPACE/NAME) holds, by tier, and what is still on its way.
+    """Count the fragments of MEMORY (NAMESPACE/NAME) by tier, and the observations not yet stored or indexed.
 
     \b
       memstream stats demo/joy
@@ -87,26 +87,26 @@ def stats_command(memory: str, server: Server, as_json: bool) -> None:
     async def counted(client: Client) -> MemoryStats:
         return await client.memory(memory).stats()
 
-    stats = server.ask(counted)
+    stats = server.run_with_client(counted)
     if as_json:
         print_json(stats)
     else:
-        write(console(), facts((field.name, getattr(stats, field.name)) for field in fields(stats)))
+        print_parts(open_console(), facts_table((field.name, getattr(stats, field.name)) for field in fields(stats)))
 
 
-@click.command("info", short_help="Show what the server is and can do.")
+@click.command("info", short_help="Show the server's version, models, capabilities and limits.")
 @server_options
 @json_option
 def info_command(server: Server, as_json: bool) -> None:
     """Show the server's version, models, stores, capabilities and limits.
 
-    Exits 1 when no server answers, so it serves as a check in scripts.
+    The exit code is 1 when no server answers, so scripts can use it as a check.
     """
 
     async def asked(client: Client) -> ServerInfo:
         return await client.server_info()
 
-    info = server.ask(asked)
+    info = server.run_with_client(asked)
     if as_json:
         print_json(info)
         return
@@ -115,27 +115,27 @@ def info_command(server: Server, as_json: bool) -> None:
     rows: list[tuple[str, object]] = [("server", server.target)]
     rows += [(field.name, getattr(info, field.name)) for field in fields(info) if field.name not in apart]
     rows += [("embedding", f"{model.name}, {model.dimension} dimensions"), ("capabilities", info.capabilities)]
-    rows += [(f"model {one.role}", _going(one)) for one in info.models]
-    rows += [(f"asked as {one.role}", _asked(one)) for one in info.model_usage if one.requests]
+    rows += [(f"model {one.role}", _format_status(one)) for one in info.models]
+    rows += [(f"asked as {one.role}", _format_usage(one)) for one in info.model_usage if one.requests]
     rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
-    write(console(), facts(rows))
+    print_parts(open_console(), facts_table(rows))
 
 
-def _going(status: ModelStatus) -> str:
+def _format_status(status: ModelStatus) -> str:
     if status.state is ModelState.UNKNOWN:
-        return f"{status.model}: not asked yet"
+        return f"{status.model}: not called yet"
     if status.state is ModelState.SERVING:
-        return f"{status.model}: serving{_since(', last success', status.last_success_time)}"
+        return f"{status.model}: serving{_format_since(', last success', status.last_success_time)}"
     in_a_row = f", {status.consecutive_failures:,} in a row" if status.consecutive_failures else ""
     never = ", no success yet" if status.last_failure_time and not status.last_success_time else ""
-    success = never or _since(", last success", status.last_success_time)
+    success = never or _format_since(", last success", status.last_success_time)
     return f"{status.model}: FAILING ({status.last_error}){in_a_row}{success}"
 
 
-def _since(what: str, moment: datetime | None) -> str:
+def _format_since(what: str, moment: datetime | None) -> str:
     return "" if moment is None else f"{what} {moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _asked(used: ModelUsage) -> str:
+def _format_usage(used: ModelUsage) -> str:
     tokens = f"{used.prompt_tokens:,} + {used.completion_tokens:,} tokens"
     return f"{used.requests:,} requests ({used.failed:,} failed), {tokens}, of {used.model}"

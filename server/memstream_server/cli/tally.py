@@ -1,54 +1,54 @@
-"""How far `observe` has come with one feed: what was received, stored, skipped, rejected, and where that stands."""
+"""The progress of `observe` with one feed: observations received, stored, skipped and rejected."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from memstream.observe import ObserveStream
-from memstream_server.cli.feeds import Feed, Places, Problem
+from memstream_server.cli.feeds import Feed, LinePositions, Problem
 
 PROBLEMS_KEPT = 1_000
-"""Malformed lines of a pipe remembered with their reason; the rest are counted."""
+"""Malformed lines of a pipe that are kept with their reason; the rest are only counted."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How far one feed has come."""
+    """The progress of one feed."""
 
     feed: Feed
     expected: int | None
-    """Observations in it; None for a pipe, which cannot be counted before it is read."""
+    """Observations in the feed; None for a pipe, which cannot be counted in advance."""
     base: int = 0
-    """Numbers the producer had used before the first observation of this run."""
+    """The producer's last number before this run."""
     skipped: int = 0
     stream: ObserveStream | None = None
-    places: Places = field(default_factory=Places)
+    places: LinePositions = field(default_factory=LinePositions)
     malformed: list[Problem] = field(default_factory=list)
     malformed_count: int = 0
 
     @property
     def received(self) -> int:
-        """Observations of this run that are durable, or were refused."""
+        """Observations of this run that are durable, or rejected."""
         return 0 if self.stream is None else max(0, self.stream.received - self.base)
 
     @property
     def stored(self) -> int:
-        """Observations of this run that every recall sees, or that were refused."""
+        """Observations of this run that are visible to every recall, or rejected."""
         return 0 if self.stream is None else max(0, self.stream.stored - self.base)
 
     @property
     def rejected_count(self) -> int:
-        """Lines that are not in the memory."""
+        """Malformed and rejected lines."""
         return self.malformed_count + (0 if self.stream is None else self.stream.rejected_count)
 
     def note_malformed(self, problem: Problem) -> None:
-        """A line of a pipe was left out."""
+        """Records a malformed line of a pipe, which is skipped."""
         self.malformed_count += 1
         if len(self.malformed) < PROBLEMS_KEPT:
             self.malformed.append(problem)
 
     def problems(self) -> list[Problem]:
-        """Malformed and refused lines, in order; the earliest or latest thousand of each."""
+        """Malformed and rejected lines in order: the first 1,000 malformed, the last 1,000 rejected."""
         refused = () if self.stream is None else self.stream.rejected
         found = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
         said = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in found]

@@ -1,4 +1,4 @@
-"""`memstream export` and `memstream import`: memories out of a server into a file, and back into one."""
+"""`memstream export` and `memstream import`: write memories to a file, and read them back."""
 
 from __future__ import annotations
 
@@ -17,34 +17,39 @@ from memstream.client import Client
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, say
+from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.server import Server, server_options
 
 
-class _Type(msgspec.Struct):
+class _LineType(msgspec.Struct):
     type: str = ""
 
 
 @contextmanager
-def bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
-    """A bar on a terminal's standard error, nothing elsewhere."""
+def progress_bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    """Shows a progress bar on standard error, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("fragments"))
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        *columns, console=open_console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as progress:
         yield progress, progress.add_task(what, total=None)
 
 
-@click.command("export", short_help="Write a memory, or all of a namespace, to a file.")
+@click.command("export", short_help="Export a memory or a namespace to a file.")
 @click.argument("what", metavar="NAMESPACE[/MEMORY]")
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="The file; standard output without it."
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="Output file. Default: standard output."
 )
-@click.option("--vectors", is_flag=True, help="Vectors too: larger, and nothing has to be embedded anew.")
+@click.option(
+    "--vectors", is_flag=True, help="Include vectors: larger, but an import need not embed the content again."
+)
 @server_options
 @json_option
 def export_command(what: str, output: Path | None, vectors: bool, server: Server, as_json: bool) -> None:
-    """Write a memory, or all memories and conversations of a namespace, as lines of JSON.
+    """Export a memory, or all memories and conversations of a namespace, as JSON Lines.
 
-    Each memory is of one revision, with fragments of all tiers. The file gets its name once it is whole.
+    Each memory is a snapshot at one revision, with the fragments of all tiers. The file gets its name when it is
+    complete.
 
     \b
       memstream export demo/joy -o joy.jsonl
@@ -53,12 +58,12 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
     """
     namespace, _, memory = what.partition("/")
     if output is None:
-        server.ask(lambda client: _export(client, namespace, memory, vectors, sys.stdout.buffer))
+        server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, sys.stdout.buffer))
         return
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with part.open("xb") as file:
-            count = server.ask(lambda client: _export(client, namespace, memory, vectors, file))
+            count = server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, file))
             file.flush()
             os.fsync(file.fileno())
         part.replace(output)
@@ -70,29 +75,29 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
     if as_json:
         print_json({"file": str(output), "fragments": count, "bytes": size})
     else:
-        say(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
+        print_line(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
 
 
-async def _export(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
+async def _export_to_file(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
     done, last = 0, b""
-    with bar("exporting") as (progress, task):
+    with progress_bar("exporting") as (progress, task):
         async for part in client.export(namespace, memory, include_vectors=vectors):
             file.write(part.lines)
             done, last = part.done, part.lines
             progress.update(task, completed=part.done, total=part.total)
     file.flush()
-    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_Type).type != "end":
-        raise Failure("the export was cut: its last line is missing")
+    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_LineType).type != "end":
+        raise Failure("the export is truncated: its last line is missing")
     return done
 
 
-@click.command("import", short_help="Bring an export into a server.")
+@click.command("import", short_help="Import an export into a server.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("namespace")
-@click.option("--memory", default="", metavar="NAME", help="Another name for the one memory of the file.")
-@click.option("--validate-only", is_flag=True, help="Read and check everything, write nothing.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is there.")
-@click.option("--request-id", default="", metavar="TEXT", help="Makes a repeat go on where the first stopped.")
+@click.option("--memory", default="", metavar="NAME", help="New name of the memory, for a file with only one.")
+@click.option("--validate-only", is_flag=True, help="Check the whole file, write nothing.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the import has ended.")
+@click.option("--request-id", default="", metavar="TEXT", help="Lets a repeat resume where the first run stopped.")
 @server_options
 @json_option
 def import_command(
@@ -105,10 +110,10 @@ def import_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Bring the memories and conversations of FILE into NAMESPACE.
+    """Import the memories and conversations of FILE into NAMESPACE.
 
-    All of it is checked before anything is written; what is there already is left as it is. A memory is seen once it
-    is whole.
+    The whole file is checked before anything is written; existing memories are not changed. A memory becomes visible
+    when it is complete.
 
     \b
       memstream import joy.jsonl demo
@@ -126,19 +131,19 @@ def import_command(
         )
         if validate_only or not wait:
             return started
-        with bar("importing") as (progress, task):
+        with progress_bar("importing") as (progress, task):
             return await client.finished(
                 started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
             )
 
-    operation = server.ask(work)
+    operation = server.run_with_client(work)
     if as_json:
         print_json(operation)
     elif validate_only:
-        say(f"{file} is whole and can be imported: {operation.total:,} fragments")
+        print_line(f"{file} is valid and can be imported: {operation.total:,} fragments")
     elif operation.end_time is None:
-        say(f"the import began as operation {operation.id}")
+        print_line(f"started the import as operation {operation.id}")
     elif operation.state.value == "succeeded":
-        say(f"imported {operation.done:,} fragments of {file} into {namespace}")
+        print_line(f"imported {operation.done:,} fragments of {file} into {namespace}")
     else:
         raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")

@@ -1,4 +1,4 @@
-"""`memstream verify`: whether a journal holds what its event logs say, without changing it."""
+"""`memstream verify`: checks a journal against its event logs, without changing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from memstream_server.cli.data import place_options
 from memstream_server.cli.failures import Exit, Failure
 from memstream_server.cli.options import json_option
-from memstream_server.cli.output import console, print_json, say, shown, table, write
+from memstream_server.cli.output import create_table, escape_text, open_console, print_json, print_line, print_parts
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from memstream_server.adapters.journal.report import Report
 
 
-@click.command("verify", short_help="Check that a journal holds what its event logs say.")
+@click.command("verify", short_help="Check a journal against its event logs.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @place_options
 @json_option
 def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None:
-    """Check the journal of a data directory, of a database, or the backup FILE. Nothing is changed.
+    """Check the journal of a data directory or database, or the backup FILE, without changing it.
 
-    Every memory's events are folded from the first on and compared with its fragments; numbers, receipts, vectors and
-    lineage are checked too, and so are conversations and operations. A server may run meanwhile: each memory is read at
-    one moment. Exit code 1 when something is not as it must be.
+    The command replays every memory's events from the first and compares the result with its fragments. It also checks
+    numbers, receipts, vectors, lineage, conversations and operations. The server may be running: each memory is read as
+    one snapshot. The exit code is 1 if there is a violation.
 
     \b
       memstream verify --data ./data
@@ -40,20 +40,20 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
 
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
     try:
-        with _opened(file, settings) as looked, _bar() as bar:
+        with _open_journal(file, settings) as looked, _progress_bar() as bar:
             task = bar.add_task("memories and conversations", total=None)
             report = verify_journal(looked, lambda done, total: bar.update(task, completed=done, total=total))
     except (JournalError, OSError) as error:
         raise Failure(f"{where} cannot be verified: {error}") from error
     if as_json:
-        print_json(_plain(where, report))
+        print_json(_report_json(where, report))
     else:
-        _show(where, report)
+        _print_report(where, report)
     if report.violations:
         raise SystemExit(Exit.FAILED)
 
 
-def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[OpenedJournal]:
+def _open_journal(file: Path | None, settings: Settings) -> AbstractContextManager[OpenedJournal]:
     from memstream_server.adapters.journal import looking
 
     if file is not None:
@@ -63,14 +63,14 @@ def _opened(file: Path | None, settings: Settings) -> AbstractContextManager[Ope
     return looking.open_data_directory(settings.data_dir)
 
 
-def _bar() -> Progress:
-    """On standard error, and only for people."""
-    out = console(stderr=True)
+def _progress_bar() -> Progress:
+    """A progress bar on standard error, if that is a terminal."""
+    out = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=out, transient=True, disable=not out.is_terminal)
 
 
-def _plain(where: str, report: Report) -> dict[str, object]:
+def _report_json(where: str, report: Report) -> dict[str, object]:
     return {
         "verified": where,
         "ok": not report.violations,
@@ -82,23 +82,25 @@ def _plain(where: str, report: Report) -> dict[str, object]:
     }
 
 
-def _show(where: str, report: Report) -> None:
+def _print_report(where: str, report: Report) -> None:
     from memstream_server.adapters.journal.report import CHECKS
 
-    grid = table("check", "checked", "violated", "what", numbers=("checked", "violated"), wide="what")
+    grid = create_table("check", "checked", "violated", "what", numbers=("checked", "violated"), wide="what")
     for name, what in CHECKS.items():
         grid.add_row(name, f"{report.checked[name]:,}", f"{report.violated[name]:,}", what)
-    out = console()
-    write(out, grid)
+    out = open_console()
+    print_parts(out, grid)
     for name, first in report.compacted.items():
-        say(f"{name}: its events are kept from revision {first} on, so older fragments were compared only since")
+        print_line(
+            f"{name}: its events are kept from revision {first} on, so older fragments were only compared from there"
+        )
     for id_, what in report.unfinished.items():
-        say(f"operation {id_} has not ended: {shown(what)}")
+        print_line(f"operation {id_} has not ended: {escape_text(what)}")
     if report.violations:
-        found = table("check", "memory", "fragment", "what is wrong", wide="what is wrong")
+        found = create_table("check", "memory", "fragment", "what is wrong", wide="what is wrong")
         for each in report.violations:
-            found.add_row(each.check, shown(each.memory), each.fragment, shown(each.text))
-        write(out, found)
+            found.add_row(each.check, escape_text(each.memory), each.fragment, escape_text(each.text))
+        print_parts(out, found)
     count = sum(report.violated.values())
     more = f", {len(report.violations):,} of them shown" if count > len(report.violations) else ""
-    say(f"{where}: {f'{count:,} violations{more}' if count else 'everything is as its events say'}")
+    print_line(f"{where}: {f'{count:,} violations{more}' if count else 'no violations'}")
