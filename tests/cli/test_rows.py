@@ -13,8 +13,8 @@ import pytest
 from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_id, fragment_line, header_lines
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.transfer.checking import Checker, Terms
-from memstream_server.engine.transfer.lines import End, FragmentLine, decoded, encoded
+from memstream_server.engine.operations.transfer.check_lines import Checker, Terms
+from memstream_server.engine.operations.transfer.lines import End, FragmentLine, decoded, encoded
 
 NOW_US = 1_700_000_000_000_000
 COLUMNS = Columns(

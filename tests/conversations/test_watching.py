@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from memstream_server.engine import conversations
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
 from tests.support import journals
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from memstream_server.core import lifecycle, tiers
 from memstream_server.core.enhancement import cosine, merged_text
 from memstream_server.core.events import Event, Reason
-from memstream_server.core.fold import Place, place_of
 from memstream_server.core.identity import is_repeat
 from memstream_server.core.policy import RankingRule
+from memstream_server.core.replay_events import Place, place_of
 from memstream_server.core.transition import InsightRequest, Transition
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
 from tests.support.scenario import Change, Command, MemorySpec, Query, Said, overridden

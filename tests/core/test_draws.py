@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.core.draws import draw
+from memstream_server.core.keyed_random import draw
 
 
 def test_a_draw_never_changes() -> None:

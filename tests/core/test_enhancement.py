@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream_server.core.draws import draw
 from memstream_server.core.enhancement import cosine, enhance, hit, merged_text
+from memstream_server.core.keyed_random import draw
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Vector

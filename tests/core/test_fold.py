@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memstream_server.core.events import Event, EventType, Reason
-from memstream_server.core.fold import Place, fold_all
+from memstream_server.core.replay_events import Place, fold_all
 from memstream_server.core.values import FragmentKind, Tier
 
 OBSERVED = Event(EventType.OBSERVED, "a", to_tier=Tier.SHORT_TERM, importance=0.5)

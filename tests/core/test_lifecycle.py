@@ -9,8 +9,8 @@ import numpy as np
 from memstream_server.core import lifecycle
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
-from memstream_server.core.fold import Place, fold_all
 from memstream_server.core.policy import DEFAULT
+from memstream_server.core.replay_events import Place, fold_all
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector
 

@@ -9,7 +9,7 @@ import pytest
 
 from memstream_server.core import lineage
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.fold import fold, place_of
+from memstream_server.core.replay_events import fold, place_of
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier
 
 EMPTY = State(MemoryKind.HYBRID, b"seed")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from memstream_server.core import tiers
 from memstream_server.core.events import EventType
-from memstream_server.core.fold import fold_all
 from memstream_server.core.policy import Profile
+from memstream_server.core.replay_events import fold_all
 from memstream_server.core.tiers import TIERS
 from memstream_server.core.transition import Transition, anchors_changed, join, join_all
 from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.core.events import EventType
-from memstream_server.core.fold import fold_all
+from memstream_server.core.replay_events import fold_all
 from tests.core.memory import CoreMemory
 from tests.support.replay import expectation, paths, replay
 from tests.support.scenario import Driver, parse

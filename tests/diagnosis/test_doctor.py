@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream_server.adapters.journal import sqlite
-from memstream_server.adapters.journal.wal import read_wal
+from memstream_server.adapters.journal.database import sqlite
+from memstream_server.adapters.journal.verify.sqlite_wal import read_wal
 from memstream_server.diagnosis.examine import run_checks
 from memstream_server.settings import load
 from tests.cli.commands import run

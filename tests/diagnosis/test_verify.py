@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import codec
-from memstream_server.adapters.journal.looking import open_data_directory
-from memstream_server.adapters.journal.verifying import verify_journal
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.verify.read_only_open import open_data_directory
+from memstream_server.adapters.journal.verify.verify import verify_journal
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
 from tests.cli.commands import run

@@ -14,13 +14,15 @@ from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
 from memstream_server.app.watched_models import watched
 from memstream_server.core.events import Event
-from memstream_server.core.fold import fold_all, place_of
+from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import State
-from memstream_server.engine import actor, indexing, jobs, registry
-from memstream_server.engine.actor import Actor
-from memstream_server.engine.clock import Clock
+from memstream_server.engine.background import indexer, jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.memory import actor
+from memstream_server.engine.memory.actor import Actor
+from memstream_server.engine.runtime import registry
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import MemoryRecord, Recorded
@@ -51,8 +53,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         (registry, "REVIVE_PAUSE_S"),
         (registry, "REVIVE_PAUSE_MAX_S"),
         (jobs, "RETRY_S"),
-        (indexing, "RETRY_S"),
-        (indexing, "RETRY_MAX_S"),
+        (indexer, "RETRY_S"),
+        (indexer, "RETRY_MAX_S"),
     ):
         monkeypatch.setattr(module, name, 0.01)
 

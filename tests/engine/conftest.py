@@ -11,8 +11,8 @@ import pytest
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import open_index, space_of
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.settings import Settings
 from tests.support import journals

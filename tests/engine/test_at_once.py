@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.engine.actor import Actor
 from memstream_server.engine.errors import JournalUnavailable, ProducerSuperseded, StorageIsFull
-from memstream_server.engine.receiving import AT_ONCE_MAX
+from memstream_server.engine.memory.actor import Actor
+from memstream_server.engine.memory.ingest import AT_ONCE_MAX
 from memstream_server.engine.requests import AckLevel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty, image_of
 from tests.engine.test_producers import LINES, contents, create, opened, parts, sent, words

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import reads
+from memstream_server.adapters.journal.sql import reads
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import SequenceConflict
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.records import Answer, batch_request
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import SettableClock, observation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memstream_server.core.values import Fragment
-from memstream_server.engine.contents import BYTES_MAX, FRAGMENTS_MAX, Contents
+from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FRAGMENTS_MAX, Contents
 
 
 def fragment(number: int, content: str = "words", **fields: int) -> Fragment:

@@ -13,10 +13,10 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
-from memstream_server.engine import operations
-from memstream_server.engine.embeddings import Embedding
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.operations import runner
 from memstream_server.engine.requests import AckLevel
+from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import Account
 from memstream_server.ports.operations import OperationState
@@ -47,7 +47,7 @@ async def insights(engine: Engine) -> list[Fragment]:
 async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, fault: Fault
 ) -> None:
-    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    monkeypatch.setattr(runner, "RETRY_S", 0.01)
     index = MemoryIndex()
     index.keeps_deleted = True
     models = Models(ScriptedEmbedder(), insights=ScriptedInsights())

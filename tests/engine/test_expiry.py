@@ -10,12 +10,12 @@ import pytest
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.requests import Query, fragment_etag
-from memstream_server.engine.transfer.exporting import Wanted
+from memstream_server.engine.runtime.clock import Clock
 from tests.engine.conftest import open_engine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told

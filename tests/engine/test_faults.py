@@ -20,9 +20,9 @@ from memstream_server.app.models import Models
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import actor
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.memory import actor
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.journal.errors import OutcomeUnknown

@@ -12,13 +12,13 @@ import pytest
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import forgetting
-from memstream_server.engine.actor import Actor
-from memstream_server.engine.clock import Clock
+from memstream_server.engine.background import retention
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, FragmentNotFound, JournalUnavailable, OwnedElsewhere
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.operations import OperationState
 from tests.engine.conftest import open_engine
@@ -71,7 +71,7 @@ async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engi
 async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "BATCH", 2)
+    monkeypatch.setattr(retention, "BATCH", 2)
     await create(engine, MemoryKind.HYBRID)
     await tell(engine, "soon", "soon, too", ttl_us=SECOND_US)
     other = NewMemory(NAME[0], "other", MemoryKind.HYBRID, DEFAULT)

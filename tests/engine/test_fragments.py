@@ -16,13 +16,13 @@ from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier
-from memstream_server.engine import jobs
-from memstream_server.engine.build_commit import packed
-from memstream_server.engine.clock import Clock
+from memstream_server.engine.background import jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.memory.build_commit import packed
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import IndexUnavailable, Point
 from tests.engine.assembled import NAMESPACE, assembled, check, check_index, events_of, hasty
 from tests.engine.memory import SettableClock, observation

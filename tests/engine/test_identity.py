@@ -8,9 +8,9 @@ import pytest
 
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
-from memstream_server.core.fold import fold_all, place_of
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.ranking import Stage
+from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange

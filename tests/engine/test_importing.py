@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.engine import operations
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable
-from memstream_server.engine.operations import Progress
-from memstream_server.engine.transfer import importing
-from memstream_server.engine.transfer.importing import BATCH, Target
-from memstream_server.engine.transfer.intake import Intake
+from memstream_server.engine.operations import runner
+from memstream_server.engine.operations.runner import Progress
+from memstream_server.engine.operations.transfer import import_memory
+from memstream_server.engine.operations.transfer.import_memory import BATCH, Target
+from memstream_server.engine.operations.transfer.upload import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
 from tests.engine.test_fragments import live
@@ -66,7 +66,7 @@ async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the lease is lost with the database: the operation is gone on with once that is back."""
-    monkeypatch.setattr(importing, "TIDY_RETRY_S", 0.05)
+    monkeypatch.setattr(import_memory, "TIDY_RETRY_S", 0.05)
     async with assembled(tmp_path) as parts:
         finished, asked = parts.engine.operations.finished, asyncio.Event()
 
@@ -96,7 +96,7 @@ async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
 async def test_an_import_that_is_tried_again_tells_no_less_than_it_has_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "RETRY_S", 0.01)
+    monkeypatch.setattr(runner, "RETRY_S", 0.01)
     told: list[int] = []
     at = Progress.at
 

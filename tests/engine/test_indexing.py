@@ -13,10 +13,10 @@ import pytest
 from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import indexing
-from memstream_server.engine.clock import Clock
+from memstream_server.engine.background import indexer
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import Point
 from memstream_server.ports.journal.records import IndexEntry
 from tests.engine.assembled import assembled
@@ -298,7 +298,7 @@ async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
         if len(told) == 8:
             enough.set()
 
-    monkeypatch.setattr(indexing, "LOOK_S", 0.01)
+    monkeypatch.setattr(indexer, "LOOK_S", 0.01)
     async with assembled(tmp_path, index_flush_interval_s=60.0) as parts:
         await filled(parts.engine)
         flush = parts.index.flush

@@ -15,11 +15,11 @@ from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
-from memstream_server.engine import jobs
-from memstream_server.engine.actor import Actor
+from memstream_server.engine.background import jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import StorageIsFull
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.ports.journal.records import Job
 from memstream_server.ports.journal.rows import Terms

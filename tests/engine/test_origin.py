@@ -6,7 +6,7 @@ import contextvars
 
 import pytest
 
-from memstream_server.engine.origin import here, nowhere, working_for
+from memstream_server.engine.runtime.call_context import here, nowhere, working_for
 
 SAID = contextvars.ContextVar("SAID", default="nothing")
 

@@ -13,10 +13,10 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import producers
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, SequenceConflict, SequenceGap
-from memstream_server.engine.producers import ObserveSession
+from memstream_server.engine.memory import producers
+from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import observation

@@ -8,9 +8,9 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import operations, reembedding
-from memstream_server.engine.embeddings import Candidate
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.operations import reembed, runner
+from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.ports.journal.spaces import Spaces
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import assembled
@@ -57,7 +57,7 @@ async def test_cancelled_and_then_killed_it_leaves_no_second_space(tmp_path: Pat
 async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "RETRY_S", 0.05)
+    monkeypatch.setattr(runner, "RETRY_S", 0.05)
     async with assembled(tmp_path, models=models()) as parts:
         await create(parts.engine)
         await observe(parts.engine, TEA)
@@ -77,7 +77,7 @@ async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_sp
 async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reembedding, "PAGE", 2)
+    monkeypatch.setattr(reembed, "PAGE", 2)
     embedder = ScriptedEmbedder()
     embedder.fail(times=1_000_000)
     async with assembled(tmp_path, models=Models(embedder)) as parts:
@@ -85,6 +85,6 @@ async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_late
         await observe(parts.engine, *(f"{TEA} {number}" for number in range(5)))
         refused = {(one.id, one.version) for one in (await live(parts.engine))[:4]}
         entered: list[str] = []
-        monkeypatch.setattr(reembedding, "_entering", lambda job, _: entered.append(job.memory))
+        monkeypatch.setattr(reembed, "_entering", lambda job, _: entered.append(job.memory))
         await parts.engine.reembedding._leftovers(refused)
         assert entered == [uid]

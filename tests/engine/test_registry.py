@@ -14,11 +14,11 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.contents import FRAGMENTS_MAX
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
+from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX
+from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
-from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, gone, hasty
 from tests.engine.memory import observation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.core.fold import fold_all, place_of
-from memstream_server.engine.clock import Clock
+from memstream_server.core.replay_events import fold_all, place_of
+from memstream_server.engine.runtime.clock import Clock
 from tests.engine.conftest import open_engine
 from tests.engine.memory import EngineMemory, SettableClock
 from tests.support.replay import expectation, paths, replay

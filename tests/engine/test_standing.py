@@ -15,12 +15,12 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine import standing
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.recall import standing_query
 from memstream_server.engine.requests import AckLevel, Change, NewMemory, Query, RecallAnswer
+from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled
 from tests.engine.memory import SettableClock, observation
 from tests.support.scripted_models import ScriptedEmbedder
@@ -32,20 +32,20 @@ QUERY = Query(text="What does Bob like?", limit=3)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "PAUSE_S", 0.01)
+    monkeypatch.setattr(standing_query, "PAUSE_S", 0.01)
 
 
 @pytest.fixture
 def rankings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The revision of each ranking."""
     seen: list[int] = []
-    change = standing.Standing.change
+    change = standing_query.Standing.change
 
-    def counted(self: standing.Standing, answer: RecallAnswer) -> Change | None:
+    def counted(self: standing_query.Standing, answer: RecallAnswer) -> Change | None:
         seen.append(answer.revision)
         return change(self, answer)
 
-    monkeypatch.setattr(standing.Standing, "change", counted)
+    monkeypatch.setattr(standing_query.Standing, "change", counted)
     return seen
 
 
@@ -183,7 +183,7 @@ async def test_what_expires_is_retracted_without_a_commit(tmp_path: Path) -> Non
 async def test_a_burst_of_commits_is_told_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rankings: list[int]
 ) -> None:
-    monkeypatch.setattr(standing, "PAUSE_S", 0.5)
+    monkeypatch.setattr(standing_query, "PAUSE_S", 0.5)
     async with memory(tmp_path) as parts, following(parts.engine, Query(text="Bob", limit=50)) as follower:
         began_s = time.monotonic()
         for number in range(20):
@@ -301,7 +301,7 @@ async def test_who_applies_the_changes_holds_what_a_recall_answers(tmp_path: Pat
                 await parts.engine.recall(NAMESPACE, "joy", Query(text=draw.choice(words)))
             await asyncio.sleep(draw.choice([0, 0, 0.02]))
         await parts.engine.settled()
-        answer = await parts.engine.recall(NAMESPACE, "joy", standing.standing(query))
+        answer = await parts.engine.recall(NAMESPACE, "joy", standing_query.standing(query))
         now = {found.fragment.id: found.fragment.content for found in answer.recollections}
         await until(lambda: list(follower.held.items()) == list(now.items()))
 

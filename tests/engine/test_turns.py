@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from memstream_server.engine import turns as turns_module
-from memstream_server.engine.turns import Lane, Turns
+from memstream_server.engine.runtime import fair_scheduler as turns_module
+from memstream_server.engine.runtime.fair_scheduler import Lane, Turns
 
 
 @pytest.fixture

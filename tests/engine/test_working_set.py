@@ -13,11 +13,11 @@ from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.filters import Filter
 from memstream_server.core.lexical import query_terms
-from memstream_server.engine import working_set
-from memstream_server.engine.decision import Decision
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.memory import working_set
+from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.requests import AckLevel
-from memstream_server.engine.working_set import WorkingSet
 from memstream_server.ports.journal.writing import Commit
 from tests.engine.assembled import NAMESPACE, Assembled, assembled
 from tests.engine.memory import observation

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from memstream_server.adapters.journal import codec
+from memstream_server.adapters.journal.sql import codec
 from memstream_server.core.policy import PROFILES, Profile
 from memstream_server.core.values import Fragment
 

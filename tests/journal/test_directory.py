@@ -17,8 +17,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import SqlJournal, migrate, open_journal, restore, sqlite
-from memstream_server.adapters.journal.schema import metadata
+from memstream_server.adapters.journal import SqlJournal, open_journal, restore
+from memstream_server.adapters.journal.database import migrate, sqlite
+from memstream_server.adapters.journal.sql.schema import metadata
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
 from memstream_server.ports.journal.records import IndexEntry
 from tests.journal.samples import MODEL, Now, fragment, record, row, transition

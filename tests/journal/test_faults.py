@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
-from memstream_server.adapters.journal import SqlJournal, open_journal, sqlite
+from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.journal.database import sqlite
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.spaces import Space

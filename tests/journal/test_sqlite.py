@@ -12,8 +12,8 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
-from memstream_server.adapters.journal.bulk import Bulk, fetch_rows, write_returning
-from memstream_server.adapters.journal.sqlite import writer_engine
+from memstream_server.adapters.journal.database.sqlite import writer_engine
+from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_returning
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.rows import Row

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from memstream_server.adapters.journal import postgres
+from memstream_server.adapters.journal.database import postgres
 from memstream_server.cli.group import root
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.settings import Settings, SettingsError, load

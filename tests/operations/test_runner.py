@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.engine import operations as module
-from memstream_server.engine.clock import Clock, Ids
 from memstream_server.engine.errors import (
     AlreadyAnswered,
     JournalUnavailable,
@@ -19,8 +17,10 @@ from memstream_server.engine.errors import (
     OperationNotFound,
     OwnedElsewhere,
 )
-from memstream_server.engine.operations import OperationCancelled, OperationRunner, Progress, Work
-from memstream_server.engine.ownership import Ownership
+from memstream_server.engine.operations import runner as module
+from memstream_server.engine.operations.runner import OperationCancelled, OperationRunner, Progress, Work
+from memstream_server.engine.runtime.clock import Clock, Ids
+from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.settings import LeaseTimes
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer

@@ -17,7 +17,7 @@ from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from memstream_server.engine.ownership import Ownership
+from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.ports.processes import Owner
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.drain import Drain

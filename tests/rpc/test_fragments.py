@@ -12,7 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch
-from memstream_server.rpc.repeats import idempotent_call, respond_once
+from memstream_server.rpc.idempotency import idempotent_call, respond_once
 from tests.rpc.wire import Wire, refused
 from tests.support.fake_engine import FakeEngine
 

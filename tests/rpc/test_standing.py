@@ -11,7 +11,7 @@ import pytest
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2, server_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine import standing
+from memstream_server.engine.recall import standing_query
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
 
 pytestmark = pytest.mark.usefixtures("real")
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("real")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "PAUSE_S", 0.02)
+    monkeypatch.setattr(standing_query, "PAUSE_S", 0.02)
 
 
 async def observe(wire: Wire, *texts: str) -> None:

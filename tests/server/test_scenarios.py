@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream_server.core.fold import fold_all, place_of
+from memstream_server.core.replay_events import fold_all, place_of
 from tests.server.listing import history
 from tests.server.memory import ClientMemory, event_of
 from tests.support.replay import expectation, paths, replay

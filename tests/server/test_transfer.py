@@ -16,7 +16,7 @@ import pytest
 import memstream
 from memstream import FragmentKind, Memory, MemoryKind, Observation, OperationState, Plan, Structured, Tier
 from memstream.sync import connect as connect_sync
-from memstream_server.core.fold import fold_all, place_of
+from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import Enhancement
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments, history

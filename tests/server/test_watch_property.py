@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 import memstream
 from memstream import Capability, Memory, MemoryKind, Observation, Profile, Tier
-from memstream_server.core.fold import fold_all, place_of
+from memstream_server.core.replay_events import fold_all, place_of
 from tests.server.listing import fragments, history
 from tests.server.memory import event_of, fragment_of
 from tests.support.server import ServerProcess

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.engine.clock import encode_ulid
 from memstream_server.engine.errors import (
     EtagMismatch,
     FragmentNotFound,
@@ -28,6 +27,7 @@ from memstream_server.engine.requests import (
     fragment_etag,
     memory_etag,
 )
+from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 from tests.support.fake_state import FakeMemory
 

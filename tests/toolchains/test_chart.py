@@ -19,7 +19,7 @@ from memstream.v1 import server_service_pb2, stream_service_pb2
 from memstream_server.observability import PROBES
 from memstream_server.rpc.access.keys import name_of, parse_keys
 from memstream_server.rpc.access.policy import parse_policy
-from memstream_server.rpc.interceptor import ROUTING_KEY
+from memstream_server.rpc.error_and_limits_interceptor import ROUTING_KEY
 from memstream_server.settings import Settings, load, unknown_variables
 from scripts.chart import kind_of
 from tests.toolchains import charts, deploying

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream_server.adapters.journal.looking import open_database
-from memstream_server.adapters.journal.verifying import verify_journal
+from memstream_server.adapters.journal.verify.read_only_open import open_database
+from memstream_server.adapters.journal.verify.verify import verify_journal
 from tests.cli.commands import run
 from tests.diagnosis.lived import live
 from tests.server.conftest import QUICK

@@ -15,17 +15,17 @@ import psycopg
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
-from memstream_server.adapters.journal.postgres import LEADING, process_lock_key
+from memstream_server.adapters.journal.database.postgres import LEADING, process_lock_key
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewhere
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
 from memstream_server.ports.journal.writing import Access, Accesses
@@ -279,7 +279,7 @@ async def test_a_writer_that_reconnects_ends_the_session_it_had_before(postgres:
 
 
 async def test_one_server_alone_and_others_exclude_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstream_server.adapters.journal.postgres.LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr("memstream_server.adapters.journal.database.postgres.LOCK_WAIT_S", 0.3)
 
     async def opened(shared: bool) -> SqlJournal:
         return await open_journal(Path("/nonexistent"), url=url, shared=shared, clock_us=Now())

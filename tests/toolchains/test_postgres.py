@@ -18,8 +18,8 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
-from memstream_server.adapters.journal import postgres as adapter
-from memstream_server.adapters.journal.schema import metadata
+from memstream_server.adapters.journal.database import postgres as adapter
+from memstream_server.adapters.journal.sql.schema import metadata
 from memstream_server.ports.journal.errors import (
     Conflict,
     JournalError,

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from memstream_server.core.policy import DEFAULT
-from memstream_server.engine.transfer import lines
+from memstream_server.engine.operations.transfer import lines
 
 Lines = list[dict[str, Any]]
 TIME_US = 1_750_000_000_000_000

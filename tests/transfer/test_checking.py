@@ -17,8 +17,8 @@ import pytest
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import Fragment
-from memstream_server.engine.transfer import lines
-from memstream_server.engine.transfer.checking import Checker, Malformed, Summary, Terms
+from memstream_server.engine.operations.transfer import lines
+from memstream_server.engine.operations.transfer.check_lines import Checker, Malformed, Summary, Terms
 from memstream_server.ports.conversations import Message, Plan
 from tests.transfer.exports import (
     HEADER,

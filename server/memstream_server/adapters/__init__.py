@@ -1,1 +1,6 @@
-"""Implementations of ports/: everything that touches the outside world."""
+"""Implementations of the ports. Nothing but `app`, `diagnosis` and `cli` imports them.
+
+journal: the journal on SQLite or PostgreSQL
+milvus: the vector index on Milvus Lite or a Milvus server
+models: embedders, scorers, LLM, reranker, analyzer
+"""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from memstream_server.app.measuring import EngineMetrics
 from memstream_server.app.models import Models
-from memstream_server.engine.clock import Clock, Ids
-from memstream_server.engine.dependencies import EngineModels, EngineParts, Runtime, Storage
-from memstream_server.engine.embeddings import Embedding, Embeddings
-from memstream_server.engine.gather import Gatherer
-from memstream_server.engine.reranking import Reranking
+from memstream_server.engine.memory.enrich import Gatherer
+from memstream_server.engine.recall.reranking import Reranking
+from memstream_server.engine.runtime.clock import Clock, Ids
+from memstream_server.engine.runtime.dependencies import EngineModels, EngineParts, Runtime, Storage
+from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
+from memstream_server.engine.runtime.fair_scheduler import Turns
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
-from memstream_server.engine.turns import Turns
 from memstream_server.observability import Metrics
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal

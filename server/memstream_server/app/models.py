@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
-from memstream_server.engine.embeddings import Candidate
+from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.observability import Metrics
 from memstream_server.ports.models import Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
 from memstream_server.settings import EmbeddingKind, Settings

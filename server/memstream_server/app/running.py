@@ -17,9 +17,9 @@ from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import in_force, open_index, open_tracing
 from memstream_server.app.watched_models import check_models, watched
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.settings import Settings

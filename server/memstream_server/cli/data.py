@@ -73,7 +73,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
       memstream backup monday.memstream
       memstream backup --data ./data backups/monday.memstream
     """
-    from memstream_server.adapters.journal import directory
+    from memstream_server.adapters.journal.database import directory
     from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 
     if not directory.journal_path(data_dir).is_file():
@@ -107,7 +107,7 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
     \b
       memstream restore monday.memstream --data ./data
     """
-    from memstream_server.adapters.journal import directory
+    from memstream_server.adapters.journal.database import directory
     from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 
     if not file.is_file():

@@ -18,8 +18,7 @@ import numpy as np
 from memstream_server.cli.options import to_utc
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind, MetadataValue, Tier
-from memstream_server.engine.clock import encode_ulid
-from memstream_server.engine.transfer.lines import (
+from memstream_server.engine.operations.transfer.lines import (
     FragmentLine,
     Header,
     MemoryLine,
@@ -27,6 +26,7 @@ from memstream_server.engine.transfer.lines import (
     encoded,
     policy_line,
 )
+from memstream_server.engine.runtime.clock import encode_ulid
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000

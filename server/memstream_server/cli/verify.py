@@ -16,8 +16,8 @@ from memstream_server.cli.output import create_table, escape_text, open_console,
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal.looking import OpenedJournal
-    from memstream_server.adapters.journal.report import Report
+    from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
+    from memstream_server.adapters.journal.verify.report import Report
 
 
 @click.command("verify", short_help="Check a journal against its event logs.")
@@ -35,7 +35,7 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
       memstream verify --data ./data
       memstream verify monday.memstream --json
     """
-    from memstream_server.adapters.journal.verifying import verify_journal
+    from memstream_server.adapters.journal.verify.verify import verify_journal
     from memstream_server.ports.journal.errors import JournalError
 
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
@@ -54,13 +54,13 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
 
 
 def _open_journal(file: Path | None, settings: Settings) -> AbstractContextManager[OpenedJournal]:
-    from memstream_server.adapters.journal import looking
+    from memstream_server.adapters.journal.verify import read_only_open
 
     if file is not None:
-        return looking.open_backup(file)
+        return read_only_open.open_backup(file)
     if url := settings.journal_url.get_secret_value():
-        return looking.open_database(url)
-    return looking.open_data_directory(settings.data_dir)
+        return read_only_open.open_database(url)
+    return read_only_open.open_data_directory(settings.data_dir)
 
 
 def _progress_bar() -> Progress:
@@ -83,7 +83,7 @@ def _report_json(where: str, report: Report) -> dict[str, object]:
 
 
 def _print_report(where: str, report: Report) -> None:
-    from memstream_server.adapters.journal.report import CHECKS
+    from memstream_server.adapters.journal.verify.report import CHECKS
 
     grid = create_table("check", "checked", "violated", "what", numbers=("checked", "violated"), wide="what")
     for name, what in CHECKS.items():

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from memstream_server.adapters.journal import directory, sqlite, wal
+from memstream_server.adapters.journal.database import directory, sqlite
+from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import Unreadable
 
@@ -74,7 +75,7 @@ def _check_wal(data_dir: Path, holder: str) -> Finding:
     file = sqlite.wal_path(directory.journal_path(data_dir))
     if holder:
         return fine("write-ahead log", "in use by the server")
-    found = wal.read_wal(file)
+    found = sqlite_wal.read_wal(file)
     if found.damage:
         return problem(
             "write-ahead log",

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from memstream_server.adapters.journal import directory, looking
+from memstream_server.adapters.journal.database import directory
+from memstream_server.adapters.journal.verify import read_only_open
 from memstream_server.diagnosis.directory import check_directory
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import check_index
@@ -43,7 +44,7 @@ def _check_directory(settings: Settings) -> Iterator[Finding]:
                 "directory", f"{data_dir} is not a directory", "name it with --data; a server's first start creates it"
             )
             return
-        with looking.probe_lock(data_dir) as holder:
+        with read_only_open.probe_lock(data_dir) as holder:
             yield from check_directory(data_dir, holder, settings.disk_free_min_bytes)
             yield from _check_journal(settings, data_dir, holder)
     except OSError as error:
@@ -57,7 +58,7 @@ def _check_journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[
     space: Space | None = None
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(looking.open_data_directory(data_dir))
+            opened = stack.enter_context(read_only_open.open_data_directory(data_dir))
         except Unreadable as error:
             yield problem("journal", str(error), "see the findings on its files")
             return
@@ -80,7 +81,7 @@ def _missing_journal(data_dir: Path) -> Finding:
 
 def _check_database(settings: Settings) -> Iterator[Finding]:
     try:
-        with looking.open_database(settings.journal_url.get_secret_value()) as opened:
+        with read_only_open.open_database(settings.journal_url.get_secret_value()) as opened:
             with opened.engine.begin() as connection:
                 version = connection.exec_driver_sql("SHOW server_version").scalar_one()
             yield fine("database", f"PostgreSQL {version} answers")

@@ -10,9 +10,11 @@ from pathlib import Path
 from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import directory, migrate, operating, reads, sqlite
-from memstream_server.adapters.journal.looking import OpenedJournal
-from memstream_server.adapters.journal.schema import conversations, jobs, memories, observations, outbox
+from memstream_server.adapters.journal.database import directory, migrate, sqlite
+from memstream_server.adapters.journal.sql import reads
+from memstream_server.adapters.journal.sql.schema import conversations, jobs, memories, observations, outbox
+from memstream_server.adapters.journal.verify import operations
+from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import JournalError
@@ -135,7 +137,7 @@ def _count_waiting(connection: Connection) -> Iterator[Finding]:
 
 
 def _list_operations(connection: Connection) -> Iterator[Finding]:
-    unfinished = list(operating.describe_unfinished(connection))
+    unfinished = list(operations.describe_unfinished(connection))
     for id_, what in unfinished[:_SAID_MAX]:
         yield note("operations", f"{id_} has not ended: {what}", _ADVICE)
     if len(unfinished) > _SAID_MAX:

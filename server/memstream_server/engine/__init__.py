@@ -1,7 +1,17 @@
-"""The engine: orders, decides, commits and publishes; between the wire above and the ports below.
+"""The server's behaviour: finds a memory's actor and passes it the work. Knows ports and core only.
 
-Rule 1. gather (embed, score) -> decide (core) -> commit (one journal transaction) -> publish (RAM, watchers, acks).
-Rule 2. RAM changes only after the commit; after a commit whose outcome is unknown, RAM is dropped and read again.
-Rule 3. One actor per active memory orders all its transitions by receipt; different memories run side by side.
-Rule 4. No model, index or journal call is made while another task waits for the same memory's RAM to be consistent.
+engine: the front that the rpcs call; starts and stops the background tasks
+memories: memories as resources: create, clone, read, change, delete
+fragments: fragments as resources: read, put, change, forget, restore, clear
+putting: PutFragment as one decision
+lifecycle: update, forget, restore and clear, each one decision in the memory's order
+conversations: conversations for the rpcs: store errors as engine errors, times, watches
+requests: requests and answers as domain values (microseconds, arrays, tuples)
+errors: the errors that a client sees
+settings: limits, lease times and transfer settings
+memory: one active memory, its actor and its way in (a package)
+recall: answers queries (a package)
+background: indexing, jobs, retention (a package)
+operations: long-running operations, exports and imports (a package)
+runtime: what the parts share: registry, ownership, scheduler, clock (a package)
 """

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, TypeVar
 
-from memstream_server.engine.clock import Clock
 from memstream_server.engine.errors import (
     DISK_FULL,
     NOT_WRITTEN,
@@ -18,6 +17,7 @@ from memstream_server.engine.errors import (
     JournalUnavailable,
     StorageIsFull,
 )
+from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
@@ -42,7 +42,7 @@ PAGE = 256
 class Conversations:
     """All conversations. Methods raise ConversationNotFound, StorageIsFull, JournalUnavailable.
 
-    JournalUnavailable also where a request_id was answered meanwhile: rpc/repeats.py serves that answer.
+    JournalUnavailable also where a request_id was answered meanwhile: rpc/idempotency.py serves that answer.
     """
 
     def __init__(self, store: ConversationStore, journal: Journal, clock: Clock, quiet_s: float = 5.0) -> None:

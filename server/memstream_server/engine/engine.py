@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.engine.batch_calls import BatchCalls
-from memstream_server.engine.erasing import Erasing
+from memstream_server.engine.background.indexer import Indexer
+from memstream_server.engine.background.jobs import Jobs
+from memstream_server.engine.background.retention import Forgetting
 from memstream_server.engine.errors import (
     NOT_READ,
     EngineError,
@@ -25,21 +26,21 @@ from memstream_server.engine.errors import (
     ModelMismatch,
     written,
 )
-from memstream_server.engine.forgetting import Forgetting
 from memstream_server.engine.fragments import Fragments
-from memstream_server.engine.indexing import Indexer
-from memstream_server.engine.jobs import Jobs
 from memstream_server.engine.memories import Memories
-from memstream_server.engine.operations import OperationRunner
-from memstream_server.engine.ownership import Ownership
-from memstream_server.engine.producers import ObserveSession
-from memstream_server.engine.purging import Purging
-from memstream_server.engine.recalling import Recaller
-from memstream_server.engine.reembedding import Reembedding
-from memstream_server.engine.reflecting import Reflecting
-from memstream_server.engine.registry import Registry
-from memstream_server.engine.reindexing import Reindexing
-from memstream_server.engine.reinforcing import Reinforcement
+from memstream_server.engine.memory.batch_calls import BatchCalls
+from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.operations.erase import Erasing
+from memstream_server.engine.operations.purge import Purging
+from memstream_server.engine.operations.reembed import Reembedding
+from memstream_server.engine.operations.reflect import Reflecting
+from memstream_server.engine.operations.reindex import Reindexing
+from memstream_server.engine.operations.runner import OperationRunner
+from memstream_server.engine.operations.transfer.transfers import Transfers
+from memstream_server.engine.recall.recall import Recaller
+from memstream_server.engine.recall.reinforcement import Reinforcement
+from memstream_server.engine.recall.standing_query import Standing, standing
+from memstream_server.engine.recall.watch import Watchers
 from memstream_server.engine.requests import (
     AckLevel,
     Change,
@@ -50,9 +51,8 @@ from memstream_server.engine.requests import (
     RecallAnswer,
     Refusal,
 )
-from memstream_server.engine.standing import Standing, standing
-from memstream_server.engine.transfer.transfers import Transfers
-from memstream_server.engine.watching import Watchers
+from memstream_server.engine.runtime.ownership import Ownership
+from memstream_server.engine.runtime.registry import Registry
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, Recorded
 from memstream_server.ports.journal.spaces import Space
@@ -61,8 +61,8 @@ from memstream_server.ports.models import EmbeddingModel, ModelState, ModelStatu
 
 if TYPE_CHECKING:
     from memstream_server.core.values import Vector
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import EngineParts
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import EngineParts
 
 log = structlog.get_logger(__name__)
 

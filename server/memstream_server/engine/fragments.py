@@ -16,9 +16,9 @@ from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
-    from memstream_server.engine.registry import Registry
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.runtime.registry import Registry
 
 PAGE = 200
 """Fragments read at once while a filter is applied."""

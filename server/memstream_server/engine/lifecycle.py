@@ -20,19 +20,19 @@ from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
-from memstream_server.engine.decide import jobs_of
-from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
-from memstream_server.engine.gather import Gathered, compares_content, enhances_short_term
-from memstream_server.engine.reinforcing import unpacked
+from memstream_server.engine.memory.decide import jobs_of
+from memstream_server.engine.memory.decision import Decision, account_of
+from memstream_server.engine.memory.enrich import Gathered, compares_content, enhances_short_term
+from memstream_server.engine.recall.reinforcement import unpacked
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
 
 T = TypeVar("T")
 Deciding = Callable[["Actor"], Awaitable[tuple[Decision | None, Callable[[int], T]]]]

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.retention import expired
 from memstream_server.core.values import FragmentKind, Tier
-from memstream_server.engine.decision import Decision
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, written
+from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.ports.journal.errors import AlreadyExists
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 
 if TYPE_CHECKING:
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
-    from memstream_server.engine.registry import Registry
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.runtime.registry import Registry
 
 PAGE = 500
 """Fragments read at once."""

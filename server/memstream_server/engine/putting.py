@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.values import Fragment
-from memstream_server.engine.decide import decide_observations
-from memstream_server.engine.decision import Decision, account_of
 from memstream_server.engine.errors import EtagMismatch
-from memstream_server.engine.gather import Gathered
-from memstream_server.engine.intake import fragment_of
-from memstream_server.engine.known import Known
 from memstream_server.engine.lifecycle import decided, drop_expired, some
+from memstream_server.engine.memory.decide import decide_observations
+from memstream_server.engine.memory.decision import Decision, account_of
+from memstream_server.engine.memory.enrich import Gathered
+from memstream_server.engine.memory.known_fragments import Known
+from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
 from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
-    from memstream_server.engine.actor import Actor
-    from memstream_server.engine.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.ports.models import Account
 
 

@@ -25,9 +25,9 @@ from memstream_server.ports.conversations import (
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
+from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import end_if_stalled
-from memstream_server.rpc.repeats import IdempotentCall, idempotent_call, respond_once
+from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars

@@ -38,7 +38,7 @@ from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY, OwnerUntrusted
 from memstream_server.rpc.rpc_table import RPC_RULES, names_memory, path_of
 
 if TYPE_CHECKING:
-    from memstream_server.engine.ownership import Ownership
+    from memstream_server.engine.runtime.ownership import Ownership
     from memstream_server.ports.processes import Owner
     from memstream_server.rpc.access.peers import Peers
 

@@ -16,8 +16,8 @@ from memstream_server.engine.requests import Changed, Put
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
+from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter

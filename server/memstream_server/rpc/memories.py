@@ -14,7 +14,13 @@ from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.fragments import FragmentMethods
-from memstream_server.rpc.repeats import IdempotentCall, answer_of, commit_with_answer, idempotent_call, respond_once
+from memstream_server.rpc.idempotency import (
+    IdempotentCall,
+    answer_of,
+    commit_with_answer,
+    idempotent_call,
+    respond_once,
+)
 from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS

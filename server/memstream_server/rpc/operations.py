@@ -11,8 +11,8 @@ from memstream.v1 import operation_service_pb2 as pb
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
+from memstream_server.rpc.idempotency import idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.repeats import idempotent_call, respond_once
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 

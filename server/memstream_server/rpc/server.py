@@ -18,16 +18,16 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
-from memstream_server.rpc.access.gate import OpenAccessInterceptor
+from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
-from memstream_server.rpc.interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import capabilities, register

@@ -14,7 +14,7 @@ from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.patience import end_if_stalled
+from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages

@@ -11,14 +11,14 @@ import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.engine.errors import ProtocolViolation, QuotaExceeded
-from memstream_server.engine.transfer.checking import Summary
-from memstream_server.engine.transfer.exporting import Wanted
-from memstream_server.engine.transfer.importing import Target
-from memstream_server.engine.transfer.intake import Intake
+from memstream_server.engine.operations.transfer.check_lines import Summary
+from memstream_server.engine.operations.transfer.export_memory import Wanted
+from memstream_server.engine.operations.transfer.import_memory import Target
+from memstream_server.engine.operations.transfer.upload import Intake
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
+from memstream_server.rpc.idempotency import IdempotentCall, respond_once
 from memstream_server.rpc.memories import MemoryService
-from memstream_server.rpc.repeats import IdempotentCall, respond_once
 from memstream_server.rpc.validation import Violations, identifier
 from memstream_server.rpc.wire.operations import operation_message
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from memstream_server.adapters.journal import writes
+from memstream_server.adapters.journal.sql import writes
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import Tier

@@ -1,13 +1,19 @@
-"""The journal on a SQL database (SQLite or PostgreSQL): one writer thread with group commit, several readers.
+"""The journal (`ports.journal`) on a SQL database, SQLite or PostgreSQL.
 
-store: `SqlJournal`, the methods of `ports.journal`, and `open_journal`
+Invariant: one writer thread makes every write; a write returns only after COMMIT. Readers never wait for it.
+
+store: `SqlJournal`, the port's methods over the writer and the readers, and `open_journal`
 writer: the writer thread, which commits all waiting writes in one transaction
 conversations: the conversation store
 operations: the operation store
 processes: leases and memory ownership of several servers on one PostgreSQL database
+sql: tables, encoding and statements (a package)
+database: SQLite, PostgreSQL, the data directory and migrations (a package)
+verify: `memstream verify` and opening a journal read-only (a package)
+migrations: Alembic's environment and one file per schema revision
 """
 
-from memstream_server.adapters.journal.directory import restore
+from memstream_server.adapters.journal.database.directory import restore
 from memstream_server.adapters.journal.store import SqlJournal, open_journal
 
 __all__ = ["SqlJournal", "open_journal", "restore"]

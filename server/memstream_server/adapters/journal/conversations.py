@@ -21,10 +21,10 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal import codec, scanning, staging
-from memstream_server.adapters.journal.answers import put_answer
-from memstream_server.adapters.journal.database import Read, Write
-from memstream_server.adapters.journal.schema import conversations, key_range, messages, plans, row_key
+from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.sql import codec, export_reads, import_staging
+from memstream_server.adapters.journal.sql.answers import put_answer
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, messages, plans, row_key
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
@@ -101,20 +101,20 @@ class SqlConversations:
         return await self._write_with_answer(lambda c: _delete_rows(c, plans, conversation), 1_000, False, answer)
 
     async def names(self, namespace: str, after: str, limit: int) -> list[str]:
-        return await self._read(lambda c: scanning.list_conversation_names(c, namespace, after, limit))
+        return await self._read(lambda c: export_reads.list_conversation_names(c, namespace, after, limit))
 
     async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
-        return await self._read(lambda c: scanning.scan_conversation(c, conversation, visit))
+        return await self._read(lambda c: export_reads.scan_conversation(c, conversation, visit))
 
     async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
         rows = 2 + len(messages) + len(plans)
-        await self._write(lambda c: staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
+        await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
     async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
-        await self._write(lambda c: staging.publish_staged(c, staged, conversation, status), 2, False)
+        await self._write(lambda c: import_staging.publish_staged(c, staged, conversation, status), 2, False)
 
     async def discard(self, staged: str) -> None:
-        await self._write(lambda c: staging.discard_staged(c, staged), 1_000, False)
+        await self._write(lambda c: import_staging.discard_staged(c, staged), 1_000, False)
 
     async def _write_with_answer(
         self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]

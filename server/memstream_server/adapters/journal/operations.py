@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from memstream_server.adapters.journal.answers import put_answer
-from memstream_server.adapters.journal.database import Read, Write
-from memstream_server.adapters.journal.schema import operations
+from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.sql.answers import put_answer
+from memstream_server.adapters.journal.sql.schema import operations
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import UNFINISHED, Failure, Operation, OperationState
 

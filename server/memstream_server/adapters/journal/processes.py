@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from memstream_server.adapters.journal.database import Read, Write
-from memstream_server.adapters.journal.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
+from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.database.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.processes import Owner, Renewal
 

@@ -11,24 +11,25 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import (
+from memstream_server.adapters.journal.conversations import SqlConversations
+from memstream_server.adapters.journal.database import directory, postgres
+from memstream_server.adapters.journal.database.database import Database, read_snapshot
+from memstream_server.adapters.journal.database.postgres import PostgresDatabase
+from memstream_server.adapters.journal.operations import SqlOperations
+from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.adapters.journal.sql import (
     answers,
-    beside,
-    directory,
-    image,
+    export_reads,
+    fragment_reads,
+    load_memory,
+    next_space_vectors,
     outbox,
-    postgres,
     reads,
-    scanning,
-    selecting,
-    transition,
     writes,
 )
-from memstream_server.adapters.journal.conversations import SqlConversations
-from memstream_server.adapters.journal.database import Database, read_snapshot
-from memstream_server.adapters.journal.operations import SqlOperations
-from memstream_server.adapters.journal.postgres import PostgresDatabase
-from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.adapters.journal.sql import (
+    commit as sql_commit,
+)
 from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -131,17 +132,17 @@ class SqlJournal:
         self._model = None if spaces.in_force is None else spaces.in_force.model
 
     async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
-        return await self._read(beside.list_lacking, uid, model, compared, after, limit)
+        return await self._read(next_space_vectors.list_lacking, uid, model, compared, after, limit)
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
-        return await self._write(beside.add_vectors, 3 * len(made), True, uid, model, made)
+        return await self._write(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
 
     async def vectored(self, model: str) -> tuple[int, int]:
-        return await self._read(beside.count_vectors, model)
+        return await self._read(next_space_vectors.count_vectors, model)
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
-        keys = await self._read(beside.list_vector_keys, model, after, limit)
-        await self._write(beside.drop_vectors, len(keys), False, model, keys)
+        keys = await self._read(next_space_vectors.list_vector_keys, model, after, limit)
+        await self._write(next_space_vectors.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
     async def scrub(self) -> None:
@@ -187,13 +188,13 @@ class SqlJournal:
         return await self._write(_take_ownership, 1, False, uid)
 
     async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
-        return await self._read(image.load_memory, uid, model, vectors_max, into)
+        return await self._read(load_memory.load_memory, uid, model, vectors_max, into)
 
     async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
-        return await self._read(scanning.scan_memory, uid, all_vectors, visit)
+        return await self._read(export_reads.scan_memory, uid, all_vectors, visit)
 
     async def fragment_total(self, namespace: str, name: str) -> int:
-        return await self._read(scanning.count_fragments, namespace, name)
+        return await self._read(export_reads.count_fragments, namespace, name)
 
     # ---- the way in
 
@@ -220,32 +221,32 @@ class SqlJournal:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
         rows += 2 * len(commit.receipts)
         adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
-        await self._writer.submit(JointWork(transition.commit_transitions, commit, commit.memory), rows, adds)
+        await self._writer.submit(JointWork(sql_commit.commit_transitions, commit, commit.memory), rows, adds)
 
     async def touch(self, accesses: Accesses) -> None:
         await self._writer.submit(
-            JointWork(transition.touch_fragments, accesses, accesses.memory), len(accesses.each), True
+            JointWork(sql_commit.touch_fragments, accesses, accesses.memory), len(accesses.each), True
         )
 
     # ---- reads
 
     async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
-        return await self._read(selecting.read_fragments, uid, ids, self._model)
+        return await self._read(fragment_reads.read_fragments, uid, ids, self._model)
 
     async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._read(selecting.read_vectors, uid, model, ids)
+        return await self._read(fragment_reads.read_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
-        return await self._read(selecting.list_fragments, uid, query, self._model)
+        return await self._read(fragment_reads.list_fragments, uid, query, self._model)
 
     async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        return await self._read(selecting.list_expired, now_us, limit)
+        return await self._read(fragment_reads.list_expired, now_us, limit)
 
     async def oldest_forgotten(self) -> list[tuple[str, int]]:
-        return await self._read(selecting.list_oldest_forgotten)
+        return await self._read(fragment_reads.list_oldest_forgotten)
 
     async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
-        return await self._read(selecting.list_purgeable, uid, before_us, limit)
+        return await self._read(fragment_reads.list_purgeable, uid, before_us, limit)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)

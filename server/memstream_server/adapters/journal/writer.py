@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import bulk
-from memstream_server.adapters.journal.database import Database
+from memstream_server.adapters.journal.database.database import Database
+from memstream_server.adapters.journal.sql import bulk
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 
 GROUP_ROWS = 2_000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from memstream_server.adapters.models import answers
+from memstream_server.adapters.models import reply_parsing
 from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.prompts import Prompts
@@ -35,9 +35,9 @@ class ChatInsights:
         if not shown:
             return []
         question = Question(
-            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, answers.INSIGHTS
+            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, reply_parsing.INSIGHTS
         )
-        return await self._ask_model(question, lambda answer: answers.texts(answer, "insights"), account)
+        return await self._ask_model(question, lambda answer: reply_parsing.texts(answer, "insights"), account)
 
     async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
@@ -45,8 +45,10 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
-        question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, answers.QUESTIONS)
-        return (await self._ask_model(question, lambda answer: answers.texts(answer, "questions"), account))[:count]
+        question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, reply_parsing.QUESTIONS)
+        return (await self._ask_model(question, lambda answer: reply_parsing.texts(answer, "questions"), account))[
+            :count
+        ]
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
@@ -56,8 +58,8 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
-        asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, answers.CITED)
-        return (await self._ask_model(asked, lambda answer: answers.cited(answer, len(shown)), account))[:count]
+        asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, reply_parsing.CITED)
+        return (await self._ask_model(asked, lambda answer: reply_parsing.cited(answer, len(shown)), account))[:count]
 
     def _texts_that_fit(self, texts: Iterable[str]) -> list[str]:
         """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from string import Template
 
-from memstream_server.adapters.models import answers
+from memstream_server.adapters.models import reply_parsing
 from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.core.rendering import clip_for_index
@@ -103,8 +103,8 @@ class ChatScorer:
 
     async def _ask_scores(self, texts: list[str], account: Account | None) -> list[float]:
         data = {"texts": numbered(texts)}
-        question = Question(Role.SCORER, self._guidance, data, answers.SCORES, harmless=texts == [HARMLESS])
-        return await self._chat.ask(question, lambda answer: answers.scores(answer, len(texts)), account)
+        question = Question(Role.SCORER, self._guidance, data, reply_parsing.SCORES, harmless=texts == [HARMLESS])
+        return await self._chat.ask(question, lambda answer: reply_parsing.scores(answer, len(texts)), account)
 
     async def _ask_harmless(self, account: Account | None) -> None:
         try:

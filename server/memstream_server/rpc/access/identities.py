@@ -15,7 +15,7 @@ import grpc.aio
 from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.keys import PREFIX, ApiKey, name_of
 from memstream_server.rpc.access.peers import CALLER_HEADER, Peers
-from memstream_server.rpc.access.proxies import HEADER, TrustedProxies, forwarded_uri
+from memstream_server.rpc.access.xfcc import HEADER, TrustedProxies, forwarded_uri
 from memstream_server.rpc.errors import Unauthenticated
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import grpc
 
 from memstream_server.rpc.access.admission import Admission
+from memstream_server.rpc.access.authorization_interceptor import AuthorizationInterceptor, OperationOf
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.gate import AuthorizationInterceptor, OperationOf
 from memstream_server.rpc.access.identities import Identities
 from memstream_server.rpc.access.keys import parse_keys
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.access.policy import AccessPolicy, parse_policy
-from memstream_server.rpc.access.proxies import TrustedProxies
+from memstream_server.rpc.access.xfcc import TrustedProxies
 from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from memstream_server.rpc.access.caller import CALLER
-from memstream_server.rpc.access.proxies import HEADER as PROXY_HEADER
+from memstream_server.rpc.access.xfcc import HEADER as PROXY_HEADER
 from memstream_server.rpc.errors import Unauthenticated
 from memstream_server.rpc.transport import TlsFiles
 

@@ -1,0 +1,10 @@
+"""The databases that a journal can live in.
+
+Invariant: a database is locked for one server, or shared by servers that all say so, before anything is written.
+
+database: the protocol `Database`, and reading in a snapshot
+sqlite: everything specific to SQLite
+postgres: everything specific to PostgreSQL
+directory: the data directory: lock, format, opening, backup, restore
+migrate: migrates the tables to this server's version
+"""

@@ -1,0 +1,21 @@
+"""Tables, encoding and statements of the journal, the same for SQLite and PostgreSQL.
+
+Reading order: schema, codec, bulk, writes, commit, reads, load_memory. A write function runs inside the writer's
+transaction, a read function inside one snapshot.
+
+schema: tables, and the integer key that keeps a memory's rows together
+codec: encoding of the blobs
+row_columns: rows by column, as bulk reads return them
+compiled_statements: statements compiled once, for the writes of every observation
+bulk: statements of many rows, and paged reads
+writes: writes to the store, its memories, producers and receipts
+answers: stored answers to request ids
+commit: the commit of transitions, and access statistics
+reads: reads of everything except fragments
+fragment_reads: reads of fragments by id, in pages, and those that are due
+load_memory: loads an active memory in one snapshot
+outbox: the outbox of the vector index
+next_space_vectors: vectors in an embedding space that is not in force
+export_reads: reads a whole memory or conversation for an export
+import_staging: staging of imported conversations
+"""

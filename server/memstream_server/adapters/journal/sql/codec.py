@@ -1,0 +1,245 @@
+"""Encoding of the journal's blobs: msgpack of the port's values, after a version byte.
+
+A fragment is a map of its fields: older rows give a newer field its default. Events are arrays without field names:
+the event log is kept, and a name would take more bytes than the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import force_setattr
+
+from memstream_server.adapters.journal.sql.row_columns import Packed
+from memstream_server.core.events import Event
+from memstream_server.core.policy import Policy, Profile
+from memstream_server.core.values import Enhancement, Fragment, Vector
+from memstream_server.ports.conversations import Message, Plan
+from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.rows import Terms
+from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
+
+VERSION = 1
+"""First byte of every blob. Another value raises Unreadable: a newer server wrote the blob."""
+_PREFIX = bytes([VERSION])
+_HASH_BYTES, _COUNT_BYTES = 8, 2
+HASH_WIDTH = 16
+"""Bytes of an observation's content hash."""
+
+Labels = tuple[tuple[str, str], ...]
+T = TypeVar("T")
+
+
+def _to_native(value: Any) -> Any:
+    """Convert a numpy scalar to the Python number; any other type is a bug of the caller."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"the journal cannot hold a {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_native)
+_json = msgspec.json.Encoder(enc_hook=_to_native)
+
+_fragment = msgspec.msgpack.Decoder(Fragment)
+_fragments = msgspec.msgpack.Decoder(list[int | Fragment])
+_receipt = msgspec.msgpack.Decoder(Receipt)
+_events = msgspec.msgpack.Decoder(tuple[Event, ...])
+_enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
+_rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
+_outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
+_policy = msgspec.json.Decoder(Policy)
+_labels = msgspec.json.Decoder(Labels)
+_message = msgspec.msgpack.Decoder(Message)
+_plan = msgspec.msgpack.Decoder(Plan)
+_space = msgspec.json.Decoder(Space)
+
+
+def _encode_blob(value: Any) -> bytes:
+    return _PREFIX + _encoder.encode(value)
+
+
+def _decode_blob(decoder: msgspec.msgpack.Decoder[T], blob: bytes) -> T:
+    if blob[0] != VERSION:
+        raise Unreadable(f"a record has version {blob[0]}, this server reads {VERSION}: start a newer memstream")
+    return _decode_checked(decoder, memoryview(blob)[1:])
+
+
+def _decode_checked(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: memoryview | str) -> T:
+    try:
+        return decoder.decode(data)  # type: ignore[arg-type]  # the pairs below match decoder and data
+    except msgspec.DecodeError as error:  # ValidationError included
+        raise Unreadable(f"a record of the journal cannot be decoded ({error}): restore a backup") from error
+
+
+def encode_fragment(fragment: Fragment) -> bytes:
+    return _encode_blob(fragment)
+
+
+def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: str | None = None) -> Fragment:
+    """The fragment with the access statistics of its columns and the model of its present vector (empty: no vector).
+
+    None keeps the model of the record. A vector that the client supplied belongs to the model it was written with.
+    """
+    fragment = _decode_blob(_fragment, blob)
+    _set_current_columns(fragment, access_count, access_time_us, fragment.model if model is None else model)
+    return fragment
+
+
+def decode_fragments(
+    blobs: Packed, access_counts: Iterable[int], access_times_us: Iterable[int], models: Iterable[str]
+) -> list[Fragment]:
+    """Decode many fragments at once, in half the time: the version byte is a msgpack integer."""
+    count = len(blobs.sizes)
+    try:
+        found = _fragments.decode(b"\xdd" + (2 * count).to_bytes(4, "big") + blobs.data)
+    except msgspec.DecodeError:
+        found = []
+    fragments: list[Fragment] = [each for each in found if isinstance(each, Fragment)]
+    if found[::2] != [VERSION] * count:
+        fragments = [_decode_blob(_fragment, blob) for blob in blobs.values()]  # raises for the blob that is wrong
+    for fragment, times, last, model in zip(fragments, access_counts, access_times_us, models, strict=True):
+        if fragment.access_count != times or fragment.access_time_us != last or fragment.model != model:
+            _set_current_columns(fragment, times, last, model)
+    return fragments
+
+
+def _set_current_columns(fragment: Fragment, access_count: int, access_time_us: int, model: str) -> None:
+    """Set the current columns on a new fragment, which no other code refers to yet."""
+    if fragment.model != model:
+        force_setattr(fragment, "model", model)
+        force_setattr(fragment, "own_vector", False)
+    force_setattr(fragment, "access_count", access_count)
+    force_setattr(fragment, "access_time_us", access_time_us)
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    return _encode_blob(receipt)
+
+
+def decode_receipt(blob: bytes) -> Receipt:
+    return _decode_blob(_receipt, blob)
+
+
+def encode_events(events: tuple[Event, ...]) -> bytes:
+    return _encode_blob(events)
+
+
+def decode_events(blob: bytes) -> tuple[Event, ...]:
+    return _decode_blob(_events, blob)
+
+
+def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
+    return _encode_blob(enhancements)
+
+
+def decode_enhancements(blob: bytes) -> tuple[Enhancement, ...]:
+    return _decode_blob(_enhancements, blob)
+
+
+def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
+    """None for no rejections, the usual case."""
+    return _encode_blob(rejections) if rejections else None
+
+
+def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
+    return () if blob is None else _decode_blob(_rejections, blob)
+
+
+def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
+    return _encode_blob(outcomes)
+
+
+def decode_outcomes(blob: bytes | None) -> tuple[Outcome, ...] | None:
+    """None if the receipt keeps no outcomes."""
+    return None if blob is None else _decode_blob(_outcomes, blob)
+
+
+def encode_hashes(hashes: tuple[bytes, ...]) -> bytes:
+    """Concatenate. Raises ValueError unless each hash has HASH_WIDTH bytes."""
+    packed = b"".join(hashes)
+    if any(len(item) != HASH_WIDTH for item in hashes):
+        raise ValueError(f"a content hash has {HASH_WIDTH} bytes")
+    return packed
+
+
+def decode_hashes(blob: bytes) -> list[bytes]:
+    return [blob[at : at + HASH_WIDTH] for at in range(0, len(blob), HASH_WIDTH)]
+
+
+def decode_vector(blob: bytes | None) -> Vector | None:
+    """A read-only float32 array over the bytes."""
+    return None if blob is None else np.frombuffer(blob, dtype="<f4")
+
+
+def encode_terms(terms: Terms | None) -> bytes | None:
+    """Hashes, then counts. The split point follows from the widths of 8 and 2 bytes."""
+    if terms is None:
+        return None
+    if len(terms.hashes) * _COUNT_BYTES != len(terms.counts) * _HASH_BYTES:
+        raise ValueError("terms need as many counts as hashes")
+    return terms.hashes + terms.counts
+
+
+def decode_terms(blob: bytes | None) -> Terms | None:
+    if blob is None:
+        return None
+    cut = len(blob) * _HASH_BYTES // (_HASH_BYTES + _COUNT_BYTES)
+    return Terms(blob[:cut], blob[cut:])
+
+
+def decode_terms_of_all(blobs: Packed) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
+    """(hashes, counts, terms per fragment) of many fragments; NULL has no terms."""
+    sizes = np.array([size or 0 for size in blobs.sizes], np.int64) // (_HASH_BYTES + _COUNT_BYTES)
+    pairs = np.frombuffer(blobs.data, "<u2")  # a hash is four of these
+    widths = np.stack([sizes * (_HASH_BYTES // _COUNT_BYTES), sizes], axis=1).ravel()
+    counted = np.repeat(np.tile([False, True], len(sizes)), widths)
+    return pairs[~counted].view("<u8"), pairs[counted], sizes
+
+
+def encode_policy(policy: Policy) -> str:
+    return _json.encode(policy).decode()
+
+
+def decode_policy(data: str) -> Policy:
+    policy = _decode_checked(_policy, data)
+    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
+        return replace(policy, recall=replace(policy.recall, fold=False))
+    return policy
+
+
+def encode_labels(labels: Labels) -> str:
+    return _json.encode(labels).decode()
+
+
+def decode_labels(data: str) -> Labels:
+    return _decode_checked(_labels, data)
+
+
+def encode_space(space: Space) -> str:
+    return _json.encode(space).decode()
+
+
+def decode_space(data: str) -> Space:
+    return _decode_checked(_space, data)
+
+
+def encode_message(message: Message) -> bytes:
+    return _encode_blob(message)
+
+
+def decode_message(blob: bytes) -> Message:
+    return _decode_blob(_message, blob)
+
+
+def encode_plan(plan: Plan) -> bytes:
+    return _encode_blob(plan)
+
+
+def decode_plan(blob: bytes) -> Plan:
+    return _decode_blob(_plan, blob)

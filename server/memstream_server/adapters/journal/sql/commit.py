@@ -1,0 +1,300 @@
+"""The commit of transitions, and the write of access statistics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
+
+from memstream_server.adapters.journal.sql import bulk, codec, outbox
+from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
+from memstream_server.adapters.journal.sql.bulk import IDS_MAX
+from memstream_server.adapters.journal.sql.schema import (
+    anchors,
+    fragments,
+    jobs,
+    memories,
+    producers,
+    receipts,
+    requests,
+    row_key,
+    vectors,
+)
+from memstream_server.adapters.journal.sql.writes import (
+    append_events,
+    check_namespace_limit,
+    count_received,
+    not_owned_error,
+)
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.records import Job, batch_request
+from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.writing import Accesses, Commit
+
+_FRAGMENTS = bulk.build_insert(
+    fragments,
+    ("key",),
+    # Only `touch` writes access statistics: the engine's RAM may be older or newer than what was touched since, and
+    # writing it here would lose or double a count.
+    "tier = excluded.tier, kind = excluded.kind, due_time_us = excluded.due_time_us, "
+    "forget_time_us = excluded.forget_time_us, "
+    "session = excluded.session, speaker = excluded.speaker, external_id = excluded.external_id, "
+    "model = excluded.model, payload = excluded.payload, terms = coalesce(excluded.terms, fragments.terms)",
+)
+_VECTORS = bulk.build_insert(vectors, ("key", "model"))
+_RENEWED = "excluded.next_model IS NOT NULL OR excluded.model <> anchors.model"
+_ANCHORS = bulk.build_insert(
+    anchors,
+    ("memory", "id"),
+    "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
+    # A commit without a vector of the other space keeps the stored one while the content is the same.
+    f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
+    f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
+)
+_JOBS = bulk.build_insert(jobs)
+_TOUCH = bulk.build_update(
+    "fragments",
+    ("memory", "id", "added", "at"),
+    "access_count = access_count + given.added,"
+    " access_time_us = CASE WHEN access_time_us < given.at THEN given.at ELSE access_time_us END",
+    "fragments.id = given.id AND fragments.memory = given.memory",
+)
+_OWNED = bulk.Bulk(  # without a lock: a count is valid even if another process takes ownership meanwhile
+    "WITH given (uid, epoch) AS (VALUES ",
+    2,
+    ") SELECT memories.uid, memories.number FROM given"
+    " JOIN memories ON memories.uid = given.uid AND memories.epoch = given.epoch",
+)
+_ADVANCE = bulk.build_update(
+    "memories",
+    ("uid", "epoch", "revision", "after", "aggregate"),
+    "revision = memories.revision + 1, "
+    "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END, "
+    # PostgreSQL types a column of only NULL as text.
+    "reflection_aggregate = coalesce(CAST(given.aggregate AS double precision), memories.reflection_aggregate)",
+    "memories.uid = given.uid AND memories.epoch = given.epoch AND memories.revision = given.revision",
+    " RETURNING memories.uid, memories.number",
+)
+_STORED = bulk.build_update(
+    "producers",
+    ("memory", "name", "stored"),
+    "stored = CASE WHEN producers.stored < given.stored THEN given.stored ELSE producers.stored END",
+    "producers.memory = given.memory AND producers.name = given.name",
+)
+_OUTCOMES = bulk.build_update(
+    "receipts",
+    ("memory", "producer", "last", "outcomes"),
+    "outcomes = given.outcomes",
+    "receipts.memory = given.memory AND receipts.producer = given.producer AND receipts.last_sequence = given.last",
+)
+
+_number: BindParameter[int] = bindparam("m")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+_DESCRIBE = (
+    update(memories)
+    .where(memories.c.number == _number)
+    .values(
+        policy=func.coalesce(bindparam("new_policy"), memories.c.policy),
+        labels=func.coalesce(bindparam("new_labels"), memories.c.labels),
+        update_time_us=bindparam("updated"),
+    )
+)
+_RENAME = update(memories).where(memories.c.number == _number).values(namespace=bindparam("ns"), name=bindparam("n"))
+_AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
+"""Matched at every byte, since the bytes before an id may look like a part of it."""
+_NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
+_ANSWERS = select(requests.c.request, requests.c.response).where(
+    requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
+)
+_UNHASH = (
+    update(requests)
+    .where(requests.c.request >= bindparam("low"), requests.c.request < bindparam("high"))
+    .where(requests.c.digest != b"", requests.c.response != b"")
+    .values(digest=b"")
+)
+_VOID = update(requests).where(requests.c.request == bindparam("r")).values(digest=b"", response=b"")
+_COMPACT_ALL = delete(receipts).where(
+    receipts.c.memory == _number,
+    receipts.c.last_sequence
+    <= select(producers.c.stored)
+    .where(producers.c.memory == receipts.c.memory, producers.c.name == receipts.c.producer)
+    .scalar_subquery(),
+)
+
+_SOME_FRAGMENTS = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
+_REMOVE = (
+    delete(vectors).where(vectors.c.key.in_(select(fragments.c.key).where(_SOME_FRAGMENTS))),
+    delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids)),
+    delete(fragments).where(_SOME_FRAGMENTS),
+)
+_RELEASE = bulk.Bulk("DELETE FROM anchors WHERE (memory, id) IN (VALUES ", 2, ")")
+_CONSUME = bulk.Bulk("DELETE FROM observations WHERE key IN (VALUES ", 1, ")")
+_UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
+_FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))
+
+
+def _delete_by_id(
+    connection: Connection, statements: Sequence[Delete], ids: Sequence[Any], number: int | None = None
+) -> None:
+    for start in range(0, len(ids), IDS_MAX):
+        values: dict[str, Any] = {"ids": ids[start : start + IDS_MAX]}
+        if number is not None:
+            values["m"] = number
+        for statement in statements:
+            connection.execute(statement, values)
+
+
+def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
+    """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
+    numbers = _advance_revisions(connection, given)
+    commits = [(numbers[one.memory], one) for one in given]
+    received = [(number, receipt) for number, one in commits for receipt in one.receipts]
+    for some in bulk.split_rounds(received, lambda one: (one[0], one[1].producer)):
+        count_received(connection, some, stored=True)
+    for number, one in commits:
+        _delete_by_id(connection, _REMOVE, one.removed, number)
+    _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
+    bulk.write_rows(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
+    _put_anchors(connection, [(number, anchor) for number, one in commits for anchor in one.anchors])
+    consumed = [(row_key(number, position),) for number, one in commits for position in one.stored_positions]
+    bulk.write_rows(connection, _CONSUME, consumed)
+    bulk.write_rows(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
+    kept = [(number, some) for number, one in commits for some in one.outcomes]
+    encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
+    bulk.write_rows(connection, _OUTCOMES, encoded)
+    put_answers(connection, [answer for one in given for answer in one.answers])
+    outbox.enter_entries(connection, [entry for one in given for entry in one.index])
+    _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
+    for number, one in commits:
+        _update_record(connection, number, one)
+        _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
+        _erase_traces(connection, number, one.memory, one.erased)
+        put_answer(connection, one.answer)
+    append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
+
+
+def _erase_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
+    """Remove traces of erased fragments: stored answers that name them, and the hashes that detect repeats.
+
+    Answers to ObserveBatch hold no content and may be many: all digests of this memory's answers are cleared, like its
+    receipts.
+    """
+    if not erased:
+        return
+    gone = {id_.encode() for id_ in erased}
+    namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
+    batches, batch = batch_request(namespace), batch_request(namespace, uid)
+    for low, high in ((f"{namespace}\n", f"{batches}\n"), (f"{batches}\v", f"{namespace}\v")):
+        for request, response in connection.execute(_ANSWERS, {"low": low, "high": high}).all():
+            if not gone.isdisjoint(_AN_ID.findall(response)):
+                connection.execute(_VOID, {"r": request})
+    connection.execute(_UNHASH, {"low": f"{batch}\n", "high": f"{batch}\v"})
+    connection.execute(_COMPACT_ALL, {"m": number})
+
+
+def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
+    """Compare and set revision and epoch; the memories' numbers by uid."""
+    rows = [
+        (
+            *(one.memory, one.epoch, one.revision),
+            *(1 + max(_used_positions(one), default=-1), one.reflection_aggregate),
+        )
+        for one in given
+    ]
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _ADVANCE, rows)}
+    for one in given:
+        if one.memory not in numbers:
+            raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
+    return numbers
+
+
+def _used_positions(commit: Commit) -> Iterator[int]:
+    """Positions that the commit uses."""
+    yield from (row.fragment.position for row in commit.rows)
+    yield from (one.position for receipt in commit.receipts for one in receipt.fragments)
+
+
+def _update_record(connection: Connection, number: int, commit: Commit) -> None:
+    """Update policy, labels and name, if the commit changes them."""
+    if commit.policy is not None or commit.labels is not None:
+        values = {
+            "m": number,
+            "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
+            "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
+            "updated": commit.time_us,
+        }
+        connection.execute(_DESCRIBE, values)
+    if commit.name is not None:
+        check_namespace_limit(connection, commit.name[0], commit.namespace_max)
+        connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
+
+
+def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
+    bulk.write_rows(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
+    keyed = [(row_key(number, row.fragment.position), row) for number, row in given]
+    # A fragment without a model has no vector: a vector of earlier content must not be found.
+    stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
+    _delete_by_id(connection, (_UNVECTOR,), stale)
+    own = [(at, row.fragment.model, row.vector) for at, row in keyed if row.vector]
+    beside = [(at, *row.beside) for at, row in keyed if row.beside is not None]
+    bulk.write_rows(connection, _VECTORS, own + beside)
+
+
+def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
+    fragment = row.fragment
+    return (
+        row_key(number, fragment.position),
+        number,
+        fragment.id,
+        fragment.tier.value,
+        fragment.kind.value,
+        _due_time_us(fragment),
+        fragment.forget_time_us,
+        fragment.access_count,
+        fragment.access_time_us,
+        fragment.session,
+        fragment.speaker,
+        fragment.external_id or None,
+        fragment.model,
+        codec.encode_fragment(fragment),
+        codec.encode_terms(row.terms),
+    )
+
+
+def _due_time_us(fragment: Fragment) -> int | None:
+    """Expiry time; None if forgotten or pinned."""
+    return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
+
+
+def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) -> None:
+    rows = [
+        (
+            *(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements), anchor.model),
+            *(anchor.beside or (None, None)),
+        )
+        for number, anchor in given
+    ]
+    bulk.write_rows(connection, _ANCHORS, rows)
+
+
+def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
+    rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for number, job in given]
+    bulk.write_rows(connection, _JOBS, rows)
+
+
+def touch_fragments(connection: Connection, given: Sequence[Accesses]) -> None:
+    """Write access statistics of different memories."""
+    owned = [(one.memory, one.epoch) for one in given]
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _OWNED, owned)}
+    merged: dict[tuple[int, str], tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows
+    for one in given:
+        if one.memory not in numbers:
+            raise not_owned_error(one.memory, one.epoch)
+        for access in one.each:
+            which = numbers[one.memory], access.fragment
+            count, time_us = merged.get(which, (0, 0))
+            merged[which] = count + access.count, max(time_us, access.time_us)
+    bulk.write_rows(connection, _TOUCH, [(*which, *added) for which, added in merged.items()])

@@ -1,0 +1,151 @@
+"""Reads a whole memory or conversation in one snapshot, page by page, for an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
+
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, VECTORED, decode_row
+from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
+from memstream_server.adapters.journal.sql.schema import (
+    anchors,
+    conversations,
+    fragments,
+    key_position,
+    key_range,
+    memories,
+    messages,
+    observations,
+    plans,
+    vectors,
+)
+from memstream_server.core.values import Fragment
+from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere, Plan, Status
+from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.rows import Anchor
+
+T = TypeVar("T")
+PAGE_ROWS = 500
+PAGE_BYTES = 1 << 20
+"""Approximate stored bytes of a page; the number of rows follows from the previous page."""
+
+_low: BindParameter[int] = bindparam("low")
+_high: BindParameter[int] = bindparam("high")
+_model: BindParameter[str] = bindparam("model")
+_COUNT = select(func.count()).select_from(fragments).where(fragments.c.key.between(_low, _high))
+_PAGE = (
+    select(fragments.c.key, *FRAGMENT, VECTORED)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(bindparam("limit"))
+)
+_VECTORS = select(vectors.c.key, vectors.c.model, vectors.c.vector).where(vectors.c.key.between(_low, _high))
+_ANCHORS = select(
+    anchors.c.id,
+    case((anchors.c.model == _model, anchors.c.vector), (anchors.c.next_model == _model, anchors.c.next_vector)),
+    anchors.c.enhancements,
+).where(anchors.c.memory == bindparam("number"))
+_FIRST_PENDING = select(func.min(observations.c.key)).where(observations.c.key.between(_low, _high))
+_TOTAL = select(func.count()).select_from(fragments.join(memories, memories.c.number == fragments.c.memory))
+
+
+def scan_memory(connection: Connection, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+    row, space = get_row(connection, uid), read_spaces(connection).in_force
+    model = None if space is None else space.model
+    low, high = key_range(row.number)
+    keys = {"low": low, "high": high}
+    pending = connection.execute(_FIRST_PENDING, keys).scalar_one_or_none()
+    scan = MemoryScan(
+        record=decode_record(row),
+        total=connection.execute(_COUNT, keys).scalar_one(),
+        next_position=row.next_position,
+        first_pending=None if pending is None else key_position(pending),
+        anchors={
+            name: Anchor(name, vector, codec.decode_enhancements(packed))
+            for name, vector, packed in connection.execute(_ANCHORS, {"number": row.number, "model": model or ""})
+        },
+        pages=lambda: _read_pages(connection, low, high, model, all_vectors),
+    )
+    return visit(scan)
+
+
+def _read_pages(
+    connection: Connection, low: int, high: int, model: str | None, all_vectors: bool
+) -> Iterator[list[tuple[Fragment, bytes | None]]]:
+    limit = PAGE_ROWS // 8
+    while True:
+        rows = fetch_rows(connection, _PAGE, {"low": low, "high": high, "limit": limit, "model": model})
+        if not rows:
+            return
+        found = [decode_row(model, blob, count, at, vectored) for _, blob, count, at, vectored in rows]
+        last = rows[-1][0]
+        wanted = all_vectors or any(fragment.own_vector for fragment in found)
+        have = _read_vectors(connection, low, last) if wanted else {}
+        yield [
+            (fragment, have.get((row[0], fragment.model)) if all_vectors or fragment.own_vector else None)
+            for row, fragment in zip(rows, found, strict=True)
+        ]
+        low = last + 1
+        size = sum(len(row[1]) for row in rows) / len(rows)
+        limit = max(1, min(PAGE_ROWS, int(PAGE_BYTES / size)))
+
+
+def _read_vectors(connection: Connection, low: int, high: int) -> dict[tuple[int, str], bytes]:
+    return {(key, model): vector for key, model, vector in fetch_rows(connection, _VECTORS, {"low": low, "high": high})}
+
+
+def count_fragments(connection: Connection, namespace: str, name: str) -> int:
+    chosen = _TOTAL.where(memories.c.namespace == namespace)
+    return connection.execute(chosen.where(memories.c.name == name) if name else chosen).scalar_one()
+
+
+def scan_conversation(connection: Connection, named: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
+    wanted = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
+    row = connection.execute(select(conversations).where(wanted)).one_or_none()
+    if row is None:
+        raise NotThere(f"there is no conversation {named}", named)
+    low, high = key_range(row.number)
+
+    def count(table: Any) -> int:
+        statement = select(func.count()).select_from(table).where(table.c.key.between(low, high))
+        return connection.execute(statement).scalar_one()
+
+    def messages_in() -> Iterator[Message]:
+        return (codec.decode_message(blob) for _, blob in _read_rows(connection, messages, low, high))
+
+    def plans_in() -> Iterator[Plan]:
+        return (codec.decode_plan(blob) for _, blob in _read_rows(connection, plans, low, high))
+
+    scan = ConversationScan(
+        status=Status(row.last_number, bool(row.completed), row.completions, row.completed_number),
+        create_time_us=row.create_time_us,
+        message_count=count(messages),
+        plan_count=count(plans),
+        messages=messages_in,
+        plans=plans_in,
+    )
+    return visit(scan)
+
+
+def _read_rows(connection: Connection, table: Any, low: int, high: int) -> Iterator[Sequence[Any]]:
+    statement = (
+        select(table.c.key, table.c.payload)
+        .where(table.c.key.between(_low, _high))
+        .order_by(table.c.key)
+        .limit(bindparam("limit"))
+    )
+    return iter(fetch_pages(connection, statement, low, high))
+
+
+def list_conversation_names(connection: Connection, namespace: str, after: str, limit: int) -> list[str]:
+    statement = (
+        select(conversations.c.name)
+        .where(conversations.c.namespace == namespace, conversations.c.name > after)
+        .order_by(conversations.c.name)
+        .limit(limit)
+    )
+    return list(connection.execute(statement).scalars())

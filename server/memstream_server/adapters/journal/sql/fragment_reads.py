@@ -1,0 +1,130 @@
+"""Reads fragments: by id, in pages, and those that are due. Like reads.py, one function per read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, func, select
+
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.bulk import IDS_MAX, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.reads import find_number
+from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, vectors
+from memstream_server.core.values import Fragment
+from memstream_server.ports.journal.reading import FragmentQuery
+
+_number: BindParameter[int] = bindparam("number")
+_low: BindParameter[int] = bindparam("low")
+_high: BindParameter[int] = bindparam("high")
+_limit: BindParameter[int] = bindparam("limit")
+_model: BindParameter[str] = bindparam("model")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+
+FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
+OF_SPACE = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
+VECTORED = exists().where(OF_SPACE)
+"""Whether a fragment has a vector in the space `model` (null: the space that the fragment was written with)."""
+_LIST = (
+    select(fragments.c.key, *FRAGMENT, VECTORED)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_SOME = select(fragments.c.id, *FRAGMENT, VECTORED).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
+_SOME_VECTORS = (
+    select(fragments.c.id, vectors.c.vector)
+    .join(vectors, vectors.c.key == fragments.c.key)
+    .where(fragments.c.memory == _number, fragments.c.id.in_(_ids), vectors.c.model == _model)
+)
+_EXPIRING = (
+    select(memories.c.uid, fragments.c.id)
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(fragments.c.due_time_us.is_not(None), fragments.c.due_time_us <= bindparam("now"))
+    .order_by(fragments.c.due_time_us)
+    .limit(_limit)
+)
+_forgotten = fragments.c.forget_time_us.is_not(None)
+_OLDEST_FORGOTTEN = (
+    select(memories.c.uid, func.min(fragments.c.forget_time_us))
+    .join(memories, memories.c.number == fragments.c.memory)
+    .where(_forgotten)
+    .group_by(memories.c.uid)
+)
+_PURGEABLE = (
+    select(fragments.c.id)
+    .where(fragments.c.memory == _number, _forgotten, fragments.c.forget_time_us <= bindparam("before"))
+    .order_by(fragments.c.forget_time_us)
+    .limit(_limit)
+)
+
+
+def decode_row(model: str | None, blob: bytes, count: int, at: int, vectored: object) -> Fragment:
+    """Decode the columns FRAGMENT and VECTORED. `model` is the space in force; None if there is none."""
+    return codec.decode_fragment(blob, count, at, None if model is None else model if vectored else "")
+
+
+def read_fragments(connection: Connection, uid: str, ids: Sequence[str], model: str | None) -> list[Fragment]:
+    number = find_number(connection, uid)
+    if number is None:
+        return []
+    found: dict[str, Fragment] = {}
+    for chunk in _split_ids(ids):
+        for name, *columns in fetch_rows(connection, _SOME, {"number": number, "ids": chunk, "model": model}):
+            found[name] = decode_row(model, *columns)
+    return [found[name] for name in ids if name in found]
+
+
+def read_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+    number = find_number(connection, uid)
+    found: dict[str, bytes] = {}
+    if number is not None:
+        for chunk in _split_ids(ids):
+            rows = fetch_rows(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk})
+            found.update((name, vector) for name, vector in rows)
+    return found
+
+
+def _split_ids(ids: Sequence[str]) -> Iterator[list[str]]:
+    return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
+
+
+def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model: str | None) -> list[Fragment]:
+    number = find_number(connection, uid)
+    if number is None:
+        return []
+    low, high = key_range(number)
+    chosen = {
+        "tier": [tier.value for tier in query.tiers],
+        "kind": query.kinds,
+        "session": query.sessions,
+        "speaker": query.speakers,
+    }
+    values = {name: list(wanted) for name, wanted in chosen.items() if wanted}
+    statement = _build_selection(query.forgotten, tuple(values))
+    rows = fetch_pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, model=model, **values)
+    return [decode_row(model, *columns) for _, *columns in rows]
+
+
+@lru_cache  # building a statement takes longer than running it
+def _build_selection(forgotten: bool, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+    wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
+    return _LIST.where(_forgotten if forgotten else fragments.c.forget_time_us.is_(None), *wanted)
+
+
+def list_expired(connection: Connection, now_us: int, limit: int) -> list[tuple[str, str]]:
+    rows = connection.execute(_EXPIRING, {"now": now_us, "limit": limit})
+    return [(uid, name) for uid, name in rows]
+
+
+def list_oldest_forgotten(connection: Connection) -> list[tuple[str, int]]:
+    return [(uid, time_us) for uid, time_us in connection.execute(_OLDEST_FORGOTTEN)]
+
+
+def list_purgeable(connection: Connection, uid: str, before_us: int, limit: int) -> list[str]:
+    number = find_number(connection, uid)
+    if number is None:
+        return []
+    values = {"number": number, "before": before_us, "limit": limit}
+    return list(connection.execute(_PURGEABLE, values).scalars())

@@ -1,0 +1,81 @@
+"""Staging of imported conversations: written in parts under an empty namespace, then named in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from memstream_server.adapters.journal.sql import bulk, codec
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, messages, plans, row_key
+from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict
+
+_MESSAGES = bulk.build_insert(messages, ("key",))
+_PLANS = bulk.build_insert(plans, ("key",))
+
+
+def put_staged(
+    connection: Connection, staged: str, create_time_us: int, new_messages: Sequence[Message], new_plans: Sequence[Plan]
+) -> None:
+    number = _find_number(connection, staged)
+    if number is None:
+        row = {
+            "namespace": "",
+            "name": staged,
+            "last_number": 0,
+            "completed": False,
+            "completions": 0,
+            "completed_number": 0,
+            "create_time_us": create_time_us,
+        }
+        number = connection.execute(insert(conversations).returning(conversations.c.number), row).scalar_one()
+    bulk.write_rows(
+        connection,
+        _MESSAGES,
+        [
+            (row_key(number, one.number), one.sender, one.receiver, one.current_goal, codec.encode_message(one))
+            for one in new_messages
+        ],
+    )
+    bulk.write_rows(
+        connection,
+        _PLANS,
+        [(row_key(number, one.number), one.state.value, codec.encode_plan(one)) for one in new_plans],
+    )
+
+
+def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> None:
+    number = _find_number(connection, staged)
+    if number is None:
+        raise Conflict(f"the conversation staged as {staged} is gone")
+    taken = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
+    if connection.execute(select(conversations.c.number).where(taken)).first() is not None:
+        raise AlreadyExists(f"conversation {named} exists")
+    connection.execute(
+        update(conversations)
+        .where(conversations.c.number == number)
+        .values(
+            namespace=named.namespace,
+            name=named.name,
+            last_number=status.last_number,
+            completed=status.completed,
+            completions=status.completions,
+            completed_number=status.completed_number,
+        )
+    )
+
+
+def discard_staged(connection: Connection, staged: str) -> None:
+    number = _find_number(connection, staged)
+    if number is None:
+        return
+    low, high = key_range(number)
+    for table in (messages, plans):
+        connection.execute(delete(table).where(table.c.key.between(low, high)))
+    connection.execute(delete(conversations).where(conversations.c.number == number))
+
+
+def _find_number(connection: Connection, staged: str) -> int | None:
+    named = (conversations.c.namespace == "") & (conversations.c.name == staged)
+    return connection.execute(select(conversations.c.number).where(named)).scalar_one_or_none()

@@ -1,0 +1,13 @@
+"""`memstream verify`: checks that a journal matches its event logs, on every database.
+
+Invariant: nothing here changes the journal, its directory or its database.
+
+verify: runs all checks, a memory or conversation at a time
+report: counts and violations
+fragments: fragments against the event log
+producers: producers, receipts, and receipts that are not stored yet
+conversations: messages and plans against their columns
+operations: operations; describes unfinished ones
+read_only_open: opens a journal read-only, in use or not
+sqlite_wal: parses SQLite's write-ahead log
+"""

@@ -1,0 +1,118 @@
+"""`memstream verify`: checks conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Connection, Row, bindparam, select
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.bulk import fetch_pages
+from memstream_server.adapters.journal.sql.schema import conversations, key_position, key_range, messages, plans
+from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
+from memstream_server.ports.journal.errors import JournalError
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.verify.report import Report
+
+_within = (bindparam("low", type_=BigInteger), bindparam("high", type_=BigInteger))
+_limit = bindparam("limit", type_=BigInteger)
+_MESSAGES = (
+    select(messages.c.key, messages.c.sender, messages.c.receiver, messages.c.current_goal, messages.c.payload)
+    .where(messages.c.key.between(*_within))
+    .order_by(messages.c.key)
+    .limit(_limit)
+)
+_PLANS = (
+    select(plans.c.key, plans.c.state, plans.c.payload)
+    .where(plans.c.key.between(*_within))
+    .order_by(plans.c.key)
+    .limit(_limit)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ConversationCheck:
+    """The conversation that is checked."""
+
+    connection: Connection
+    row: Row[Any]
+    report: Report
+
+    def add_violation(self, check: str, text: str) -> None:
+        self.report.add_violation(check, f"{_display_name(self.row)}: {text}")
+
+
+def check_conversation(opened: OpenedJournal, number: int, report: Report) -> None:
+    """Check one conversation in one snapshot. Unreadable rows become violations."""
+    name = f"conversation number {number}"
+    try:
+        with opened.engine.begin() as connection:
+            row = connection.execute(select(conversations).where(conversations.c.number == number)).one_or_none()
+            if row is None:
+                return  # a running server has discarded it
+            name = _display_name(row)
+            report.count_checked("conversations")
+            checking = _ConversationCheck(connection, row, report)
+            _check_status(checking)
+            _check_messages(checking)
+            _check_plans(checking)
+    except DBAPIError as error:
+        report.add_violation("conversations", f"{name} cannot be read: {opened.translate_error(error)}")
+
+
+def _display_name(row: Row[Any]) -> str:
+    return f"conversation {row.namespace}/{row.name}"
+
+
+def _check_status(checking: _ConversationCheck) -> None:
+    row = checking.row
+    if not 0 <= row.completed_number <= row.last_number:
+        text = f"completed at message {row.completed_number}, its last is {row.last_number}"
+        checking.add_violation("conversations", text)
+    elif row.completed and (not row.completions or row.completed_number != row.last_number):
+        text = f"completed {row.completions} times, the last at message {row.completed_number} of {row.last_number}"
+        checking.add_violation("conversations", text)
+
+
+def _check_messages(checking: _ConversationCheck) -> None:
+    """Messages are only deleted all at once, so numbers have no gap and end at the last one. An import that is staging
+    messages (empty namespace) has not written all of them yet."""
+    last = 0
+    for key, sender, receiver, current_goal, payload in fetch_pages(
+        checking.connection, _MESSAGES, *_key_range(checking)
+    ):
+        checking.report.count_checked("messages")
+        number = key_position(key)
+        if last and number != last + 1:
+            checking.add_violation("messages", f"message {number} follows {last}")
+        last = number
+        try:
+            message = codec.decode_message(payload)
+        except JournalError as error:
+            checking.add_violation("messages", f"message {number} cannot be read: {error}")
+            continue
+        said = message.number, message.sender, message.receiver, message.current_goal
+        if said != (number, sender, receiver, current_goal):
+            checking.add_violation("messages", f"message {number} has columns that differ from its record")
+    if last and checking.row.namespace and last != checking.row.last_number:
+        checking.add_violation("messages", f"messages end at {last}, the last number is {checking.row.last_number}")
+
+
+def _check_plans(checking: _ConversationCheck) -> None:
+    for key, state, payload in fetch_pages(checking.connection, _PLANS, *_key_range(checking)):
+        checking.report.count_checked("plans")
+        number = key_position(key)
+        try:
+            plan = codec.decode_plan(payload)
+        except JournalError as error:
+            checking.add_violation("plans", f"plan {number} cannot be read: {error}")
+            continue
+        if (plan.number, plan.state.value) != (number, state):
+            checking.add_violation("plans", f"plan {number} has columns that differ from its record")
+
+
+def _key_range(checking: _ConversationCheck) -> tuple[int, int]:
+    return key_range(checking.row.number)

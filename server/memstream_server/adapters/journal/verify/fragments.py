@@ -1,0 +1,285 @@
+"""`memstream verify`: checks a memory's fragments against its event log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, Boolean, Connection, Row, Select, bindparam, func, select
+
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT
+from memstream_server.adapters.journal.sql.schema import (
+    anchors,
+    events,
+    fragments,
+    key_position,
+    key_range,
+    outbox,
+    vectors,
+)
+from memstream_server.core.events import Event
+from memstream_server.core.replay_events import GONE, Place, differences, fold, fold_known, place_of
+from memstream_server.core.values import Enhancement, Fragment, Tier
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
+
+if TYPE_CHECKING:
+    from memstream_server.adapters.journal.verify.report import Report
+
+_FLOAT_BYTES = 4
+_low, _high, _limit = (
+    bindparam("low", type_=BigInteger),
+    bindparam("high", type_=BigInteger),
+    bindparam("limit", type_=BigInteger),
+)
+_columns = ("id", "tier", "kind", "session", "speaker", "external_id", "model", "forget_time_us", "due_time_us")
+_FRAGMENTS: Select[*tuple[Any, ...]] = (
+    select(fragments.c.key, *FRAGMENT, *(fragments.c[name] for name in _columns))
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_EVENTS = (
+    select(events.c.key, events.c.payload).where(events.c.key.between(_low, _high)).order_by(events.c.key).limit(_limit)
+)
+_ANCHORS = select(anchors.c.id, func.length(anchors.c.vector, type_=BigInteger), anchors.c.enhancements).where(
+    anchors.c.memory == bindparam("number")
+)
+_VECTORS = (
+    select(vectors.c.key, vectors.c.model, func.length(vectors.c.vector, type_=BigInteger))
+    .where(vectors.c.key.between(_low, _high))
+    .order_by(vectors.c.key, vectors.c.model)
+    .limit(_limit)
+)
+_OUTBOX = (
+    select(outbox.c.id, outbox.c.fragment, outbox.c.deleted.cast(Boolean))
+    .where(outbox.c.memory == bindparam("uid"), outbox.c.id > bindparam("after"))
+    .order_by(outbox.c.id)
+    .limit(_limit)
+)
+
+
+@dataclass(slots=True)
+class _FragmentTable:
+    """A memory's fragments, as read from the fragments table."""
+
+    places: dict[str, Place] = field(default_factory=dict)
+    models: dict[int, str] = field(default_factory=dict)
+    """The space of each fragment's vector by key; empty for none."""
+    ids: dict[int, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """Source id -> a fragment that names it; sources that are found are removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryCheck:
+    """The memory that is checked."""
+
+    connection: Connection
+    memory: Row[Any]
+    name: str
+    report: Report
+
+    def add_violation(self, check: str, text: str, fragment: str = "") -> None:
+        self.report.add_violation(check, text, self.name, fragment)
+
+    def fetch_pages(self, statement: Select[*tuple[Any, ...]]) -> Iterable[list[Any]]:
+        return fetch_pages(self.connection, statement, *key_range(self.memory.number))
+
+
+def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> None:
+    """Check everything of a memory except its producers. Raises DBAPIError and JournalError for unreadable rows."""
+    checking = _MemoryCheck(connection, memory, name, report)
+    enhancements = _check_anchors(checking)
+    listing = _check_records(checking, enhancements)
+    for id_ in enhancements:
+        place = listing.places.get(id_)
+        if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
+            checking.add_violation("anchors", "has an anchor and is not held", id_)
+    _check_vectors(checking, listing, space)
+    entered = _check_outbox(checking, listing)
+    _check_log(checking, listing, entered)
+
+
+def _check_anchors(checking: _MemoryCheck) -> dict[str, tuple[Enhancement, ...]]:
+    sides: dict[str, tuple[Enhancement, ...]] = {}
+    for id_, length, packed in checking.connection.execute(_ANCHORS, {"number": checking.memory.number}):
+        checking.report.count_checked("anchors")
+        if length is not None and (length == 0 or length % _FLOAT_BYTES):
+            checking.add_violation("anchors", f"its content's vector has {length} bytes", id_)
+        try:
+            sides[id_] = codec.decode_enhancements(packed)
+        except JournalError as error:
+            checking.add_violation("anchors", f"its enhancements cannot be read: {error}", id_)
+            sides[id_] = ()
+    return sides
+
+
+def _check_records(checking: _MemoryCheck, enhancements: dict[str, tuple[Enhancement, ...]]) -> _FragmentTable:
+    listing = _FragmentTable()
+    for key, blob, count, at, *columns in checking.fetch_pages(_FRAGMENTS):
+        checking.report.count_checked("columns")
+        id_ = columns[0]
+        listing.ids[key] = id_
+        try:
+            fragment = codec.decode_fragment(blob, count, at)
+        except JournalError as error:
+            checking.add_violation("columns", f"its record cannot be read: {error}", id_)
+            continue
+        if fragment.id in listing.places:
+            checking.add_violation("fragments", "exists twice", fragment.id)
+        _check_columns(checking, fragment, key, columns)
+        listing.models[key] = fragment.model
+        listing.places[fragment.id] = place_of(fragment, enhancements.get(fragment.id, ()))
+        for source in fragment.sources:
+            checking.report.count_checked("lineage")
+            listing.sources.setdefault(source, fragment.id)
+    for id_ in listing.places:
+        listing.sources.pop(id_, None)
+    return listing
+
+
+def _check_columns(checking: _MemoryCheck, fragment: Fragment, key: int, columns: list[Any]) -> None:
+    due = None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
+    said = {
+        "id": fragment.id,
+        "tier": fragment.tier.value,
+        "kind": fragment.kind.value,
+        "session": fragment.session,
+        "speaker": fragment.speaker,
+        "external_id": fragment.external_id or None,
+        "model": fragment.model,
+        "forget_time_us": fragment.forget_time_us,
+        "due_time_us": due,
+    }
+    for name, column in zip(_columns, columns, strict=True):
+        if column != said[name]:
+            checking.add_violation("columns", f"column {name} has {column!r}, its record {said[name]!r}", fragment.id)
+    if fragment.position != key_position(key):
+        checking.add_violation(
+            "columns", f"is at position {key_position(key)}, its record says {fragment.position}", fragment.id
+        )
+    if fragment.position >= checking.memory.next_position:
+        checking.add_violation("columns", f"is at position {fragment.position}, which is not assigned yet", fragment.id)
+    if fragment.version > checking.memory.revision:
+        checking.add_violation("columns", f"has version {fragment.version}, above the memory's revision", fragment.id)
+
+
+def _check_vectors(checking: _MemoryCheck, listing: _FragmentTable, space: Space | None) -> None:
+    # A record from before a reindex names the former space, whose vectors are gone.
+    missing = {key: model for key, model in listing.models.items() if model and (space is None or model == space.model)}
+    for key, model, length in _vector_rows(checking):
+        checking.report.count_checked("vectors")
+        id_ = listing.ids.get(key)
+        if id_ is None:
+            checking.add_violation("vectors", f"a vector is at position {key_position(key)}, which has no fragment")
+            continue
+        if missing.get(key) == model:
+            del missing[key]
+        wanted = space.dimension * _FLOAT_BYTES if space is not None and model == space.model else None
+        if length % _FLOAT_BYTES or length == 0 or (wanted is not None and length != wanted):
+            of = "" if wanted is None else f", the space in force has {wanted}"
+            checking.add_violation("vectors", f"its vector of {model} has {length} bytes{of}", id_)
+    for key, model in missing.items():
+        checking.add_violation("vectors", f"its vector of {model} is missing", listing.ids[key])
+
+
+def _vector_rows(checking: _MemoryCheck) -> Iterator[list[Any]]:
+    """Not `pages`: a fragment may have vectors of two spaces, and both must be in the same page."""
+    low, high = key_range(checking.memory.number)
+    while True:
+        rows = fetch_rows(checking.connection, _VECTORS, {"low": low, "high": high, "limit": PAGE_ROWS})
+        if len(rows) < PAGE_ROWS:
+            yield from rows
+            return
+        cut = rows[-1][0]
+        yield from (row for row in rows if row[0] < cut)
+        low = cut
+
+
+def _check_outbox(checking: _MemoryCheck, listing: _FragmentTable) -> dict[str, None]:
+    """Fragments with an outbox entry that are not in the fragments table."""
+    entered: dict[str, None] = {}
+    after = 0
+    while True:
+        values = {"uid": checking.memory.uid, "after": after, "limit": PAGE_ROWS}
+        rows = fetch_rows(checking.connection, _OUTBOX, values)
+        for id_, fragment, deleted in rows:
+            checking.report.count_checked("outbox")
+            after = id_
+            if not deleted and fragment not in listing.places:
+                entered[fragment] = None
+        if len(rows) < PAGE_ROWS:
+            return entered
+
+
+# ---- the log
+
+
+def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[str, None]) -> None:
+    places: dict[str, Place] = {}
+    first = last = 0
+    for key, payload in checking.fetch_pages(_EVENTS):
+        revision = key_position(key)
+        checking.report.count_checked("revisions")
+        first = first or revision
+        if last and revision != last + 1:
+            checking.add_violation("revisions", f"revision {revision} follows {last}")
+        last = revision
+        try:
+            happened = codec.decode_events(payload)
+        except JournalError as error:
+            checking.add_violation("revisions", f"revision {revision} cannot be read: {error}")
+            continue
+        for event in happened:
+            _fold_event(checking, places, event, revision, whole=first == 1)
+            for id_ in (event.fragment, event.other):
+                listing.sources.pop(id_, None)
+                entered.pop(id_, None)
+            if event.type in GONE and event.fragment in listing.places:
+                checking.add_violation(
+                    "fragments", f"left by revision {revision} ({event.type}) and still exists", event.fragment
+                )
+    if last != checking.memory.revision:
+        checking.add_violation("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
+    _compare_places(checking, listing, places, whole=first == 1)
+    if first != 1:
+        checking.report.compacted[checking.name] = first
+        return
+    for source, id_ in listing.sources.items():
+        checking.add_violation("lineage", f"its source {source} was never in this memory", id_)
+    for id_ in entered:
+        checking.add_violation("outbox", "waits to be indexed and was never in this memory", id_)
+
+
+def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:
+    """Fold one event. A gap in a log that should be complete is reported, and folding continues as after compaction."""
+    try:
+        if whole:
+            fold(places, event)
+        else:
+            fold_known(places, event)
+    except KeyError:
+        text = f"revision {revision} mentions it ({event.type}) before it existed"
+        checking.add_violation("revisions", text, event.fragment)
+        fold_known(places, event)
+    except ValueError as error:
+        checking.add_violation("revisions", f"revision {revision}: {error}", event.fragment)
+
+
+def _compare_places(checking: _MemoryCheck, listing: _FragmentTable, places: dict[str, Place], *, whole: bool) -> None:
+    for id_, expected in places.items():
+        listed = listing.places.get(id_)
+        checking.report.count_checked("fragments")
+        if listed is None:
+            checking.add_violation("fragments", f"does not exist, its events say it is in {expected.tier}", id_)
+            continue
+        for text in differences(expected, listed):
+            checking.add_violation("fragments", text, id_)
+    for id_, listed in listing.places.items():
+        if id_ not in places and whole:
+            checking.report.count_checked("fragments")
+            checking.add_violation("fragments", f"is in {listed.tier}, its events say it does not exist", id_)

@@ -1,0 +1,133 @@
+"""`memstream verify`: checks that a journal matches its event logs, one memory or conversation at a time, each in one
+snapshot. The checks are the same for every database; `memstream doctor` checks SQLite's files (pages, WAL, lock).
+
+RAM: ids and places of the largest memory's fragments; neither contents nor vectors are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sqlalchemy import Connection, Table, func, select
+from sqlalchemy.exc import DBAPIError
+
+from memstream_server.adapters.journal.sql import codec, reads
+from memstream_server.adapters.journal.sql.schema import (
+    POSITION_BITS,
+    anchors,
+    conversations,
+    deletions,
+    events,
+    fragments,
+    jobs,
+    memories,
+    messages,
+    observations,
+    plans,
+    producers,
+    receipts,
+    vectors,
+)
+from memstream_server.adapters.journal.verify.conversations import check_conversation
+from memstream_server.adapters.journal.verify.fragments import check_fragments
+from memstream_server.adapters.journal.verify.operations import check_operations
+from memstream_server.adapters.journal.verify.producers import check_producers
+from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
+from memstream_server.adapters.journal.verify.report import Report
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
+
+
+def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], None]) -> Report:
+    """Check everything; calls `report_progress(done, total)` after every memory and conversation.
+
+    Unreadable rows become violations. Raises Unreadable if this is not a journal of this version.
+    """
+    report = Report()
+    try:
+        with opened.engine.begin() as connection:
+            check_version(connection)
+            numbers, conversation_numbers = (
+                _list_numbers(connection, memories),
+                _list_numbers(connection, conversations),
+            )
+            space = _check_store(connection, report)
+    except DBAPIError as error:
+        raise opened.translate_error(error) from error
+    total = len(numbers) + len(conversation_numbers)
+    for done, number in enumerate(numbers):
+        report_progress(done, total)
+        _check_memory(opened, number, space, report)
+    for done, number in enumerate(conversation_numbers, len(numbers)):
+        report_progress(done, total)
+        check_conversation(opened, number, report)
+    report_progress(total, total)
+    try:
+        with opened.engine.begin() as connection:
+            check_operations(connection, report)
+            _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
+            _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
+    except DBAPIError as error:
+        report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
+    return report
+
+
+def _check_memory(opened: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
+    name = f"number {number}"
+    try:
+        with opened.engine.begin() as connection:
+            row = connection.execute(select(memories).where(memories.c.number == number)).one_or_none()
+            if row is None:
+                return  # a running server has deleted it
+            name = f"{row.namespace}/{row.name}"
+            report.count_checked("memories")
+            reads.decode_record(row)
+            check_fragments(connection, row, name, space, report)
+            check_producers(connection, row, name, report)
+    except DBAPIError as error:
+        report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
+    except (JournalError, ValueError) as error:
+        report.add_violation("memories", f"cannot be read: {error}", name)
+
+
+def _check_store(connection: Connection, report: Report) -> Space | None:
+    report.count_checked("store", 2)
+    generation = reads.meta_value(connection, "index_generation")
+    if generation is not None and not generation.isdigit():
+        report.add_violation("store", f"the index's generation is {generation!r}, not a number")
+    recorded = reads.meta_value(connection, "space")
+    try:
+        return None if recorded is None else codec.decode_space(recorded)
+    except JournalError as error:
+        report.add_violation("store", f"the embedding space in force cannot be read: {error}")
+        return None
+
+
+_KEYED = (fragments, vectors, observations, events)
+_NUMBERED = (producers, receipts, anchors, jobs)
+
+
+def _check_strays(
+    connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
+) -> None:
+    """Report rows of an owner that neither exists nor is being deleted: a deleted memory's number goes last."""
+    known = {number for owner in owners for number in _list_numbers(connection, owner)}
+    for table in tables:
+        report.count_checked("store")
+        for number in _find_numbers(connection, table):
+            if number not in known:
+                report.add_violation("store", f"{table.name} has rows of {what} number {number}, which does not exist")
+
+
+def _list_numbers(connection: Connection, table: Table) -> list[int]:
+    return list(connection.execute(select(table.c.number).order_by(table.c.number)).scalars())
+
+
+def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
+    """The memory numbers in a table: one index lookup each, however many rows a memory has."""
+    column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
+    least = connection.execute(select(func.min(column))).scalar()
+    while least is not None:
+        number = int(least) >> shift
+        yield number
+        least = connection.execute(select(func.min(column)).where(column >= number + 1 << shift)).scalar()

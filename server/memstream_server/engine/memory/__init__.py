@@ -1,0 +1,18 @@
+"""One active memory. All changes are decided and committed one after another, in the order of receipt.
+
+actor: the task that orders and commits all changes of the memory
+ingest: numbers and orders observations, gives them to the journal, tracks the backlog
+producers: a producer's numbers and its one open session
+resume_streams: rejections and outcomes that a resuming client has missed
+batch_calls: ObserveBatch calls, and the stored answers to their request_ids
+receipts: from validated items to a receipt; stored answers of receipts
+enrich: terms, vectors and importances of fragments, fetched before a decision
+known_fragments: the fragments that a group of observations may repeat, echo or update
+decision: what was decided for the memory, before it is committed
+decide: decides what observations do to the memory
+build_commit: the journal transaction of a decision
+working_set: the memory in RAM: its state and its search structures
+search_structures: attributes, postings and vectors by slot, without content
+fragment_cache: fragments that recall is likely to return
+fragment_quota: which observations the quota admits
+"""

@@ -1,0 +1,165 @@
+"""ObserveBatch: one batch to the level asked for; a repeat of its request_id gets the first answer.
+
+Rule 1. The answer of an unnumbered batch is written in the transaction that makes it true: with its receipt where the
+client waits for *received*, else with the commit that stores the batch. Between the two the answer is empty, so that a
+repeat after a crash waits for the batch instead of sending it again.
+Rule 2. A numbered batch is safe to repeat by its numbers; its answer is written once it is complete.
+Rule 3. While a call runs, repeats of its request_id wait for it. Once its batch is submitted it runs to its end, even
+if all callers are gone; before that it ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict, written
+from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.memory.receipts import decode_progress, encode_progress
+from memstream_server.engine.requests import AckLevel, NewBatch, Progress
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Answer, batch_request
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import Runtime, Storage
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call with a request_id that runs."""
+
+    digest: bytes
+    task: asyncio.Task[Progress] | None = None
+    callers: int = 0
+    submitted: bool = False
+
+
+class BatchCalls:
+    """The ObserveBatch calls of this process."""
+
+    def __init__(self, storage: Storage, runtime: Runtime, ask_index: Callable[[ObserveSession], None]) -> None:
+        self._journal = storage.journal
+        self._clock = runtime.clock
+        self._ask_index = ask_index
+        self._running: dict[tuple[str, str], _Call] = {}
+        """Calls with a request_id, by memory and request_id."""
+
+    async def observe(self, actor: Actor, batch: NewBatch) -> Progress:
+        """Raises what refuses the batch; RequestIdConflict."""
+        if not batch.request_id:
+            return await self._send(actor, batch)
+        key = actor.uid, batch.request_id
+        call = self._running.get(key)
+        if call is None:
+            call = self._running[key] = _Call(batch.digest)
+            call.task = asyncio.create_task(self._answer(actor, batch, call))
+            call.task.add_done_callback(lambda _: self._ended(key, call))
+        _check_same(call.digest, batch)
+        assert call.task is not None
+        call.callers += 1
+        try:
+            return await asyncio.shield(call.task)
+        finally:
+            call.callers -= 1
+            if not (call.callers or call.submitted or call.task.done()):
+                self._forget(key, call)
+                call.task.cancel()
+
+    def _ended(self, key: tuple[str, str], call: _Call) -> None:
+        self._forget(key, call)
+        if call.task is not None and not call.task.cancelled():
+            call.task.exception()  # marks it as retrieved: all callers may be gone
+
+    def _forget(self, key: tuple[str, str], call: _Call) -> None:
+        if self._running.get(key) is call:
+            del self._running[key]
+
+    async def _answer(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
+        request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
+        with actor.used():
+            stored = await self._stored(request)
+            if stored is not None:
+                if stored.digest:  # else something of the memory was erased since
+                    _check_same(stored.digest, batch)
+                if not stored.response:  # an earlier process received the batch
+                    await actor.receiving.answered(request)
+                    stored = await self._stored(request)
+            if stored is not None and stored.response:
+                return await self._indexed(actor, batch, decode_progress(stored.response))
+            answer = Answer(request, batch.digest, b"", self._clock.now_us())
+            if batch.producer:
+                return await self._numbered(actor, batch, answer, call)
+            return await self._unnumbered(actor, batch, answer, call)
+
+    async def _unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        if batch.level is AckLevel.RECEIVED:
+            progress = Progress(len(batch.items), 0, 0, 0)
+            await self._send(actor, batch, replace(answer, response=encode_progress(progress)), call)
+            return progress
+        progress = await self._send(actor, batch, answer, call)
+        return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
+
+    async def _numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        progress = await self._send(actor, batch, call=call)
+        await written(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
+        return progress
+
+    async def _stored(self, request: str) -> Answer | None:
+        try:
+            return await self._journal.answer(request)
+        except JournalError as error:
+            raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
+
+    async def _indexed(self, actor: Actor, batch: NewBatch, answer: Progress) -> Progress:
+        """A stored answer; of a call that waits for the index, once the index has what it is about."""
+        if batch.level is not AckLevel.INDEXED or answer.indexed >= answer.stored:
+            return answer
+        session = actor.receiving.anonymous(stored=answer.stored)
+        try:
+            self._ask_index(session)
+            return replace(answer, indexed=(await session.reached(AckLevel.INDEXED, answer.stored)).indexed)
+        finally:
+            session.close()
+
+    async def _send(
+        self, actor: Actor, batch: NewBatch, answer: Answer | None = None, call: _Call | None = None
+    ) -> Progress:
+        first = batch.first_sequence if batch.producer else 1
+        last = first + len(batch.items) - 1
+        if batch.producer:
+            session = await written(actor.receiving.open_session(batch.producer, outcomes=True))
+        else:
+            session = actor.receiving.anonymous()
+        try:
+            self._ask_index(session)
+            received = session.submit(first, batch.items, batch.level, answer)
+            if call is not None:
+                call.submitted = True
+            await received
+            progress = await session.reached(batch.level, last)
+            return await _complete(session, progress, first, last) if batch.producer else progress
+        finally:
+            session.close()
+
+
+async def _complete(session: ObserveSession, progress: Progress, first: int, last: int) -> Progress:
+    """Of this batch alone, with what became of those that an earlier call has sent, as far as it is kept."""
+    rejected = {one.sequence: one for one in progress.rejected if first <= one.sequence <= last}
+    outcomes = {one.sequence: one for one in progress.outcomes if first <= one.sequence <= last}
+    if first <= session.opened.stored:
+        async with aclosing((await session.resume(first - 1)).pages) as pages:
+            async for page in pages:
+                outcomes |= {one.sequence: one for one in page.outcomes if one.sequence <= last}
+                if page.upto >= last:
+                    break
+    in_order = tuple(rejected[number] for number in sorted(rejected))
+    return replace(progress, rejected=in_order, outcomes=tuple(outcomes[number] for number in sorted(outcomes)))
+
+
+def _check_same(digest: bytes, batch: NewBatch) -> None:
+    if digest != batch.digest:
+        raise RequestIdConflict("this request_id came before with another request; use a new one for each")

@@ -1,0 +1,103 @@
+"""What of its memory a group of observations may concern: read before the group is decided, followed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memstream_server.core.identity import identity_hash, is_repeat
+from memstream_server.core.policy import RetentionPolicy
+from memstream_server.core.retention import expired
+from memstream_server.core.transition import Transition
+from memstream_server.core.values import Fragment, State, Tier
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import Gathered
+    from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.engine.runtime.dependencies import Storage
+
+ALIKE_MAX = 8
+"""Candidates for one repeat: nearly always there is one at most."""
+
+
+@dataclass(slots=True)
+class Known:
+    """Of one memory, for one group."""
+
+    by_key: dict[str, Fragment] = field(default_factory=dict)
+    """Those outside sensory and short-term that have an external id of the group's, by that id."""
+    by_id: dict[str, Fragment] = field(default_factory=dict)
+    """What the group may repeat or echo."""
+    recalled: dict[str, str] = field(default_factory=dict)
+    """By id of an observation, that of the fragment of its words that its session recalled."""
+    alike: dict[int, list[str]] = field(default_factory=dict)
+    """Ids of fragments in long-term by identity hash."""
+
+    def find_by_key(self, state: State, external_id: str) -> Fragment | None:
+        """The fragment of that external id: held, decided in this group, or in long-term."""
+        if not external_id:
+            return None
+        for held in (*state.sensory, *state.short_term):
+            if held.fragment.external_id == external_id:
+                return held.fragment
+        return self.by_key.get(external_id)
+
+    def find_recalled(self, fragment: Fragment) -> Fragment | None:
+        """The fragment that this one may echo."""
+        return self.by_id.get(self.recalled[fragment.id]) if fragment.id in self.recalled else None
+
+    def find_repeated(self, fragment: Fragment, retention: RetentionPolicy) -> Fragment | None:
+        """The fragment in long-term that this one repeats, neither forgotten nor expired."""
+        for id_ in self.alike.get(identity_hash(fragment), ()) if self.alike else ():
+            found = self.by_id.get(id_)
+            if found is None or found.tier is not Tier.LONG_TERM or found.forget_time_us is not None:
+                continue
+            if is_repeat(fragment, found) and not expired(found, fragment.create_time_us, retention):
+                return found
+        return None
+
+    def follow(self, step: Transition) -> None:
+        """What a step changed or removed, the next observation finds so."""
+        gone = set(step.removed)
+        if gone:
+            for key in [key for key, one in self.by_key.items() if one.id in gone]:
+                del self.by_key[key]
+            for id_ in gone:
+                self.by_id.pop(id_, None)
+        for put in step.puts:
+            if put.external_id:
+                self.by_key[put.external_id] = put
+            if put.tier is Tier.LONG_TERM:
+                self.by_id[put.id] = put
+                self.alike.setdefault(identity_hash(put), []).append(put.id)
+            elif put.id in self.by_id:
+                self.by_id[put.id] = put
+
+
+async def read_known(working: WorkingSet, gathered: Iterable[Gathered], storage: Storage) -> Known:
+    """What of the memory a group concerns. Nothing changes it before the group is decided: this is its order."""
+    policy = working.record.policy.short_term
+    keyed: set[str] = set()
+    others: dict[str, None] = {}
+    known = Known()
+    for part in gathered:
+        fragment = part.fragment
+        if fragment.external_id:
+            keyed.add(working.id_of(fragment.external_id))
+            continue
+        if policy.repeats:
+            identity = identity_hash(fragment)
+            if alike := working.find_alike(identity)[-ALIKE_MAX:]:
+                known.alike[identity] = alike
+                others.update(dict.fromkeys(alike))
+        if recalled := working.echo_of(fragment):
+            known.recalled[fragment.id] = recalled
+            others[recalled] = None
+    keyed.discard("")
+    if keyed or others:
+        found = await storage.journal.fragments(working.record.uid, sorted({*keyed, *others}))
+        held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
+        known.by_id = {one.id: held.get(one.id, one) for one in found if one.id in others}
+        known.by_key = {one.external_id: one for one in found if one.id in keyed}
+    return known

@@ -1,0 +1,181 @@
+"""The way in: from validated items to a receipt in the journal, and from receipts to gathered fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from memstream_server.core.values import Fragment, Tier, Vector
+from memstream_server.engine.memory.enrich import Gathered
+from memstream_server.engine.requests import NewObservation, Progress, Refusal
+from memstream_server.engine.runtime.call_context import Origin, here, nowhere
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Answer, MemoryRecord
+from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
+from memstream_server.ports.models import Account
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.producers import ProducerState
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
+    from memstream_server.engine.runtime.embedding_spaces import Embedding
+
+
+_decoder = msgspec.msgpack.Decoder(Progress)
+encode_progress = msgspec.msgpack.Encoder().encode
+decode_progress = _decoder.decode
+
+
+def complete_answer(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ...]) -> Answer | None:
+    """The answer that the commit of a receipt writes; None if the receipt has none, or a complete one."""
+    answer, last = receipt.answer, receipt.last_sequence
+    if answer is None or answer.response:
+        return None
+    return replace(answer, response=encode_progress(Progress(last, last, 0, revision, outcomes=outcomes)))
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A receipt on its way to be stored, with the producer to tell (None after a restart for unnumbered writes).
+
+    Whoever makes it says whether it goes at once; from then on it does not change.
+    """
+
+    receipt: Receipt
+    producer: ProducerState | None
+    arrived_s: float | None = None
+    """Monotonic time of its arrival; None for one that an earlier process received."""
+    origin: Origin = field(default_factory=nowhere)
+    at_once: bool = False
+    """The journal has not received it: it is received by being stored."""
+
+    @property
+    def count(self) -> int:
+        return len(self.receipt.fragments)
+
+
+def batch_of(
+    models: EngineModels,
+    runtime: Runtime,
+    record: MemoryRecord,
+    state: ProducerState,
+    first: int,
+    items: Sequence[NewObservation | Refusal],
+    position: int,
+    answer: Answer | None = None,
+) -> Batch:
+    """Give ids, positions and times to a batch's observations; refused items keep only their numbers."""
+    now_us = runtime.clock.now_us()
+    fragments: list[Fragment] = []
+    sequences: list[int] = []
+    importances: list[float | None] = []
+    vectors: dict[str, bytes] = {}
+    rejections: list[Rejection] = []
+    for number, item in enumerate(items, first):
+        if isinstance(item, Refusal):
+            rejections.append(Rejection(number, item.code, item.reason, item.message, item.details))
+            continue
+        fragment = fragment_of(item, runtime.ids.next(), now_us, position + len(fragments), record)
+        fragments.append(fragment)
+        sequences.append(number)
+        importances.append(item.importance)
+        if item.vector is not None:
+            vectors[fragment.id] = item.vector.astype("<f4").tobytes()
+    receipt = Receipt(
+        memory=record.uid,
+        epoch=record.epoch,
+        producer=state.name,
+        producer_epoch=state.epoch,
+        first_sequence=first,
+        hashes=tuple(item.digest for item in items),
+        fragments=tuple(fragments),
+        sequences=tuple(sequences),
+        importances=tuple(importances),
+        vectors=vectors,
+        rejections=tuple(rejections),
+        model=models.embedding.name,
+        position=position,
+        outcomes=state.outcomes,
+        answer=answer,
+    )
+    return Batch(receipt, state, runtime.clock.monotonic_s(), here())
+
+
+def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
+    """The observation as a fragment about to enter its memory."""
+    expire = item.expire_time_us
+    if expire is None and item.ttl_us is not None:
+        expire = now_us + item.ttl_us
+    return Fragment(
+        id=id_,
+        content=item.content,
+        tier=Tier.SENSORY,
+        structured=item.structured,
+        speaker=item.speaker,
+        session=item.session,
+        importance=record.policy.importance_default if item.importance is None else item.importance,
+        observe_time_us=now_us if item.observe_time_us is None else item.observe_time_us,
+        create_time_us=now_us,
+        access_time_us=now_us,
+        metadata=item.metadata,
+        expire_time_us=expire,
+        external_id=item.external_id,
+        token_count=item.token_count,
+        own_vector=item.vector is not None,
+        own_importance=item.importance is not None,
+        ttl_us=item.ttl_us if item.expire_time_us is None else None,
+        position=position,
+    )
+
+
+async def verify_repeats(
+    journal: Journal,
+    uid: str,
+    state: ProducerState,
+    first: int,
+    items: Sequence[NewObservation | Refusal],
+) -> list[Rejection]:
+    """The rejections that repeated numbers got the first time. Raises SequenceConflict where content differs.
+
+    Numbers whose receipts were compacted away are taken for repeats: they were acknowledged long ago.
+    """
+    known: Mapping[int, tuple[bytes, Rejection | None]] = state.recent
+    if any(number not in known for number in range(first, first + len(items))):
+        rows = await journal.received_hashes(uid, state.name, first, first + len(items) - 1)
+        known = {number: (digest, rejection) for number, digest, rejection in rows} | dict(state.recent)
+    found = (
+        state.check_repeat(number, item.digest, known[number])
+        for number, item in enumerate(items, first)
+        if number in known
+    )
+    return [rejection for rejection in found if rejection is not None]
+
+
+async def observations_in(
+    batches: Sequence[Batch],
+    models: EngineModels,
+    record: MemoryRecord,
+    account: Account,
+    embedding: Embedding,
+) -> list[Gathered]:
+    """Everything the fragments of some receipts need, in order of position.
+
+    A client's own vector of a space that is no longer in force is of no use: the text is embedded.
+    """
+    in_force = models.embedding.name
+    fragments: list[Fragment] = []
+    importances: list[float | None] = []
+    vectors: dict[str, Vector] = {}
+    for batch in batches:
+        receipt = batch.receipt
+        usable = receipt.model in ("", in_force)
+        fragments.extend(one if usable else one.but(own_vector=False) for one in receipt.fragments)
+        importances.extend(receipt.importances or (None,) * len(receipt.fragments))
+        if usable:
+            vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
+    if not fragments:
+        return []
+    return await models.gatherer.gather(fragments, vectors, importances, record, account, embedding)

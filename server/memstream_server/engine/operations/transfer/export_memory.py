@@ -1,0 +1,370 @@
+"""Export: what the journal holds as lines, each memory and each conversation at one revision.
+
+Rule 1. A memory is read in one snapshot into a file without a name in the data directory, and sent from there: a slow
+client holds neither RAM nor the snapshot, and what is sent is of one revision.
+Rule 2. Nothing of an export outlives its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from typing import IO
+
+from memstream_server.core.retention import expired
+from memstream_server.core.values import Fragment, Structured, Tier
+from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
+from memstream_server.engine.operations.transfer import lines
+from memstream_server.engine.operations.transfer.disk_space import Disk
+from memstream_server.ports.conversations import ConversationName, ConversationScan, ConversationStore, NotThere
+from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.rows import Anchor
+
+PAGE = 100
+"""Names of memories or conversations read at once."""
+PART_BYTES = 256 << 10
+"""Lines of one message, about; a line is never cut."""
+PENDING_LOOK_S = 0.05
+CHECK_LINES = 1_000
+"""How often a spool looks whether there is room left, and whether somebody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Whole lines, with how many fragments have been sent and how many there are."""
+
+    lines: bytes
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to export; `memory` empty is all of the namespace."""
+
+    namespace: str
+    memory: str
+    vectors: bool
+
+
+class _Given(Exception):
+    """Nobody waits for the spool any longer."""
+
+
+class Exporter:
+    """Makes the exports of a process; `server` is its version."""
+
+    def __init__(
+        self, journal: Journal, conversations: ConversationStore, disk: Disk, server: str, now_us: Callable[[], int]
+    ) -> None:
+        self._journal = journal
+        self._conversations = conversations
+        self._disk = disk
+        self._server = server
+        self._now_us = now_us
+        # One spool at a time: it takes one of the journal's few readers.
+        self._reading = asyncio.Semaphore(1)
+
+    async def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
+        """The lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
+        try:
+            async with contextlib.aclosing(_Export(self, wanted).parts()) as parts:
+                async for part in parts:
+                    yield part
+        except JournalError as error:
+            raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
+
+    # ---- what an export asks
+    def header(self, wanted: Wanted) -> bytes:
+        return lines.encoded(
+            lines.Header(
+                format="memstream-export",
+                version=1,
+                server=self._server,
+                time_us=self._now_us(),
+                vectors=wanted.vectors,
+            )
+        )
+
+    async def memories(self, wanted: Wanted) -> AsyncGenerator[MemoryRecord, None]:
+        if wanted.memory:
+            record = await self._journal.get_memory(wanted.namespace, wanted.memory)
+            if record is None:
+                raise MemoryNotFound(
+                    f"there is no memory {wanted.namespace}/{wanted.memory}",
+                    namespace=wanted.namespace,
+                    memory=wanted.memory,
+                )
+            yield record
+            return
+        after = ""
+        while page := await self._journal.list_memories(wanted.namespace, after, PAGE):
+            for record in page:
+                yield record
+            after = page[-1].name
+
+    async def conversations(self, wanted: Wanted) -> AsyncGenerator[str, None]:
+        if wanted.memory:
+            yield wanted.memory
+            return
+        after = ""
+        while page := await self._conversations.names(wanted.namespace, after, PAGE):
+            for name in page:
+                yield name
+            after = page[-1]
+
+    async def total(self, wanted: Wanted) -> int:
+        return await self._journal.fragment_total(wanted.namespace, wanted.memory)
+
+    @contextlib.asynccontextmanager
+    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
+        """(the memory's own line, a file with those of its fragments). Raises Conflict when it is gone.
+
+        Waits until all that was received when it began is stored.
+        """
+        goal: list[int] = []
+        head: list[bytes] = []
+        async with self._spool() as (file, given):
+
+            def read(scan: MemoryScan) -> bool:
+                goal[:] = goal or [scan.next_position]
+                if scan.first_pending is not None and scan.first_pending < goal[0]:
+                    return False
+                count = _write_fragments(scan, vectors, self._now_us(), file, given, self._disk)
+                head[:] = [lines.encoded(_memory_line(scan, count))]
+                return True
+
+            while True:
+                async with self._reading:
+                    if await self._journal.scan(record.uid, vectors, read):
+                        break
+                await asyncio.sleep(PENDING_LOOK_S)
+            yield head[0], file
+
+    @contextlib.asynccontextmanager
+    async def conversation_spool(
+        self, named: ConversationName
+    ) -> AsyncGenerator[tuple[IO[bytes], tuple[int, int]], None]:
+        """(a file with its lines, (messages, plans)). Raises NotThere."""
+        async with self._spool() as (file, given):
+            async with self._reading:
+                counts = await self._conversations.scan(
+                    named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
+                )
+            yield file, counts
+
+    @contextlib.asynccontextmanager
+    async def _spool(self) -> AsyncGenerator[tuple[IO[bytes], threading.Event], None]:
+        await asyncio.to_thread(self._disk.check)
+        given = threading.Event()
+        with tempfile.TemporaryFile(dir=self._disk.directory) as file:
+            try:
+                yield file, given
+            finally:
+                given.set()
+
+
+class _Export:
+    """One export under way."""
+
+    def __init__(self, exporter: Exporter, wanted: Wanted) -> None:
+        self._exporter = exporter
+        self._wanted = wanted
+        self._hash = sha256()
+        self._counts = dict.fromkeys(("memories", "fragments", "conversations", "messages", "plans"), 0)
+        self._total = 0
+
+    async def parts(self) -> AsyncGenerator[Part, None]:
+        wanted, exporter = self._wanted, self._exporter
+        self._total = await exporter.total(wanted)
+        yield self._part(exporter.header(wanted))
+        async with contextlib.aclosing(exporter.memories(wanted)) as records:
+            async for record in records:
+                async with contextlib.aclosing(self._memory(record)) as parts:
+                    async for part in parts:
+                        yield part
+        async with contextlib.aclosing(exporter.conversations(wanted)) as names:
+            async for name in names:
+                async with contextlib.aclosing(self._conversation(name)) as parts:
+                    async for part in parts:
+                        yield part
+        self._total = self._counts["fragments"]
+        yield self._part(lines.encoded(lines.End(**self._counts, sha256=self._hash.hexdigest())))
+
+    async def _memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
+        try:
+            async with self._exporter.memory_spool(record, self._wanted.vectors) as (head, file):
+                self._counts["memories"] += 1
+                yield self._part(head)
+                while part := await _next(file):
+                    self._counts["fragments"] += part.count(b"\n")
+                    yield self._part(part)
+        except Conflict as error:
+            if self._wanted.memory:
+                raise MemoryDeleted("the memory was deleted meanwhile") from error
+            return  # it was deleted since its namespace was listed
+
+    async def _conversation(self, name: str) -> AsyncGenerator[Part, None]:
+        named = ConversationName(self._wanted.namespace, name)
+        try:
+            async with self._exporter.conversation_spool(named) as (file, (messages, plans)):
+                self._counts["conversations"] += 1
+                self._counts["messages"] += messages
+                self._counts["plans"] += plans
+                while part := await _next(file):
+                    yield self._part(part)
+        except NotThere:
+            return
+
+    def _part(self, part: bytes) -> Part:
+        self._hash.update(part)
+        done = max(0, self._counts["fragments"])
+        return Part(part, done, max(done, self._total))
+
+
+async def _next(file: IO[bytes]) -> bytes:
+    """The next lines, some PART_BYTES of them; none at the end."""
+    return await asyncio.to_thread(lambda: b"".join(file.readlines(PART_BYTES)))
+
+
+# ---- in the journal's reader thread
+
+
+class _Writer:
+    def __init__(self, file: IO[bytes], given: threading.Event, disk: Disk) -> None:
+        file.seek(0)
+        file.truncate()  # a scan may begin again
+        self._file, self._given, self._disk = file, given, disk
+        self._count = 0
+
+    def line(self, line: lines.Line) -> None:
+        self._count += 1
+        if self._count % CHECK_LINES == 0:
+            if self._given.is_set():
+                raise _Given
+            self._disk.check()
+        try:
+            self._file.write(lines.encoded(line))
+        except OSError as error:
+            raise StorageIsFull(f"the export could not be put aside: {error.strerror}", retry_after_s=5.0) from error
+
+    def done(self) -> None:
+        self._file.flush()
+        self._file.seek(0)
+
+
+def _write_fragments(
+    scan: MemoryScan, vectors: bool, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
+) -> int:
+    """A line for each that has not expired; how many these are."""
+    writer, count = _Writer(file, given, disk), 0
+    retention = scan.record.policy.retention
+    for page in scan.pages():
+        for fragment, vector in page:
+            if not expired(fragment, now_us, retention):
+                writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
+                count += 1
+    writer.done()
+    return count
+
+
+def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:
+    record = scan.record
+    return lines.MemoryLine(
+        namespace=record.namespace,
+        name=record.name,
+        uid=record.uid,
+        kind=record.kind,
+        policy=lines.policy_line(record.policy),
+        labels=dict(record.labels),
+        seed=record.seed.hex(),
+        revision=record.revision,
+        create_time_us=record.create_time_us,
+        update_time_us=record.update_time_us,
+        reflection_aggregate=record.reflection_aggregate,
+        fragments=fragments,
+    )
+
+
+def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | None, vectors: bool) -> lines.FragmentLine:
+    """The line of a fragment, with the short-term side of a held one."""
+    held = fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
+    side = anchor if held else None
+    own = fragment.own_vector and vector is not None
+    return lines.FragmentLine(
+        id=fragment.id,
+        position=fragment.position,
+        content=fragment.content,
+        tier=fragment.tier,
+        kind=fragment.kind,
+        structured=_structured_line(fragment.structured),
+        speaker=fragment.speaker,
+        session=fragment.session,
+        importance=fragment.importance,
+        observe_time_us=fragment.observe_time_us,
+        create_time_us=fragment.create_time_us,
+        access_time_us=fragment.access_time_us,
+        access_count=fragment.access_count,
+        enhancement_count=fragment.enhancement_count,
+        duplicate_count=fragment.duplicate_count,
+        sources=list(fragment.sources),
+        metadata=dict(fragment.metadata),
+        expire_time_us=fragment.expire_time_us,
+        pinned=fragment.pinned,
+        external_id=fragment.external_id,
+        token_count=fragment.token_count,
+        version=fragment.version,
+        forget_time_us=fragment.forget_time_us,
+        own_vector=own,
+        own_importance=fragment.own_importance,
+        ttl_us=fragment.ttl_us,
+        model=fragment.model,
+        vector=vector,
+        content_vector=side.vector if side is not None and vectors and fragment.model else None,
+        enhancements=[
+            lines.EnhancementLine(
+                id=one.id,
+                text=one.text,
+                recollection=one.recollection,
+                structured=_structured_line(one.structured),
+            )
+            for one in (() if side is None else side.enhancements)
+        ],
+    )
+
+
+def _structured_line(structured: Structured | None) -> lines.StructuredLine | None:
+    return None if structured is None else lines.StructuredLine(**structured.parts())
+
+
+def _write_conversation(
+    named: ConversationName, scan: ConversationScan, file: IO[bytes], given: threading.Event, disk: Disk
+) -> tuple[int, int]:
+    writer = _Writer(file, given, disk)
+    writer.line(
+        lines.ConversationLine(
+            namespace=named.namespace,
+            name=named.name,
+            last_number=scan.status.last_number,
+            completed=scan.status.completed,
+            completions=scan.status.completions,
+            completed_number=scan.status.completed_number,
+            create_time_us=scan.create_time_us,
+            messages=scan.message_count,
+            plans=scan.plan_count,
+        )
+    )
+    for message in scan.messages():
+        writer.line(lines.MessageLine(**{item.name: getattr(message, item.name) for item in fields(message)}))
+    for plan in scan.plans():
+        writer.line(lines.PlanLine(**{item.name: getattr(plan, item.name) for item in fields(plan)}))
+    writer.done()
+    return scan.message_count, scan.plan_count

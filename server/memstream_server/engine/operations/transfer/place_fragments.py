@@ -1,0 +1,129 @@
+"""From lines to the transition that puts their fragments where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memstream_server.core.events import Event, EventType, Imported
+from memstream_server.core.transition import Transition
+from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Tier, Vector
+from memstream_server.engine.memory.decision import account_of
+from memstream_server.engine.memory.enrich import Gathered, compares_content
+from memstream_server.engine.operations.transfer.check_lines import values_of
+from memstream_server.engine.operations.transfer.lines import FragmentLine
+
+if TYPE_CHECKING:
+    from memstream_server.engine.runtime.dependencies import EngineModels
+    from memstream_server.ports.journal.records import MemoryRecord
+
+
+def is_held(line: FragmentLine) -> bool:
+    """Whether the sensory or short-term tier holds it."""
+    return line.tier is not Tier.LONG_TERM and line.forget_time_us is None
+
+
+def fragment_of(line: FragmentLine, model: str) -> Fragment:
+    """The fragment of a line. The client's own vector in another space than `model` is given up."""
+    return Fragment(
+        id=line.id,
+        content=line.content,
+        tier=line.tier,
+        kind=line.kind,
+        structured=None if line.structured is None else values_of(line.structured),
+        speaker=line.speaker,
+        session=line.session,
+        importance=line.importance,
+        observe_time_us=line.observe_time_us,
+        create_time_us=line.create_time_us,
+        access_time_us=line.access_time_us,
+        access_count=line.access_count,
+        enhancement_count=line.enhancement_count,
+        duplicate_count=line.duplicate_count,
+        sources=tuple(line.sources),
+        metadata=tuple(sorted(line.metadata.items())),
+        expire_time_us=line.expire_time_us,
+        pinned=line.pinned,
+        external_id=line.external_id,
+        token_count=line.token_count,
+        position=line.position,
+        forget_time_us=line.forget_time_us,
+        own_vector=line.own_vector and line.model == model,
+        own_importance=line.own_importance,
+        ttl_us=line.ttl_us,
+    )
+
+
+async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, models: EngineModels) -> list[Gathered]:
+    """Terms and vectors of a batch, in its order. Waits while the model is down."""
+    patient = replace(record, policy=replace(record.policy, wait_for_models=True))
+    found: dict[str, Gathered] = {}
+    for held in (False, True):
+        part = [line for line in batch if is_held(line) is held]
+        # Only what is held is compared by its content.
+        asking = patient if held else replace(patient, kind=MemoryKind.LONG_TERM)
+        content = held and compares_content(record.kind, record.policy)
+        given = {line.id: vector for line in part if (vector := _given(line, content, models)) is not None}
+        fragments = [fragment_of(line, models.embedding.name) for line in part]
+        importances = [line.importance for line in part]
+        for line, one in zip(
+            part,
+            await models.gatherer.gather(fragments, given, importances, asking, account_of(record)),
+            strict=True,
+        ):
+            if content and line.id in given and line.content_vector is not None:
+                embedded = replace(one.embedded, content_vector=_unpacked(line.content_vector))
+                one = replace(one, embedded=embedded)
+            found[line.id] = one
+    return [found[line.id] for line in batch]
+
+
+def _given(line: FragmentLine, content: bool, models: EngineModels) -> Vector | None:
+    """The vector that came along, where it is of the server's model and nothing else has to be embedded."""
+    if line.vector is None or line.model != models.embedding.name:
+        return None
+    if content and line.content_vector is None and not line.own_vector:
+        return None
+    return _unpacked(line.vector)
+
+
+def _unpacked(packed: bytes) -> Vector:
+    return np.frombuffer(packed, "<f4")
+
+
+def transition_of(state: State, batch: Sequence[FragmentLine], parts: Sequence[Gathered], compares: bool) -> Transition:
+    """The batch, which follows what is in `state`, at its places; `compares`: short-term compares vectors."""
+    sensory, short_term = list(state.sensory), list(state.short_term)
+    events = []
+    for line, part in zip(batch, parts, strict=True):
+        enhancements = tuple(
+            Enhancement(one.id, one.text, one.recollection, values_of(one.structured) if one.structured else None)
+            for one in line.enhancements
+        )
+        if is_held(line):
+            tier = sensory if line.tier is Tier.SENSORY else short_term
+            tier.append(Held(part.fragment, part.content_vector if compares else None, enhancements))
+        events.append(
+            Event(
+                EventType.IMPORTED,
+                line.id,
+                to_tier=line.tier,
+                importance=line.importance,
+                sources=tuple(line.sources),
+                imported=Imported(
+                    kind=line.kind,
+                    enhancements=tuple(one.id for one in enhancements),
+                    enhancement_count=line.enhancement_count,
+                    duplicate_count=line.duplicate_count,
+                    forgotten=line.forget_time_us is not None,
+                ),
+            )
+        )
+    return Transition(
+        state=replace(state, sensory=tuple(sensory), short_term=tuple(short_term)),
+        events=tuple(events),
+        puts=tuple(part.fragment for part in parts),
+    )

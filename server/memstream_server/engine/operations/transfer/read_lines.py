@@ -1,0 +1,112 @@
+"""Reading lines that were checked: a few hundred at a time, off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from memstream_server.engine.operations.transfer.lines import (
+    ConversationLine,
+    End,
+    FragmentLine,
+    Line,
+    MemoryLine,
+    MessageLine,
+    PlanLine,
+    decoded,
+)
+from memstream_server.ports.conversations import Message, Plan
+
+AHEAD = 256
+L = TypeVar("L", FragmentLine, MessageLine, PlanLine)
+
+
+class Reader:
+    """The lines of a file in order, with where each one begins."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._ahead: deque[tuple[Line, int]] = deque()
+        """Lines, and the offset behind each."""
+        self._offset = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, path: Path) -> AsyncGenerator[Reader, None]:
+        file = await asyncio.to_thread(path.open, "rb")
+        try:
+            yield cls(file)
+        finally:
+            file.close()
+
+    @property
+    def next_offset(self) -> int:
+        """Where the line after the next one begins."""
+        return self._ahead[0][1]
+
+    async def peek(self) -> Line | None:
+        """The next line, left where it is; None at the end."""
+        if not self._ahead:
+            self._ahead.extend(await asyncio.to_thread(self._read))
+        return self._ahead[0][0] if self._ahead else None
+
+    async def take(self) -> None:
+        """Go over the next line."""
+        await self.peek()
+        self._ahead.popleft()
+
+    async def skip_section(self) -> None:
+        """Go over the next line and all that belong to it."""
+        await self.take()
+        while isinstance(await self.peek(), FragmentLine | MessageLine | PlanLine):
+            self._ahead.popleft()
+
+    async def body(self, kind: type[L], limit: int) -> list[L]:
+        """The next lines of that type, `limit` at most."""
+        found: list[L] = []
+        while len(found) < limit and isinstance(line := await self.peek(), kind):
+            found.append(line)
+            self._ahead.popleft()
+        return found
+
+    async def messages(self, limit: int) -> list[MessageLine]:
+        return await self.body(MessageLine, limit)
+
+    async def plans(self, limit: int) -> list[PlanLine]:
+        return await self.body(PlanLine, limit)
+
+    def _read(self) -> list[tuple[Line, int]]:
+        found: list[tuple[Line, int]] = []
+        for raw in self._file:
+            self._offset += len(raw)
+            found.append((decoded(raw), self._offset))
+            if len(found) == AHEAD:
+                break
+        return found
+
+
+def lines_from(path: Path, offset: int) -> Iterator[Line]:
+    """The lines of one section: from `offset` to the next memory, conversation or end. Blocking."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        for raw in file:
+            line = decoded(raw)
+            if isinstance(line, MemoryLine | ConversationLine | End):
+                return
+            yield line
+
+
+def message_of(line: MessageLine) -> Message:
+    """The message of a line."""
+    return Message(**msgspec.structs.asdict(line))
+
+
+def plan_of(line: PlanLine) -> Plan:
+    """The plan of a line."""
+    return Plan(**msgspec.structs.asdict(line))

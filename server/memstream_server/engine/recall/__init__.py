@@ -1,0 +1,8 @@
+"""Answers queries. An answer is of one revision; reinforcement follows the answer.
+
+recall: ranks a memory for a query and reads the fragments of the answer
+reranking: the reranker's scores for the best of a ranking
+standing_query: the answer to a query, then each change of it
+reinforcement: offers recalled fragments to short-term and counts accesses
+watch: a memory's committed transitions in order
+"""
