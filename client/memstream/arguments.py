@@ -1,8 +1,8 @@
 """Checks the arguments of every public call against its annotations, before the call does anything.
 
-`@check_methods` on a class checks its public methods, `@check_constructor` its constructor, `@check_fields` the fields of a
-dataclass, and `@check_arguments` one function. An invalid, unknown, missing or surplus argument raises InvalidArgument,
-which names the argument, the value received and the values allowed.
+`@check_methods` on a class checks its public methods, `@check_constructor` its constructor, `@check_fields` the fields
+of a dataclass, and `@check_arguments` one function. An invalid, unknown, missing or surplus argument raises
+InvalidArgument, which names the argument, the value received and the values allowed.
 """
 
 from __future__ import annotations
