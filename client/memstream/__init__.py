@@ -12,6 +12,23 @@ Scripts without an event loop use memstream.sync, which has the same names. Exce
 here.
 """
 
+# Modules of the package:
+#   v1: the generated contract.
+#   public: the public names of `memstream`.
+#   client, channel, backoff, status: connections, calls, retries, and the translation of gRPC errors.
+#   errors: the exception tree.
+#   memory, observe, recall, standing, watch: the handle of a memory and its streams.
+#   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
+#   conversations, conversation_values: conversations, and their messages and plans.
+#   transfer: export and import.
+#   values, resources, policy: arguments and results as frozen values.
+#   codec, resource_codec, policy_codec, wiretypes: conversion of values to and from the wire.
+#   arguments, argument_types, kinds, value_kinds, names: checks of arguments.
+#   agent, templates: an agent's memory with prompt templates.
+#   otel: OpenTelemetry tracing.
+#   sync: the blocking SDK.
+#   mcp, langgraph, dbgpt: adapters for MCP hosts, LangGraph and DB-GPT.
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

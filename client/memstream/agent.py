@@ -101,17 +101,17 @@ class AgentTemplates:
         The thought is the action's, else the model's reply; the observation is the reason of a failed check, else the
         action's. Raises InvalidRequest when the template cannot be used.
         """
-        done = action_output or ActionOutput()
+        action = action_output or ActionOutput()
         failed = "" if check_pass else check_fail_reason or "it did not pass the check"
         step = Structured(
             question=question,
-            thought=done.thoughts or ai_message,
-            phase=done.phase,
-            action_intention=done.action_intention,
-            action_reason=done.action_reason,
-            action=done.action,
-            action_input=done.action_input,
-            observation=failed or done.observations,
+            thought=action.thoughts or ai_message,
+            phase=action.phase,
+            action_intention=action.action_intention,
+            action_reason=action.action_reason,
+            action=action.action,
+            action_input=action.action_input,
+            observation=failed or action.observations,
         )
         if self.write_memory_template is None:
             return step
@@ -120,8 +120,8 @@ class AgentTemplates:
 
     def memories_text(self, answer: Answer) -> str:
         """The `most_recent_memories` of a prompt: recalled long-term fragments, then all of short-term in order."""
-        held = {fragment.id for fragment in answer.working_memory}
-        recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
+        working_ids = {fragment.id for fragment in answer.working_memory}
+        recalled = [hit.fragment for hit in answer if hit.fragment.id not in working_ids]
         return self.separator.join(self.memory_text(each) for each in (*recalled, *answer.working_memory))
 
     def memory_text(self, fragment: Fragment) -> str:

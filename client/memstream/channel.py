@@ -211,10 +211,10 @@ class Link:
         self.check_open()
         # The token travels in metadata: call credentials nearly double the cost of a unary call.
         token = self.settings.token() if callable(self.settings.token) else self.settings.token
-        said: Metadata = () if token is None else (("authorization", f"Bearer {_checked_token(token)}"),)
+        pairs: Metadata = () if token is None else (("authorization", f"Bearer {_checked_token(token)}"),)
         if memory is not None:
-            said = (*said, ("memstream-memory", str(memory)))
-        return said if self.settings.tracing is None else (*said, *self.settings.tracing.carried())
+            pairs = (*pairs, ("memstream-memory", str(memory)))
+        return pairs if self.settings.tracing is None else (*pairs, *self.settings.tracing.carried())
 
     async def call(
         self,

@@ -133,8 +133,8 @@ class Ledger:
     def has_room(self, size: int) -> bool:
         """Whether the window has room for an observation of that many bytes."""
         count = len(self._queue) + len(self._flight)
-        held = self._queue_bytes + self._flight_bytes
-        return count < self._window_observations and held + size <= self._window_bytes
+        unreceived_bytes = self._queue_bytes + self._flight_bytes
+        return count < self._window_observations and unreceived_bytes + size <= self._window_bytes
 
     def add_observation(self, observation: fragment_pb2.Observation, size: int) -> Sent:
         """Numbers an observation and queues it."""

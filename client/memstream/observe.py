@@ -117,7 +117,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         if self._turn.locked() or not self._ledger.has_room(size):
             async with self._turn:  # first come, first numbered
                 # A later connection may grant a smaller window.
-                await self._until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
+                await self._wait_until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
         self._check_takes(size)
         sent = self._ledger.add_observation(observation, size)
         self._work.set()
@@ -130,7 +130,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         if self._ledger.acknowledged_up_to(self.ack_level) < target:
             self._check_usable()
             # The server acknowledges unasked: a flush request would cost one more message each way.
-            await self._until(lambda: self._ledger.acknowledged_up_to(self.ack_level) >= target)
+            await self._wait_until(lambda: self._ledger.acknowledged_up_to(self.ack_level) >= target)
 
     async def close(self) -> None:
         """Flushes, and tells the server that the producer has finished. Idempotent."""
@@ -139,24 +139,24 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         self._check_open()
         self._closing = True
         self._work.set()
-        await self._until(lambda: self._closed)
+        await self._wait_until(lambda: self._closed)
 
     def _check_takes(self, size: int) -> None:
         self._check_usable()
         if size > self._ledger.size_max:
             raise invalid_field("observation", f"has {size} bytes, the server takes at most {self._ledger.size_max}")
 
-    def _failed(self, error: MemstreamError) -> None:
+    def _on_failed(self, error: MemstreamError) -> None:
         self._ledger.fail_pending(error)
 
-    def _notify(self) -> None:
-        super()._notify()
+    def _notify_waiters(self) -> None:
+        super()._notify_waiters()
         self._work.set()  # acknowledgements make room in the window
 
-    def _call(self) -> _Call:
+    def _start_call(self) -> _Call:
         return self._link.streams.Observe(metadata=self._link.metadata(self.memory))
 
-    async def _open(self, call: _Call) -> None:
+    async def _open_connection(self, call: _Call) -> None:
         # ack_level applies to the flush after repeats, the only one sent; it must not wait for the index.
         level = AckLevel.STORED if self.ack_level is AckLevel.INDEXED else self.ack_level
         known = self._ledger.known_sequence
@@ -175,12 +175,12 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         )
         opened = (await _answer_to_open(call, "opened")).opened
         if known is not None:
-            await self._resume(call, opened)
+            await self._read_resumption(call, opened)
         self._ledger.apply_opened(opened)
         self._repeats_flush = 0
         self._close_sent = self._draining = False
 
-    async def _resume(self, call: _Call, opened: pb.ObserveOpened) -> None:
+    async def _read_resumption(self, call: _Call, opened: pb.ObserveOpened) -> None:
         """Reads the rejections and outcomes that the server resends before any other message."""
         rejected, outcomes = list(opened.rejected), list(opened.outcomes)
         resumed = opened.resumed
@@ -193,20 +193,20 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             resumed = ack.resumed
         self._ledger.apply_resumption(opened, rejected, outcomes)
 
-    async def _read(self, call: _Call, backoff: Backoff) -> None:
+    async def _read_responses(self, call: _Call, backoff: Backoff) -> None:
         while not self._finished:
-            if self._take(await read_message(call), call):
+            if self._handle_response(await read_message(call), call):
                 backoff.mark_progress()
         await read_end(call)
         self._closed = True
 
-    def _take(self, response: pb.ObserveResponse, call: _Call) -> bool:
+    def _handle_response(self, response: pb.ObserveResponse, call: _Call) -> bool:
         """Handles one response and returns whether it was progress. Raises ShuttingDown when it is time to
         reconnect."""
         progress = False
         kind = response.WhichOneof("message")
         if kind == "ack":
-            progress = self._acknowledged(response.ack)
+            progress = self._apply_ack(response.ack)
         elif kind == "closed":
             self._ledger.settle_repeats()  # no further acknowledgement follows
             self._ledger.apply_ack(_last_ack(response.closed))
@@ -215,19 +215,19 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             delay = response.throttle.retry_delay
             self._pause_until = asyncio.get_running_loop().time() + delay.seconds + delay.nanos / 1e9
         elif kind == "going_away":
-            self._drain(response.going_away, call)
-        self._notify()
+            self._drain_connection(response.going_away, call)
+        self._notify_waiters()
         if self._draining and not self._close_sent and self._ledger.all_received:
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
         return progress
 
-    def _acknowledged(self, ack: pb.Ack) -> bool:
+    def _apply_ack(self, ack: pb.Ack) -> bool:
         if self._repeats_flush and ack.flushed >= self._repeats_flush:
             self._repeats_flush = 0
             self._ledger.settle_repeats()
         return self._ledger.apply_ack(ack)
 
-    def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
+    def _drain_connection(self, going_away: pb.GoingAway, call: _Call) -> None:
         # The server may still acknowledge what is in flight; the next connection sends the queue.
         self._draining = True
         grace = going_away.grace.seconds + going_away.grace.nanos / 1e9

@@ -31,30 +31,30 @@ from memstream.values import Answer, RecallOptions, Structured
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
 """Queries in flight, if the server does not announce a limit."""
-AGAIN_S = 1.0
+RESEND_DELAY_S = 1.0
 """Delay before resending a standing query after a transient error, if the server gives none."""
 
 
 @dataclass(slots=True)
-class _Question:
+class _PendingQuery:
     query: pb.RecallQuery
     answer: asyncio.Future[Answer]
     parts: list[pb.Recollections] = field(default_factory=list[pb.Recollections])
 
-    def again(self) -> None:
+    def prepare_resend(self) -> None:
         """Prepares for resending on a new connection."""
         self.parts.clear()
 
-    def continued(self, part: pb.Recollections) -> None:
+    def add_part(self, part: pb.Recollections) -> None:
         """Adds a part of the answer."""
         self.parts.append(part)
 
-    def answered(self, done: pb.RecallDone) -> None:
+    def complete_answer(self, done: pb.RecallDone) -> None:
         """Completes the answer."""
         if not self.answer.done():
             self.answer.set_result(answer_from_wire(self.parts, done))
 
-    def failed(self, error: MemstreamError) -> None:
+    def fail_query(self, error: MemstreamError) -> None:
         """Fails the query."""
         if not self.answer.done():
             self.answer.set_exception(error)
@@ -71,9 +71,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         super().__init__(link, memory)
         self.session = session
         self._ids = itertools.count(1)
-        self._asked: dict[str, _Question | StandingQuery] = {}
+        self._open_queries: dict[str, _PendingQuery | StandingQuery] = {}
         """Queries that have not ended, by id."""
-        self._again: deque[_Question | StandingQuery] = deque()
+        self._to_resend: deque[_PendingQuery | StandingQuery] = deque()
         """Queries of an earlier connection that exceed this server's limit in flight, to be resent."""
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
@@ -87,10 +87,10 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         """
         self._check_usable()
         timeout_s = self._timeout_s(options.get("timeout_s"))
-        query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
-        question = _Question(query, asyncio.get_running_loop().create_future())
+        query = _with_timeout(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        question = _PendingQuery(query, asyncio.get_running_loop().create_future())
         with self._link.traced("RecallQuery"):
-            return await self._answer(question, timeout_s)
+            return await self._wait_for_answer(question, timeout_s)
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
         """A standing query, whose answer follows the memory; `async with` or iteration starts it.
@@ -101,94 +101,96 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         queries.
         """
         timeout_s = self._timeout_s(options.get("timeout_s"))
-        query = _timed(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        query = _with_timeout(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
         query.subscribe = True
-        return StandingQuery(query, lambda standing: self._stand(standing, timeout_s), self._give_up)
+        return StandingQuery(query, lambda standing: self._start_standing(standing, timeout_s), self._cancel_query)
 
     def _timeout_s(self, given: float | None) -> float:
         return self._link.settings.timeout_s if given is None else given
 
-    async def _stand(self, standing: StandingQuery, timeout_s: float) -> None:
+    async def _start_standing(self, standing: StandingQuery, timeout_s: float) -> None:
         self._check_usable()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._put(standing)
+                await self._send_query(standing)
                 await standing.wait_for_first()
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
-            self._give_up(standing)
+            self._cancel_query(standing)
             raise deadline_error(timeout_s) from None
 
-    async def _answer(self, question: _Question, timeout_s: float) -> Answer:
+    async def _wait_for_answer(self, question: _PendingQuery, timeout_s: float) -> Answer:
         try:
             async with asyncio.timeout(timeout_s):  # around a future: cancelling a read would end the call
-                return await self._ask(question)
+                return await self._send_and_wait(question)
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
             raise deadline_error(timeout_s) from None
         finally:
-            self._give_up(question)
+            self._cancel_query(question)
 
     async def close(self) -> None:
         """Waits until the queries in flight are answered, then ends the stream. Idempotent."""
         if self._closed:
             return
         self._check_open()
-        await self._until(lambda: not self._waiting())
+        await self._wait_until(lambda: not self._has_waiting())
         self._closing = True
         if self._connected:
-            self._push(pb.RecallRequest(close=pb.RecallClose()))
-            await self._until(lambda: not self._connected)
+            self._push_request(pb.RecallRequest(close=pb.RecallClose()))
+            await self._wait_until(lambda: not self._connected)
         self._closed = True  # nothing is in flight, so there is no need to reconnect
-        self._failed(StreamClosed("the stream is closed"))  # ends the standing queries
+        self._on_failed(StreamClosed("the stream is closed"))  # ends the standing queries
 
-    async def _ask(self, question: _Question) -> Answer:
-        await self._put(question)
+    async def _send_and_wait(self, question: _PendingQuery) -> Answer:
+        await self._send_query(question)
         return await question.answer
 
-    async def _put(self, question: _Question | StandingQuery) -> None:
+    async def _send_query(self, question: _PendingQuery | StandingQuery) -> None:
         """Sends a query once fewer than the limit are in flight."""
         self._check_usable()
-        await self._until(lambda: len(self._asked) < self._in_flight_max)
+        await self._wait_until(lambda: len(self._open_queries) < self._in_flight_max)
         self._check_usable()
-        if self._asked.setdefault(question.query.query_id, question) is question:
-            self._push(pb.RecallRequest(query=question.query))
+        if self._open_queries.setdefault(question.query.query_id, question) is question:
+            self._push_request(pb.RecallRequest(query=question.query))
 
-    def _waiting(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Whether a caller waits for an answer."""
-        return any(isinstance(question, _Question) or question.answer is None for question in self._asked.values())
+        return any(
+            isinstance(question, _PendingQuery) or question.answer is None for question in self._open_queries.values()
+        )
 
-    def _give_up(self, question: _Question | StandingQuery) -> None:
+    def _cancel_query(self, question: _PendingQuery | StandingQuery) -> None:
         query_id = question.query.query_id
-        if self._asked.pop(query_id, None) is not None:
-            if question in self._again:
-                self._again.remove(question)
+        if self._open_queries.pop(query_id, None) is not None:
+            if question in self._to_resend:
+                self._to_resend.remove(question)
             else:
-                self._push(pb.RecallRequest(cancel=pb.RecallCancel(query_id=query_id)))
-            self._notify()
+                self._push_request(pb.RecallRequest(cancel=pb.RecallCancel(query_id=query_id)))
+            self._notify_waiters()
 
-    def _notify(self) -> None:
-        super()._notify()
-        while self._again and len(self._asked) - len(self._again) < self._in_flight_max:
-            self._push(pb.RecallRequest(query=self._again.popleft().query))
+    def _notify_waiters(self) -> None:
+        super()._notify_waiters()
+        while self._to_resend and len(self._open_queries) - len(self._to_resend) < self._in_flight_max:
+            self._push_request(pb.RecallRequest(query=self._to_resend.popleft().query))
 
-    def _push(self, request: pb.RecallRequest) -> None:
+    def _push_request(self, request: pb.RecallRequest) -> None:
         if not self._draining:  # else the next connection sends the queries that remain
             self._outbox.append(request)
             self._work.set()
 
-    def _failed(self, error: MemstreamError) -> None:
-        for question in self._asked.values():
-            question.failed(error)
-        self._asked.clear()
-        self._again.clear()
+    def _on_failed(self, error: MemstreamError) -> None:
+        for question in self._open_queries.values():
+            question.fail_query(error)
+        self._open_queries.clear()
+        self._to_resend.clear()
 
-    def _call(self) -> _Call:
+    def _start_call(self) -> _Call:
         return self._link.streams.Recall(metadata=self._link.metadata(self.memory))
 
-    async def _open(self, call: _Call) -> None:
+    async def _open_connection(self, call: _Call) -> None:
         opening = pb.RecallOpen(
             namespace=self.memory.namespace, memory=self.memory.name, session=self.session, done_in_recollections=True
         )
@@ -201,28 +203,28 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._in_flight_max = answer.opened.limits.queries_in_flight_max or IN_FLIGHT_MAX
         self._draining = False
         self._outbox.clear()
-        for question in self._asked.values():
-            question.again()
-        self._again = deque(self._asked.values())
+        for question in self._open_queries.values():
+            question.prepare_resend()
+        self._to_resend = deque(self._open_queries.values())
         self._connected = True
 
-    async def _connection(self, backoff: Backoff) -> None:
+    async def _run_connection(self, backoff: Backoff) -> None:
         if not self._closing or self._error is not None:
-            await super()._connection(backoff)
+            await super()._run_connection(backoff)
 
-    async def _read(self, call: _Call, backoff: Backoff) -> None:
-        while (response := await self._response(call)) is not None:
-            if self._take(response, call):
+    async def _read_responses(self, call: _Call, backoff: Backoff) -> None:
+        while (response := await self._read_response(call)) is not None:
+            if self._handle_response(response, call):
                 backoff.mark_progress()
 
-    async def _response(self, call: _Call) -> pb.RecallResponse | None:
+    async def _read_response(self, call: _Call) -> pb.RecallResponse | None:
         """The next response; None when the server has ended a closed stream."""
         if not self._closing:
             return await read_message(call)
         message = await call.read()
         return message if isinstance(message, pb.RecallResponse) else None
 
-    def _disconnected(self) -> None:
+    def _on_disconnected(self) -> None:
         self._connected = False
 
     def _is_last(self, request: pb.RecallRequest) -> bool:
@@ -231,64 +233,68 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     def _next_request(self) -> pb.RecallRequest | None:
         return self._outbox.popleft() if self._outbox else None
 
-    def _take(self, response: pb.RecallResponse, call: _Call) -> bool:
+    def _handle_response(self, response: pb.RecallResponse, call: _Call) -> bool:
         """Handles one response and returns whether it ended a query. Raises ShuttingDown when it is time to
         reconnect."""
         kind = response.WhichOneof("message")
         if kind == "recollections":
-            self._continued(response.recollections)
+            self._add_part(response.recollections)
         elif kind == "done":  # from an older server
-            self._answered(response.done)
+            self._complete_query(response.done)
         elif kind == "failed":
-            self._refused(response.failed)
+            self._fail_query(response.failed)
         elif kind == "going_away":
-            self._drain(response.going_away, call)
-        if self._draining and not self._waiting():
+            self._drain_connection(response.going_away, call)
+        if self._draining and not self._has_waiting():
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
         return kind in ("done", "failed") or response.recollections.HasField("done")
 
-    def _continued(self, part: pb.Recollections) -> None:
-        question = self._asked.get(part.query_id)
+    def _add_part(self, part: pb.Recollections) -> None:
+        question = self._open_queries.get(part.query_id)
         if question is not None:
-            question.continued(part)
+            question.add_part(part)
         if part.HasField("done"):
-            self._answered(part.done)
+            self._complete_query(part.done)
 
-    def _answered(self, done: pb.RecallDone) -> None:
-        question = self._asked.get(done.query_id)
+    def _complete_query(self, done: pb.RecallDone) -> None:
+        question = self._open_queries.get(done.query_id)
         if question is None:
             return
-        if isinstance(question, _Question):
-            del self._asked[done.query_id]
-        question.answered(done)
-        self._notify()
+        if isinstance(question, _PendingQuery):
+            del self._open_queries[done.query_id]
+        question.complete_answer(done)
+        self._notify_waiters()
 
-    def _refused(self, failed: pb.RecallFailed) -> None:
-        question, error = self._asked.get(failed.query_id), error_from_status(failed.status)
+    def _fail_query(self, failed: pb.RecallFailed) -> None:
+        question, error = self._open_queries.get(failed.query_id), error_from_status(failed.status)
         if question is None:
             return
         if isinstance(question, StandingQuery) and question.answer is not None and is_cut(error):
-            delay_s = AGAIN_S if error.retry_after is None else error.retry_after
-            asyncio.get_running_loop().call_later(delay_s, self._ask_again, question, self.connections)
+            delay_s = RESEND_DELAY_S if error.retry_after is None else error.retry_after
+            asyncio.get_running_loop().call_later(delay_s, self._resend_standing, question, self.connections)
             return
-        del self._asked[failed.query_id]
-        question.failed(error)
-        self._notify()
+        del self._open_queries[failed.query_id]
+        question.fail_query(error)
+        self._notify_waiters()
 
-    def _ask_again(self, standing: StandingQuery, connection: int) -> None:
+    def _resend_standing(self, standing: StandingQuery, connection: int) -> None:
         """Resends a standing query, unless a new connection has done so."""
-        if self._asked.get(standing.query.query_id) is standing and self.connections == connection and self._connected:
-            standing.again()
-            self._push(pb.RecallRequest(query=standing.query))
+        if (
+            self._open_queries.get(standing.query.query_id) is standing
+            and self.connections == connection
+            and self._connected
+        ):
+            standing.prepare_resend()
+            self._push_request(pb.RecallRequest(query=standing.query))
 
-    def _drain(self, going_away: pb.GoingAway, call: _Call) -> None:
+    def _drain_connection(self, going_away: pb.GoingAway, call: _Call) -> None:
         # Queries are safe to repeat: those not answered during the grace period go to the next server.
         self._draining = True
         grace_s = going_away.grace.seconds + going_away.grace.nanos / 1e9
         asyncio.get_running_loop().call_later(min(grace_s, 1.0), call.cancel)
 
 
-def _timed(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
+def _with_timeout(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
     """Sets the timeout at which the server stops the query; not for one that has expired."""
     if timeout_s > 0:
         query.timeout.FromTimedelta(timedelta(seconds=max(timeout_s, 1e-6)))

@@ -89,7 +89,7 @@ class StandingQuery:
 
     async def aclose(self) -> None:
         """Ends the query; further iteration raises StreamClosed. Idempotent."""
-        self.failed(StreamClosed("the standing query is closed"))
+        self.fail_query(StreamClosed("the standing query is closed"))
         self._handed = self.answer
         self._give_up(self)
 
@@ -106,28 +106,28 @@ class StandingQuery:
             self._changed.clear()
             await self._changed.wait()
 
-    def again(self) -> None:
+    def prepare_resend(self) -> None:
         """Prepares for resending on a new connection, which sends the whole answer."""
         self._parts.clear()
         self._known.clear()
 
-    def continued(self, part: pb.Recollections) -> None:
+    def add_part(self, part: pb.Recollections) -> None:
         """Adds a part of the answer, or of a change."""
         self._parts.append(part)
 
-    def answered(self, done: pb.RecallDone) -> None:
+    def complete_answer(self, done: pb.RecallDone) -> None:
         """Completes the answer, or a change. Raises ProtocolViolation if it ranks a fragment that was never sent."""
-        told = answer_from_wire(self._parts, done)
+        received = answer_from_wire(self._parts, done)
         self._parts.clear()
-        known = self._known | {hit.fragment.id: hit for hit in told.recollections}
+        known = self._known | {hit.fragment.id: hit for hit in received.recollections}
         if missing := [id_ for id_ in done.ranking_ids if id_ not in known]:
             raise ProtocolViolation(f"the server ranks fragments that it has not sent: {', '.join(missing[:3])}")
         ranked = tuple(replace(known[id_], rank=rank) for rank, id_ in enumerate(done.ranking_ids, 1))
         self._known = {hit.fragment.id: hit for hit in ranked}
-        self.answer = replace(told, recollections=ranked)
+        self.answer = replace(received, recollections=ranked)
         self._changed.set()
 
-    def failed(self, error: MemstreamError) -> None:
+    def fail_query(self, error: MemstreamError) -> None:
         """Ends the query with an error."""
         if self._error is None:
             self._error = error
@@ -136,15 +136,19 @@ class StandingQuery:
 
 def _answer_change(before: Answer | None, now: Answer) -> AnswerChange | None:
     """The change from one answer to the next; None if nothing that a reader would notice changed."""
-    held = {hit.fragment.id: _version(hit) for hit in before or ()}
-    holds = {hit.fragment.id: _version(hit) for hit in now}
-    if before is not None and list(held.items()) == list(holds.items()) and bool(before.degraded) is bool(now.degraded):
+    before_versions = {hit.fragment.id: _version(hit) for hit in before or ()}
+    now_versions = {hit.fragment.id: _version(hit) for hit in now}
+    if (
+        before is not None
+        and list(before_versions.items()) == list(now_versions.items())
+        and bool(before.degraded) is bool(now.degraded)
+    ):
         return None
     return AnswerChange(
         answer=now,
-        entered=tuple(hit for hit in now if hit.fragment.id not in held),
-        changed=tuple(hit for hit in now if held.get(hit.fragment.id, _version(hit)) != _version(hit)),
-        retracted=tuple(id_ for id_ in held if id_ not in holds),
+        entered=tuple(hit for hit in now if hit.fragment.id not in before_versions),
+        changed=tuple(hit for hit in now if before_versions.get(hit.fragment.id, _version(hit)) != _version(hit)),
+        retracted=tuple(id_ for id_ in before_versions if id_ not in now_versions),
     )
 
 

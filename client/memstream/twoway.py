@@ -43,11 +43,11 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         if self._task is not None:
             raise StreamClosed("a stream can be opened only once; create another one from the memory")
         self._link.check_open()
-        self._task = asyncio.create_task(self._run(), name=f"memstream {type(self).__name__} {self.memory}")
+        self._task = asyncio.create_task(self._run_connections(), name=f"memstream {type(self).__name__} {self.memory}")
         try:
-            await self._until(lambda: self.connections > 0)
+            await self._wait_until(lambda: self.connections > 0)
         except BaseException:
-            await self._abandon()
+            await self._abandon_stream()
             raise
         return self
 
@@ -58,7 +58,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
             if kind is None:
                 await self.close()
         finally:
-            await self._abandon()
+            await self._abandon_stream()
 
     @abstractmethod
     async def close(self) -> None:
@@ -67,15 +67,15 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     # ---- the steps of a connection
 
     @abstractmethod
-    def _call(self) -> grpc.aio.StreamStreamCall[Request, Response]:
+    def _start_call(self) -> grpc.aio.StreamStreamCall[Request, Response]:
         """A new call."""
 
     @abstractmethod
-    async def _open(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
+    async def _open_connection(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
         """Writes the first message, reads the answer and resets the state of the connection."""
 
     @abstractmethod
-    async def _read(self, call: grpc.aio.StreamStreamCall[Request, Response], backoff: Backoff) -> None:
+    async def _read_responses(self, call: grpc.aio.StreamStreamCall[Request, Response], backoff: Backoff) -> None:
         """Reads responses until the stream ends gracefully; raises the error that broke it."""
 
     @abstractmethod
@@ -89,10 +89,10 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def _may_send(self) -> None:
         """Waits while the server has paused the stream."""
 
-    def _disconnected(self) -> None:
+    def _on_disconnected(self) -> None:
         """Called when the connection has ended."""
 
-    def _failed(self, error: MemstreamError) -> None:
+    def _on_failed(self, error: MemstreamError) -> None:
         """Called when the stream ends: every pending request fails with `error`."""
 
     # ---- lifecycle
@@ -109,7 +109,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         if self._closing:
             raise StreamClosed("the stream is closed")
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
+    async def _wait_until(self, ready: Callable[[], bool]) -> None:
         while not ready():
             if self._error is not None:
                 raise self._error
@@ -117,54 +117,54 @@ class TwoWayStream(ABC, Generic[Request, Response]):
                 raise StreamClosed("the stream is closed")
             await self._changed.wait()
 
-    def _notify(self) -> None:
+    def _notify_waiters(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def _run(self) -> None:
+    async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await repeat_until_done(lambda: self._connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
         except MemstreamError as error:
-            self._fail(error)
+            self._fail_stream(error)
         except asyncio.CancelledError:
-            self._fail(StreamClosed("the event loop of the stream has ended"))
+            self._fail_stream(StreamClosed("the event loop of the stream has ended"))
             raise
 
-    def _fail(self, error: MemstreamError) -> None:
+    def _fail_stream(self, error: MemstreamError) -> None:
         if self._error is None and not self._closed:
             self._error = error
-            self._failed(error)
-        self._notify()
+            self._on_failed(error)
+        self._notify_waiters()
 
-    async def _abandon(self) -> None:
-        self._fail(StreamClosed("the stream was abandoned"))  # first: the awaits below may be cancelled
+    async def _abandon_stream(self) -> None:
+        self._fail_stream(StreamClosed("the stream was abandoned"))  # first: the awaits below may be cancelled
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _connection(self, backoff: Backoff) -> None:
+    async def _run_connection(self, backoff: Backoff) -> None:
         if self._error is not None:
             raise self._error
         with self._link.traced(type(self).__name__.removesuffix("Stream")):
-            call = self._call()
+            call = self._start_call()
             writer: asyncio.Task[None] | None = None
             try:
-                await self._open(call)
+                await self._open_connection(call)
                 self.connections += 1
-                self._notify()
+                self._notify_waiters()
                 backoff.mark_opened()
-                writer = asyncio.create_task(self._write(call))
-                await self._read(call, backoff)
+                writer = asyncio.create_task(self._write_requests(call))
+                await self._read_responses(call, backoff)
             finally:
                 call.cancel()  # dropping the reference would leave the server's handler running
-                self._disconnected()
-                self._notify()
+                self._on_disconnected()
+                self._notify_waiters()
                 if writer is not None:
                     writer.cancel()
                     await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
+    async def _write_requests(self, call: grpc.aio.StreamStreamCall[Request, Response]) -> None:
         try:
             while True:
                 request = self._next_request()
@@ -180,5 +180,5 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             return  # the reader reports the status
         except Exception as defect:
-            self._fail(translate_error(defect))
+            self._fail_stream(translate_error(defect))
             call.cancel()

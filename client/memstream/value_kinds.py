@@ -273,8 +273,8 @@ class Either(Kind):
         next(kind for kind in self._kinds if kind.takes(value)).check_inside(path, value)
 
     def describe(self, value: object) -> str:
-        said = [kind.describe(value) for kind in self._kinds]
-        return next((text for text in said if text != show_value(value)), show_value(value))
+        descriptions = [kind.describe(value) for kind in self._kinds]
+        return next((text for text in descriptions if text != show_value(value)), show_value(value))
 
 
 class Hidden(Kind):

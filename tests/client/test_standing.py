@@ -42,7 +42,7 @@ async def test_change_is_difference_of_answers(memory: memstream.Memory, server:
     server.told = [[change("a", "b", new="ab"), change("c", "b", new="cb", revision=2)]]
     async with memory.recall() as recalls, recalls.subscribe("what?", limit=2) as standing:
         await until(lambda: standing.answer is not None and standing.answer.revision == 2)
-        assert seen(await anext(standing)) == ("cb", "cb", "", ""), "whoever reads slowly reads less"
+        assert seen(await anext(standing)) == ("cb", "cb", "", ""), "a slow reader gets combined changes"
     (query,) = server.queries
     assert (query.text, query.limit, query.subscribe) == ("what?", 2, True)
     await until(lambda: server.cancelled == [query.query_id])
@@ -52,8 +52,8 @@ async def test_change_has_entered_changed_and_retracted(memory: memstream.Memory
     server.told = [[change("a", "b", new="ab")]]
     async with memory.recall() as recalls, recalls.subscribe("what?") as standing:
         assert seen(await anext(standing)) == ("ab", "ab", "", "")
-        standing.continued(change("b", "c", new="bc", revision=2).recollections)
-        standing.answered(change("b", "c", revision=2).recollections.done)
+        standing.add_part(change("b", "c", new="bc", revision=2).recollections)
+        standing.complete_answer(change("b", "c", revision=2).recollections.done)
         told = await anext(standing)
         assert seen(told) == ("bc", "c", "b", "a")
         assert [hit.rank for hit in told.answer] == [1, 2]
@@ -118,8 +118,8 @@ async def test_waiting_may_be_cancelled_and_resumed(memory: memstream.Memory, se
         await anext(standing)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(standing), 0.05)
-        standing.continued(change("b", new="b", revision=2).recollections)
-        standing.answered(change("b", revision=2).recollections.done)
+        standing.add_part(change("b", new="b", revision=2).recollections)
+        standing.complete_answer(change("b", revision=2).recollections.done)
         assert seen(await anext(standing)) == ("b", "b", "", "a")
 
 

@@ -112,8 +112,8 @@ class RemoteMemory(Memory):
         alpha, beta and gamma weigh recency, relevance and importance; None means the policy's.
         """
         answer = await _run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
-        held = {fragment.id for fragment in answer.working_memory}
-        recalled = [hit.fragment for hit in answer if hit.fragment.id not in held]
+        working_ids = {fragment.id for fragment in answer.working_memory}
+        recalled = [hit.fragment for hit in answer if hit.fragment.id not in working_ids]
         return self._to_dbgpt([*recalled, *answer.working_memory])
 
     async def clear(self) -> list[AgentMemoryFragment]:

@@ -154,5 +154,5 @@ def remembered_fields(fragment: Fragment) -> dict[str, Any]:
 def _structured_text(step: Structured | None) -> str:
     if step is None:
         return ""
-    said = ((name, getattr(step, name)) for name in step.__dataclass_fields__)
-    return "\n".join(f"{name}: {text}" for name, text in said if text)
+    parts = ((name, getattr(step, name)) for name in step.__dataclass_fields__)
+    return "\n".join(f"{name}: {text}" for name, text in parts if text)

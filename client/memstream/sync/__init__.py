@@ -8,6 +8,14 @@
 
 All clients share one event loop on one background thread (grpc.aio supports one per process); they may be used from any
 other thread, but not after a fork. A program with its own event loop uses the asynchronous SDK.
+
+Modules:
+memory: Memory and its fragment listing.
+streams: the Observe, Recall and Watch streams, and standing queries.
+conversations: conversations and their watch.
+iterated: the base of blocking iterators.
+loop: the background event loop.
+agent: AgentMemory.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ def _list_fragments(
     async def listed(client: Client) -> bool:
         def row(item: Fragment) -> None:
             tier = item.tier.value if item.tier else ""
-            said = (escape_line(each, 40) for each in (item.speaker, item.session))
+            origin = (escape_line(each, 40) for each in (item.speaker, item.session))
             content = escape_line(fragment_text(item), _WORDS_SHOWN)
-            grid.add_row(item.id, tier, format_time(item.observe_time), *said, f"{item.importance:.2f}", content)
+            grid.add_row(item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content)
 
         listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page_size(most))
         return await _emit_items(listing, most, as_json, row)

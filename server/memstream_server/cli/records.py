@@ -86,8 +86,8 @@ def parse_record(text: str) -> Observation | Malformed:
     if not isinstance(value, dict):
         return Malformed(f"is {_describe_type(value)}, not a JSON object")
     try:
-        said = _parse_fields(value)  # before the body, to report a misspelt "text"
-        observation = Observation(_parse_body(value), **said)
+        parsed = _parse_fields(value)  # before the body, to report a misspelt "text"
+        observation = Observation(_parse_body(value), **parsed)
         observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
         return Malformed(str(error))
@@ -108,7 +108,7 @@ def _parse_body(value: Mapping[str, Any]) -> str | Structured:
 
 
 def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for key, item in value.items():
         if key in BODIES or item is None:
             continue
@@ -118,10 +118,10 @@ def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
                 f"{key!r} is not a field of an observation (those are {known}); put other values into metadata"
             )
         name, read = FIELDS[key]
-        if name in said:
+        if name in parsed:
             raise ValueError(f"{name} is given twice")
-        said[name] = read(key, item)
-    return said
+        parsed[name] = read(key, item)
+    return parsed
 
 
 def _describe_type(value: object) -> str:

@@ -30,10 +30,10 @@ _OF_THE_CLIENT = {
 """Variables of other commands: not settings, so they cause no warning."""
 
 _GC_THRESHOLDS = (1_000, 3, 700)
-"""New containers before the young are collected, and how many collections of the younger come before one of the older:
-an observation makes a hundred containers and hardly a cycle, and what is imported is not garbage. Small and often: of
-5,000 a collection held everything up for 5 ms, of 1,000 for one, and of what ten of these leave for 15; the oldest stay
-as rare as one in two million."""
+"""Garbage collector thresholds: new containers before a young collection, then collections per older generation.
+An observation allocates a hundred containers and hardly any cycles, and imported modules are not garbage. A young
+collection of 5,000 containers paused the process for 5 ms, of 1,000 for 1 ms; a middle one, after ten of these, for
+15 ms. The oldest generation runs as rarely as once per two million containers."""
 
 _HELP = """Run a server until SIGTERM or SIGINT, then let its streams finish and stop.
 

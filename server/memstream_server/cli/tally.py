@@ -50,6 +50,6 @@ class Tally:
     def problems(self) -> list[Problem]:
         """Malformed and rejected lines in order: the first 1,000 malformed, the last 1,000 rejected."""
         refused = () if self.stream is None else self.stream.rejected
-        found = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
-        said = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in found]
-        return sorted([*self.malformed, *said], key=lambda problem: problem.line)
+        located = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
+        problems = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in located]
+        return sorted([*self.malformed, *problems], key=lambda problem: problem.line)
