@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 
 test: $(STAMP)  ## the tests that need Python alone
 	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (BASE=main for all since main)
+	$(BIN)/python -m scripts.quick_tests $(BASE)
 
 test-all: $(STAMP)  ## the tests that need another toolchain; each one that cannot run says why
 	@if [ ! -d tests/toolchains ]; then echo "test-all: there are no tests of other toolchains yet"; exit 0; fi; \

@@ -11,6 +11,7 @@ import ast
 import io
 import re
 import subprocess
+import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -135,11 +136,26 @@ def single_importer_modules(imports: dict[str, set[str]]) -> list[str]:
     )
 
 
+def print_circles(imports: dict[str, set[str]]) -> bool:
+    """Whether there are import circles; prints them."""
+    circles = import_circles(imports)
+    print(f"import circles: {len(circles)}")
+    for circle in circles:
+        print(f"  {len(circle)}: {', '.join(circle)}")
+    return bool(circles)
+
+
 def main() -> None:
     """Print the rows, then circles and single importers of server and client."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="trees to measure, relative to the repository")
-    paths = parser.parse_args().paths or TREES
+    parser.add_argument(
+        "--circles", action="store_true", help="only look for import circles; exit code 1 if there are any"
+    )
+    given = parser.parse_args()
+    if given.circles:
+        sys.exit(print_circles(module_imports()))
+    paths = given.paths or TREES
     print(HEAD)
     print("|" + "---|" * (HEAD.count("|") - 1))
     for path in paths:
@@ -148,10 +164,8 @@ def main() -> None:
             figures.add_file(file)
         print(figures.row(path))
     imports = module_imports()
-    circles = import_circles(imports)
-    print(f"\nimport circles: {len(circles)}")
-    for circle in circles:
-        print(f"  {len(circle)}: {', '.join(circle)}")
+    print()
+    print_circles(imports)
     print(f"modules of the server with a single importer: {len(single_importer_modules(imports))}")
 
 
