@@ -155,7 +155,7 @@ async def test_batches_in_any_order_and_each_twice_are_taken_in_theirs(
             try:
                 answer = await stub.ObserveBatch(request, timeout=60)
             except grpc.aio.AioRpcError as error:
-                refusal = memstream.status.translate(error)
+                refusal = memstream.status.translate_error(error)
                 # Each call opens the producer anew, so that one under way at that moment may be told so instead.
                 if not isinstance(refusal, memstream.ProducerSuperseded):
                     assert isinstance(refusal, memstream.SequenceGap), refusal
