@@ -252,7 +252,7 @@ async def test_bad_input_names_the_field(
     call = method(getattr(pb, f"{rpc}Request")(namespace="bad", **request_message))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (call.read() if rpc == "WatchMessages" else call)
-    error = memstream.status.translate(caught.value)
+    error = memstream.status.translate_error(caught.value)
     assert isinstance(error, InvalidRequest)
     assert field in [violation.field for violation in error.violations]
 
