@@ -296,8 +296,13 @@ async def test_what_is_resumed_comes_in_pages(wire: Wire, real: Any, monkeypatch
     assert [page.resumed for page in pages] == sorted({page.resumed for page in pages})
 
 
-async def test_bad_known_sequence_is_refused(wire: Wire) -> None:
-    error = await refused(wire.observe(known_sequence=-1))
+async def test_largest_known_sequence_opens_a_stream(wire: Wire) -> None:
+    assert (await wire.observe(outcomes=True, known_sequence=2**63 - 2)).opened.received == 0
+
+
+@pytest.mark.parametrize("known", [-1, 2**63 - 1])
+async def test_bad_known_sequence_is_refused(wire: Wire, known: int) -> None:
+    error = await refused(wire.observe(known_sequence=known))
     assert (error.code, list(error.fields)) == (INVALID, ["open.known_sequence"])
 
 

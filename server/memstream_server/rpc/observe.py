@@ -65,10 +65,16 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
         identifier(found, "open.session", given.session, limits),
         ACK_LEVELS.read(found, "open.ack_level", given.ack_level, AckLevel.STORED),
         given.outcomes,
-        not_negative(found, "open.known_sequence", given.known_sequence) if given.HasField("known_sequence") else None,
+        _read_known_sequence(found, given.known_sequence) if given.HasField("known_sequence") else None,
     )
     found.check()
     return opening
+
+
+def _read_known_sequence(found: Violations, known: int) -> int:
+    if known >= SEQUENCE_MAX:  # the number after it must fit into the response
+        found.add("open.known_sequence", f"is {known}: numbers end before {SEQUENCE_MAX}")
+    return not_negative(found, "open.known_sequence", known)
 
 
 def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
