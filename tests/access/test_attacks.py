@@ -20,7 +20,7 @@ from memstream.v1.fragment_pb2 import FragmentFilter, Observation
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.access.conftest import Guarded, guarded_files
 from tests.server.conftest import QUICK, MakeServer, check_log, started
-from tests.support import attacks
+from tests.support import attack_connections
 from tests.support.attacking import Seen, attacking
 from tests.support.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, raw, request
 from tests.support.server import ServerProcess
@@ -146,7 +146,7 @@ async def test_gzip_messages_are_taken(attacked: Guarded, memory: memstream.Memo
     ids=["bomb", "small but many", "cut", "two members", "no gzip", "many messages", "many numbers", "no message"],
 )
 async def test_hostile_body_is_refused(attacked: Guarded, body: bytes, said: str) -> None:
-    async with attacks.channel(attacked.server.address) as channel:
+    async with attack_connections.open_channel(attacked.server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await channel.unary_unary("/memstream.v1.StreamService/ObserveBatch")(
                 body, metadata=_headers(attacked, "alice")
@@ -213,8 +213,8 @@ async def test_unfinished_message_ends_its_call(make_server: MakeServer) -> None
 
 async def test_health_watches_of_a_connection_are_bounded(attacked: Guarded) -> None:
     async with (
-        attacks.channel(attacked.server.address) as channel,
-        attacks.channel(attacked.server.address) as another,
+        attack_connections.open_channel(attacked.server.address) as channel,
+        attack_connections.open_channel(attacked.server.address) as another,
     ):
         watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"") for _ in range(40)]
         seen = await asyncio.gather(*(_first(watch) for watch in watches))
@@ -237,7 +237,7 @@ async def _first(watch: Any) -> str:
 
 
 async def _health(address: str) -> bytes:
-    async with attacks.channel(address) as channel:
+    async with attack_connections.open_channel(address) as channel:
         answer: bytes = await channel.unary_unary(CHECK)(b"")
         return answer
 
@@ -257,12 +257,15 @@ async def test_honest_calls_survive_thousands_that_wait(make_server: MakeServer)
     """By default gRPC core ends some of the calls that wait for Python at random, with CANCELLED."""
     server = await started(make_server())
     whole = b"".join(
-        frame(HEADERS, END_HEADERS, stream, request(CHECK)) + frame(DATA, END_STREAM, stream, attacks.message(b""))
+        frame(HEADERS, END_HEADERS, stream, request(CHECK))
+        + frame(DATA, END_STREAM, stream, attack_connections.grpc_message(b""))
         for stream in range(1, 501, 2)
     )
-    async with AsyncExitStack() as stack, attacks.channel(server.address) as honest:
+    async with AsyncExitStack() as stack, attack_connections.open_channel(server.address) as honest:
         await honest.unary_unary(CHECK)(b"")
-        connections = [await stack.enter_async_context(attacks.connected(server.address)) for _ in range(16)]
+        connections = [
+            await stack.enter_async_context(attack_connections.open_connection(server.address)) for _ in range(16)
+        ]
         os.kill(server.pid, signal.SIGSTOP)
         try:
             for connection in connections:

@@ -212,7 +212,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "receipts of nobody": (
         "receipts",
-        "no producer here",
+        "is not a producer of this memory",
         _sql("DELETE FROM producers WHERE name = 'sam'"),
     ),
     "too few hashes": (

@@ -12,7 +12,7 @@ from memstream.v1 import memory_service_pb2, stream_service_pb2
 from memstream.v1.fragment_pb2 import FragmentFilter, MetadataCondition, MetadataValue, Observation
 from memstream_server.rpc.request_reader import ByteBudget
 from memstream_server.rpc.wire.scan import exceeds_fields, may_exceed, sub_messages
-from tests.support.attacks import field, varint
+from tests.support.attack_messages import encode_field, encode_varint
 
 OBSERVE = stream_service_pb2.ObserveBatchRequest.DESCRIPTOR
 RECALL = stream_service_pb2.RecallOnceRequest.DESCRIPTOR
@@ -69,9 +69,16 @@ def test_fields_are_counted_at_every_level(message: Message, fields: int) -> Non
 
 
 def test_unknown_fields_and_groups_count() -> None:
-    unknown = varint(500 << 3) + b"\x01" + varint(501 << 3 | 1) + bytes(8) + varint(502 << 3 | 5) + bytes(4)
-    group = varint(503 << 3 | 3) + varint(503 << 3 | 4)
-    assert fields_of(unknown * 10 + group * 10 + field(504, b"\x0a\x00" * 50)) == 30 + 20 + 1
+    unknown = (
+        encode_varint(500 << 3)
+        + b"\x01"
+        + encode_varint(501 << 3 | 1)
+        + bytes(8)
+        + encode_varint(502 << 3 | 5)
+        + bytes(4)
+    )
+    group = encode_varint(503 << 3 | 3) + encode_varint(503 << 3 | 4)
+    assert fields_of(unknown * 10 + group * 10 + encode_field(504, b"\x0a\x00" * 50)) == 30 + 20 + 1
 
 
 def test_scan_counts_what_protobuf_parses_before_an_error() -> None:
