@@ -83,7 +83,7 @@ class Talk:
         self._draw = random.Random(seed)
         self._tasks: list[asyncio.Task[None]] = []
         self._said: Counter[str] = Counter()
-        self.memories: list[memstream.AgentMemory] = []
+        self.memories: list[memstream.Memory] = []
         self.producers: list[Producer] = []
         self.calls = 0
         self.failed: list[str] = []

@@ -49,15 +49,15 @@ def weakening_is_by_id() -> None:
 
 DEFECTS: dict[str, tuple[object, Callable[..., Any]]] = {
     "fifo_overflow": (["2", "3", "4"], core.test_fifo_overflow_promotes_the_oldest_and_nothing_twice),
-    "shared_metadata": ({"importance": 0.9}, server.test_metadata_is_of_each_fragment_and_no_filter_of_the_rest),
+    "shared_metadata": ({"importance": 0.9}, server.test_metadata_belongs_to_each_fragment),
     "frozen_now": (["2020-05-08T00:00:00"], server.test_now_is_not_the_time_the_memory_was_made),
     "access_times_lost": (True, server.test_access_times_are_kept_also_over_a_restart),
     "weights_ignored": (True, server.test_the_weights_of_a_query_count),
     "unparsable_score_deletes": (
         [[], None],
-        models.test_malformed_for_ever_stores_the_default_and_lets_dbgpt_wait,
+        models.test_malformed_ratings_store_default_or_wait_in_dbgpt,
     ),
-    "model_inside_the_lock": (True, server.test_a_model_call_blocks_no_other_memory_nor_a_read_of_its_own),
+    "model_inside_the_lock": (True, server.test_model_call_blocks_no_read_and_no_other_memory),
     "reading_feeds_copies_back": (["[0] tea", "[1] rain;[0] tea;[0] tea"], server.test_reading_feeds_no_copies_back),
     "empty_insights_crash": ("list index out of range", core.test_no_insight_is_an_answer),
     "clear_keeps": ([[], ["tea"]], server.test_clear_empties_and_deleting_deletes),

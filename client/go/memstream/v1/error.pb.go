@@ -23,12 +23,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
-// as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
-// grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
+// The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel as
+// google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+// grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
 //
-// `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
-// never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+// `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
+// and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
 type ErrorReason int32
 
 const (
@@ -45,28 +45,24 @@ const (
 	// Metadata: expected_sequence.
 	// Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
 	ErrorReason_ERROR_REASON_SEQUENCE_GAP ErrorReason = 3
-	// FAILED_PRECONDITION. A sequence number came again with other content.
-	// Metadata: sequence.
-	// Example: two processes share a producer name. What to do: give each its own.
+	// FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
+	// share a producer name. What to do: give each its own.
 	ErrorReason_ERROR_REASON_SEQUENCE_CONFLICT ErrorReason = 4
 	// INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request.
 	ErrorReason_ERROR_REASON_ROUTING_MISMATCH ErrorReason = 5
-	// NOT_FOUND. No memory of that name. What to do: create it.
-	// Metadata: namespace, memory.
+	// NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory.
 	ErrorReason_ERROR_REASON_MEMORY_NOT_FOUND ErrorReason = 6
-	// NOT_FOUND. No fragment of that id or external_id.
-	// Metadata: id (the one asked for, also an external_id).
+	// NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request).
 	ErrorReason_ERROR_REASON_FRAGMENT_NOT_FOUND ErrorReason = 7
-	// NOT_FOUND. No operation of that id, or it ended long ago.
-	// Metadata: id.
+	// NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id.
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
-	// NOT_FOUND. No such conversation, message or plan.
-	// Metadata: conversation.
+	// NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation.
 	ErrorReason_ERROR_REASON_CONVERSATION_NOT_FOUND ErrorReason = 9
-	// ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-	// name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
+	// ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
+	// name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
+	// request).
 	ErrorReason_ERROR_REASON_MEMORY_EXISTS ErrorReason = 10
-	// ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request.
+	// ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request.
 	ErrorReason_ERROR_REASON_REQUEST_ID_CONFLICT ErrorReason = 11
 	// ABORTED. The etag given is not the current one. What to do: read again, then decide.
 	// Metadata: etag (the current one).
@@ -75,15 +71,14 @@ const (
 	ErrorReason_ERROR_REASON_PRODUCER_SUPERSEDED ErrorReason = 13
 	// RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored.
 	ErrorReason_ERROR_REASON_BACKLOG_FULL ErrorReason = 14
-	// RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads go on. What to do: free space.
+	// RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space.
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 15
-	// RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows.
+	// RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows.
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
-	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
-	// Example: the memory has as many fragments as it may; such an observation is rejected.
-	// What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
-	// Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
-	// to watch again).
+	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
+	// memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
+	// objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+	// that is not read: where to watch again).
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
 	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
 	ErrorReason_ERROR_REASON_MODEL_UNAVAILABLE ErrorReason = 18
@@ -92,38 +87,36 @@ const (
 	ErrorReason_ERROR_REASON_JOURNAL_UNAVAILABLE ErrorReason = 19
 	// UNAVAILABLE. The server is going away. What to do: reconnect.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 20
-	// UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-	// Metadata: begun? (what was asked may have been done).
+	// UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
+	// servers. Metadata: begun? (the call may have been carried out).
 	ErrorReason_ERROR_REASON_OWNER_UNAVAILABLE ErrorReason = 21
 	// FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 22
-	// FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for.
+	// FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation.
 	ErrorReason_ERROR_REASON_KIND_MISMATCH ErrorReason = 23
-	// OUT_OF_RANGE. Events that old are no longer kept.
-	// Metadata: oldest_revision.
+	// OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision.
 	ErrorReason_ERROR_REASON_CURSOR_COMPACTED ErrorReason = 24
-	// OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments.
+	// OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
+	// from ListFragments.
 	ErrorReason_ERROR_REASON_CURSOR_VOID ErrorReason = 25
-	// DEADLINE_EXCEEDED. `min_revision` was not reached in time.
-	// Metadata: revision (the present one).
+	// DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one).
 	ErrorReason_ERROR_REASON_REVISION_NOT_REACHED ErrorReason = 26
 	// UNIMPLEMENTED. This server does not have that capability.
 	// Metadata: capability.
 	ErrorReason_ERROR_REASON_CAPABILITY_MISSING ErrorReason = 27
-	// UNAUTHENTICATED. No identity, or one that is not accepted.
+	// UNAUTHENTICATED. The call has no credential, or one that is not accepted.
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 28
-	// PERMISSION_DENIED. The identity may not do this in that namespace.
+	// PERMISSION_DENIED. The principal lacks the right for this in that namespace.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 29
 	// INTERNAL. A defect of the server.
 	// Metadata: incident (to look up in the server's log).
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 30
 	// NOT_FOUND. The memory was deleted while the call ran.
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
-	// INVALID_ARGUMENT. A page token was not made by this call, or with other arguments.
+	// INVALID_ARGUMENT. The page token is from another call, or the arguments differ.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
-	// INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
-	// What to do: give every query its own.
-	// Metadata: query_id.
+	// INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
+	// do: give every query its own. Metadata: query_id.
 	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
 	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
 	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 41

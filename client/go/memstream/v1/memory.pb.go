@@ -29,13 +29,13 @@ const (
 type MemoryKind int32
 
 const (
-	// Not given: HYBRID.
+	// Unset: HYBRID.
 	MemoryKind_MEMORY_KIND_UNSPECIFIED MemoryKind = 0
-	// A buffer that forgets all when it overflows.
+	// A buffer that empties when it overflows.
 	MemoryKind_MEMORY_KIND_SENSORY MemoryKind = 1
 	// The last few observations, first in first out.
 	MemoryKind_MEMORY_KIND_SHORT_TERM MemoryKind = 2
-	// The last few, strengthened by similar ones.
+	// The last few observations, enhanced by similar ones.
 	MemoryKind_MEMORY_KIND_ENHANCED_SHORT_TERM MemoryKind = 3
 	// Everything, recalled by relevance, recency and importance.
 	MemoryKind_MEMORY_KIND_LONG_TERM MemoryKind = 4
@@ -94,11 +94,11 @@ func (MemoryKind) EnumDescriptor() ([]byte, []int) {
 type Profile int32
 
 const (
-	// Not given: DEFAULT.
+	// Unset: DEFAULT.
 	Profile_PROFILE_UNSPECIFIED Profile = 0
 	// What measured best.
 	Profile_PROFILE_DEFAULT Profile = 1
-	// DB-GPT's behaviour, its defects excepted.
+	// DB-GPT's behaviour, without its defects.
 	Profile_PROFILE_DBGPT Profile = 2
 )
 
@@ -147,11 +147,11 @@ func (Profile) EnumDescriptor() ([]byte, []int) {
 type ShortTermKind int32
 
 const (
-	// Not given: the profile's.
+	// Unset: the profile's.
 	ShortTermKind_SHORT_TERM_KIND_UNSPECIFIED ShortTermKind = 0
 	// First in, first out.
 	ShortTermKind_SHORT_TERM_KIND_FIFO ShortTermKind = 1
-	// Similar observations strengthen each other.
+	// Similar observations enhance each other.
 	ShortTermKind_SHORT_TERM_KIND_ENHANCED ShortTermKind = 2
 )
 
@@ -196,11 +196,11 @@ func (ShortTermKind) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{2}
 }
 
-// What counts as a hit between a held fragment and a newcomer.
+// What counts as a hit between a short-term fragment and an observation or recollection.
 type SimilarityRule int32
 
 const (
-	// Not given: the profile's.
+	// Unset: the profile's.
 	SimilarityRule_SIMILARITY_RULE_UNSPECIFIED SimilarityRule = 0
 	// cosine >= similarity_min.
 	SimilarityRule_SIMILARITY_RULE_COSINE SimilarityRule = 1
@@ -249,11 +249,11 @@ func (SimilarityRule) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{3}
 }
 
-// Where the weakest fragment of a full enhanced short-term tier goes.
+// What happens to the weakest fragment of a full enhanced short-term tier.
 type Overflow int32
 
 const (
-	// Not given: the profile's.
+	// Unset: the profile's.
 	Overflow_OVERFLOW_UNSPECIFIED Overflow = 0
 	// To long-term.
 	Overflow_OVERFLOW_PROMOTE Overflow = 1
@@ -306,7 +306,7 @@ func (Overflow) EnumDescriptor() ([]byte, []int) {
 type RankingRule int32
 
 const (
-	// Not given: the profile's.
+	// Unset: the profile's.
 	RankingRule_RANKING_RULE_UNSPECIFIED RankingRule = 0
 	// alpha x recency + beta x relevance + gamma x importance, relevance on an absolute scale.
 	RankingRule_RANKING_RULE_ABSOLUTE RankingRule = 1
@@ -362,21 +362,21 @@ type Memory struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Its name, unique in the namespace.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Its identity: a memory made anew under the same name, or restored from a backup, has another.
+	// Its identity: a memory that is created again under the same name, or restored from a backup, has another uid.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Which tiers it has.
 	Kind MemoryKind `protobuf:"varint,4,opt,name=kind,proto3,enum=memstream.v1.MemoryKind" json:"kind,omitempty"`
 	// Its complete policy.
 	Policy *Policy `protobuf:"bytes,5,opt,name=policy,proto3" json:"policy,omitempty"`
-	// Anything its owner wants to say of it.
+	// Labels of its owner, with any meaning.
 	Labels map[string]string `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Counts committed transitions; the token for freshness (`min_revision`) and where a watch starts.
 	Revision int64 `protobuf:"varint,7,opt,name=revision,proto3" json:"revision,omitempty"`
-	// When it was made.
+	// When it was created.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// When its policy or labels last changed.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
-	// Changes whenever policy or labels do.
+	// Changes with every change of policy or labels.
 	Etag          string `protobuf:"bytes,10,opt,name=etag,proto3" json:"etag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -487,14 +487,14 @@ type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the defaults come from.
 	Profile Profile `protobuf:"varint,1,opt,name=profile,proto3,enum=memstream.v1.Profile" json:"profile,omitempty"`
-	// Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english".
+	// Snowball stemmer of its texts, for instance "english"; "auto" detects the language of each text. Default "english".
 	Language *string `protobuf:"bytes,2,opt,name=language,proto3,oneof" json:"language,omitempty"`
-	// Importance where neither client nor scorer gives one, in [0, 1]. Default 0.5.
+	// Importance if neither client nor scorer gives one, in [0, 1]. Default 0.5.
 	ImportanceDefault *float64 `protobuf:"fixed64,3,opt,name=importance_default,json=importanceDefault,proto3,oneof" json:"importance_default,omitempty"`
-	// Hold observations (they stay received) while a model is down, instead of storing them without a vector.
-	// Default false; dbgpt true.
+	// Keep observations *received* while a model is down, instead of storing them without a vector. Default false; dbgpt
+	// true.
 	WaitForModels *bool `protobuf:"varint,4,opt,name=wait_for_models,json=waitForModels,proto3,oneof" json:"wait_for_models,omitempty"`
-	// Observations between received and stored before new ones are refused, 1 to 1,000,000. Default 10,000.
+	// Maximum observations that are received but not stored; further ones are refused. 1 to 1,000,000. Default 10,000.
 	BacklogMax *int32 `protobuf:"varint,5,opt,name=backlog_max,json=backlogMax,proto3,oneof" json:"backlog_max,omitempty"`
 	// The sensory tier.
 	Sensory *SensoryPolicy `protobuf:"bytes,6,opt,name=sensory,proto3" json:"sensory,omitempty"`
@@ -506,7 +506,7 @@ type Policy struct {
 	Recall *RecallPolicy `protobuf:"bytes,9,opt,name=recall,proto3" json:"recall,omitempty"`
 	// Forgetting.
 	Retention *RetentionPolicy `protobuf:"bytes,10,opt,name=retention,proto3" json:"retention,omitempty"`
-	// Let the LLM, where the server has one, rate the importance of what the client gave none. Default true.
+	// Let the server's LLM, if any, rate observations without an importance. Default true.
 	ScoreImportance *bool `protobuf:"varint,11,opt,name=score_importance,json=scoreImportance,proto3,oneof" json:"score_importance,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -619,10 +619,10 @@ func (x *Policy) GetScoreImportance() bool {
 	return false
 }
 
-// The buffer every observation enters first.
+// The buffer that every observation enters first.
 type SensoryPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Fragments held; one more and all leave at once; 0 passes each straight through. 0 to 10,000. Default 0.
+	// Capacity: one more fragment empties the tier; 0 passes every fragment straight through. 0 to 10,000. Default 0.
 	Capacity *int32 `protobuf:"varint,1,opt,name=capacity,proto3,oneof" json:"capacity,omitempty"`
 	// Importance below which a leaving fragment is filtered, in [0, 1]. Default 0; dbgpt 0.01.
 	Threshold     *float64 `protobuf:"fixed64,2,opt,name=threshold,proto3,oneof" json:"threshold,omitempty"`
@@ -674,12 +674,12 @@ func (x *SensoryPolicy) GetThreshold() float64 {
 	return 0
 }
 
-// The tier in which similar observations strengthen each other.
+// The tier in which similar observations enhance each other.
 type ShortTermPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How a hybrid memory's short-term tier works. Default ENHANCED.
 	Kind ShortTermKind `protobuf:"varint,1,opt,name=kind,proto3,enum=memstream.v1.ShortTermKind" json:"kind,omitempty"`
-	// Fragments held, 1 to 1,000. Default 10 (FIFO 5).
+	// Capacity in fragments, 1 to 1,000. Default 10 (FIFO 5).
 	Capacity *int32 `protobuf:"varint,2,opt,name=capacity,proto3,oneof" json:"capacity,omitempty"`
 	// What counts as a hit. Default COSINE; dbgpt SIGMOID_DRAW.
 	SimilarityRule SimilarityRule `protobuf:"varint,3,opt,name=similarity_rule,json=similarityRule,proto3,enum=memstream.v1.SimilarityRule" json:"similarity_rule,omitempty"`
@@ -689,22 +689,21 @@ type ShortTermPolicy struct {
 	SimilarityThreshold *float64 `protobuf:"fixed64,5,opt,name=similarity_threshold,json=similarityThreshold,proto3,oneof" json:"similarity_threshold,omitempty"`
 	// Hits that promote a fragment, 1 to 1,000. Default 3.
 	EnhanceThreshold *int32 `protobuf:"varint,6,opt,name=enhance_threshold,json=enhanceThreshold,proto3,oneof" json:"enhance_threshold,omitempty"`
-	// Where the weakest fragment of a full enhanced tier goes. Default PROMOTE; dbgpt DROP.
+	// What happens to the weakest fragment of a full enhanced tier. Default PROMOTE; dbgpt DROP.
 	Overflow Overflow `protobuf:"varint,7,opt,name=overflow,proto3,enum=memstream.v1.Overflow" json:"overflow,omitempty"`
 	// Compare vectors of the content alone; off compares indexed vectors, at half the cost. Default true.
 	CompareContent *bool `protobuf:"varint,8,opt,name=compare_content,json=compareContent,proto3,oneof" json:"compare_content,omitempty"`
 	// On promotion the merged text becomes the content. Default false; dbgpt true.
 	MergeContent *bool `protobuf:"varint,9,opt,name=merge_content,json=mergeContent,proto3,oneof" json:"merge_content,omitempty"`
-	// A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
-	// (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
-	// metadata, the same time to live or expiry, the same observe_time and token_count where either was given, the same
-	// importance if it gives one,
-	// an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
-	// true; dbgpt false.
+	// Count a repeat on the fragment that it repeats, in any tier, instead of storing it (event REPEATED). A repeat has
+	// the same words (or structured observation), speaker and session, and brings nothing of its own: the same metadata,
+	// the same time to live or expiry, the same observe_time and token_count where either was given, the same importance
+	// if it gives one, an embedding of its own if that had one, and no external_id. The repeat restarts a time to live.
+	// Default true; dbgpt false.
 	Repeats *bool `protobuf:"varint,10,opt,name=repeats,proto3,oneof" json:"repeats,omitempty"`
-	// Words recalled in the session so recently are an echo and are not kept, unless they come with an external_id, or
-	// with metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is off, at most a day.
-	// Default 600 s; dbgpt 0.
+	// An observation of words that its session recalled within this time is an echo and is not stored, unless it has an
+	// external_id, or metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is
+	// off, at most a day. Default 600 s; dbgpt 0.
 	EchoWindow    *durationpb.Duration `protobuf:"bytes,11,opt,name=echo_window,json=echoWindow,proto3" json:"echo_window,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -817,7 +816,7 @@ func (x *ShortTermPolicy) GetEchoWindow() *durationpb.Duration {
 	return nil
 }
 
-// When and how insights are derived; nothing happens without an LLM.
+// When and how an LLM derives insights; without an LLM there are none.
 type ReflectionPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ask for an insight when enhancement promotes a fragment. Default true.
@@ -826,9 +825,9 @@ type ReflectionPolicy struct {
 	Threshold *float64 `protobuf:"fixed64,2,opt,name=threshold,proto3,oneof" json:"threshold,omitempty"`
 	// Latest long-term fragments shown to the LLM, 1 to 1,000. Default 100.
 	Fragments *int32 `protobuf:"varint,3,opt,name=fragments,proto3,oneof" json:"fragments,omitempty"`
-	// Questions asked of them, 1 to 20. Default 3.
+	// Questions about them, 1 to 20. Default 3.
 	Questions *int32 `protobuf:"varint,4,opt,name=questions,proto3,oneof" json:"questions,omitempty"`
-	// Insights asked of each question's evidence, 1 to 20. Default 5.
+	// Insights requested per question, 1 to 20. Default 5.
 	Insights *int32 `protobuf:"varint,5,opt,name=insights,proto3,oneof" json:"insights,omitempty"`
 	// Insights with at least this cosine merge, in [0, 1]. Default 0.95.
 	MergeCosine   *float64 `protobuf:"fixed64,6,opt,name=merge_cosine,json=mergeCosine,proto3,oneof" json:"merge_cosine,omitempty"`
@@ -925,21 +924,21 @@ type RecallPolicy struct {
 	Gamma *float64 `protobuf:"fixed64,6,opt,name=gamma,proto3,oneof" json:"gamma,omitempty"`
 	// Recency lost per hour, in [0, 1]. Default 0.01.
 	DecayPerHour *float64 `protobuf:"fixed64,7,opt,name=decay_per_hour,json=decayPerHour,proto3,oneof" json:"decay_per_hour,omitempty"`
-	// Part of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own.
+	// Weight of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own.
 	DenseWeight *float64 `protobuf:"fixed64,8,opt,name=dense_weight,json=denseWeight,proto3,oneof" json:"dense_weight,omitempty"`
-	// Part of the BM25 leg, in [0, 1]. Unset: the embedding model's own.
+	// Weight of the BM25 leg, in [0, 1]. Unset: the embedding model's own.
 	LexicalWeight *float64 `protobuf:"fixed64,9,opt,name=lexical_weight,json=lexicalWeight,proto3,oneof" json:"lexical_weight,omitempty"`
-	// Part of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own.
+	// Weight of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own.
 	ContextWeight *float64 `protobuf:"fixed64,10,opt,name=context_weight,json=contextWeight,proto3,oneof" json:"context_weight,omitempty"`
 	// Added to relevance when the query names exactly the fragment's speaker, in [0, 1]. Default 0.1.
 	SpeakerBonus *float64 `protobuf:"fixed64,11,opt,name=speaker_bonus,json=speakerBonus,proto3,oneof" json:"speaker_bonus,omitempty"`
-	// Relevance below which nothing is returned, in [0, 1]. Default 0.
+	// Minimum relevance, in [0, 1]. Default 0.
 	MinRelevance *float64 `protobuf:"fixed64,12,opt,name=min_relevance,json=minRelevance,proto3,oneof" json:"min_relevance,omitempty"`
-	// Whether the sensory tier is recalled. Default true; dbgpt false.
+	// Whether recall includes the sensory tier. Default true; dbgpt false.
 	Sensory *bool `protobuf:"varint,13,opt,name=sensory,proto3,oneof" json:"sensory,omitempty"`
-	// Offer what was found to short-term as recollections. Default true.
+	// Offer the recollections to short-term. Default true.
 	Reinforce *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
-	// Recollections that say the same take one place in an answer. Default true; dbgpt false.
+	// Fold recollections that say the same into one. Default true; dbgpt false.
 	Fold          *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1171,10 +1170,10 @@ func (x *RetentionPolicy) GetEventRetention() *durationpb.Duration {
 	return nil
 }
 
-// How much a memory holds, at one revision.
+// Counts of a memory, at one revision.
 type MemoryStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The revision counted at.
+	// The revision of the counts.
 	Revision int64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Fragments in sensory.
 	Sensory int64 `protobuf:"varint,2,opt,name=sensory,proto3" json:"sensory,omitempty"`
@@ -1188,11 +1187,11 @@ type MemoryStats struct {
 	Forgotten int64 `protobuf:"varint,6,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
 	// Observations received and not yet stored.
 	Backlog int64 `protobuf:"varint,7,opt,name=backlog,proto3" json:"backlog,omitempty"`
-	// Long-term fragments not yet in the vector index. Recall sees them all the same.
+	// Long-term fragments not yet in the vector index. Recall sees them.
 	Unindexed int64 `protobuf:"varint,8,opt,name=unindexed,proto3" json:"unindexed,omitempty"`
-	// Whether its working set is in the server's memory.
+	// Whether its working set is in the server's RAM.
 	Active bool `protobuf:"varint,9,opt,name=active,proto3" json:"active,omitempty"`
-	// Bytes of the server's memory its working set takes, when active.
+	// Bytes of RAM that its working set takes, if it is active.
 	ActiveBytes   int64 `protobuf:"varint,10,opt,name=active_bytes,json=activeBytes,proto3" json:"active_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Asks for a new memory.
+// Creates a memory.
 type CreateMemoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its namespace; it need not exist.
@@ -37,10 +37,10 @@ type CreateMemoryRequest struct {
 	Policy *Policy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	// Labels.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
-	// what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
+	// Return an existing memory of that name if it has the kind, the policy fields and the labels that this request sets;
+	// unset fields are not compared. Otherwise MEMORY_EXISTS names the differences.
 	ExistOk bool `protobuf:"varint,6,opt,name=exist_ok,json=existOk,proto3" json:"exist_ok,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -125,12 +125,12 @@ func (x *CreateMemoryRequest) GetRequestId() string {
 	return ""
 }
 
-// The memory made.
+// The new memory.
 type CreateMemoryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The memory.
 	Memory *Memory `protobuf:"bytes,1,opt,name=memory,proto3" json:"memory,omitempty"`
-	// False when it existed before.
+	// False if it existed before.
 	Created       bool `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -286,11 +286,11 @@ type ListMemoriesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// At most so many; 0 takes 100; at most 1,000.
+	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// From the previous answer; empty starts.
+	// From the previous answer; empty for the first page.
 	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// Only names that begin so; empty: all.
+	// Only names with this prefix; empty for all.
 	NamePrefix    string `protobuf:"bytes,4,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -412,11 +412,11 @@ func (x *ListMemoriesResponse) GetNextPageToken() string {
 // Changes a memory.
 type UpdateMemoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The memory: namespace and name say which, the masked fields what to set. An etag, if given, must be current.
+	// The memory: namespace and name select it; the fields of the mask are set. An etag, if given, must be current.
 	Memory *Memory `protobuf:"bytes,1,opt,name=memory,proto3" json:"memory,omitempty"`
 	// Paths of policy fields and labels, for instance "policy.recall.alpha", "labels".
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -528,7 +528,7 @@ type CloneMemoryRequest struct {
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The name of the new one.
 	NewMemory string `protobuf:"bytes,3,opt,name=new_memory,json=newMemory,proto3" json:"new_memory,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The namespace of the new one; empty for the same.
 	NewNamespace  string `protobuf:"bytes,5,opt,name=new_namespace,json=newNamespace,proto3" json:"new_namespace,omitempty"`
@@ -656,7 +656,7 @@ type ClearMemoryRequest struct {
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The tiers; empty for all.
 	Tiers []Tier `protobuf:"varint,3,rep,packed,name=tiers,proto3,enum=memstream.v1.Tier" json:"tiers,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -782,9 +782,9 @@ type DeleteMemoryRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Its name.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Only when its etag is this; empty for whatever.
+	// Require this etag; empty for none.
 	Etag          string `protobuf:"bytes,4,opt,name=etag,proto3" json:"etag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -888,9 +888,9 @@ func (*DeleteMemoryResponse) Descriptor() ([]byte, []int) {
 // Which namespaces to list.
 type ListNamespacesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most so many; 0 takes 100; at most 1,000.
+	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// From the previous answer; empty starts.
+	// From the previous answer; empty for the first page.
 	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1105,7 +1105,7 @@ func (x *GetMemoryStatsRequest) GetMemory() string {
 	return ""
 }
 
-// What it holds.
+// The counts of a memory.
 type GetMemoryStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The counts.
@@ -1318,13 +1318,13 @@ type ListFragmentsRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Which fragments are meant.
+	// The filter.
 	Filter *FragmentFilter `protobuf:"bytes,3,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Forgotten fragments instead of remembered ones.
+	// List forgotten fragments instead.
 	Forgotten bool `protobuf:"varint,4,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
-	// At most so many; 0 takes 100; at most 1,000.
+	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	// From the previous answer; empty starts.
+	// From the previous answer; empty for the first page.
 	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1411,7 +1411,7 @@ type ListFragmentsResponse struct {
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// The memory's revision when the page was read: where a watch may start.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Identity of the memory.
+	// The memory's uid.
 	MemoryUid     string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1484,9 +1484,9 @@ type PutFragmentRequest struct {
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The observation; its external_id is required.
 	Observation *Observation `protobuf:"bytes,3,opt,name=observation,proto3" json:"observation,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Only when there is such a fragment and its etag is this; empty for whatever.
+	// Require an existing fragment with this etag; empty for none.
 	Etag          string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1560,9 +1560,9 @@ func (x *PutFragmentRequest) GetEtag() string {
 // The fragment as put.
 type PutFragmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The fragment; unset when its memory's policy did not keep it.
+	// The fragment; unset if the memory's policy did not keep it.
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// Whether it is new: there was none of that external_id, or it had expired.
+	// Whether it is new: there was no fragment with that external_id, or it had expired.
 	Created bool `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
 	// The memory's revision.
 	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -1628,12 +1628,12 @@ type UpdateFragmentRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// The fragment: its id says which, the masked fields what to set. An etag, if given, must be current.
+	// The fragment: its id selects it; the fields of the mask are set. An etag, if given, must be current.
 	Fragment *Fragment `protobuf:"bytes,3,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". Named and not set,
-	// expire_time takes the expiry away.
+	// Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". expire_time in the mask
+	// but unset removes the expiry.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,4,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1770,7 +1770,7 @@ type ForgetFragmentsRequest struct {
 	Ids []string `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"`
 	// Or by filter, when no ids are given; an empty filter is refused.
 	Filter *FragmentFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1841,7 +1841,7 @@ func (x *ForgetFragmentsRequest) GetRequestId() string {
 	return ""
 }
 
-// The fragments are out of recall.
+// The fragments are forgotten.
 type ForgetFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many were forgotten.
@@ -1907,7 +1907,7 @@ type RestoreFragmentsRequest struct {
 	Ids []string `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"`
 	// Or by filter, when no ids are given; an empty filter is refused.
 	Filter *FragmentFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1978,8 +1978,8 @@ func (x *RestoreFragmentsRequest) GetRequestId() string {
 	return ""
 }
 
-// The fragments are recalled again, in the tier they left where it has room, else in long-term. In a kind without it
-// they stay forgotten while there is no room.
+// The fragments are restored to their former tier if it has room, else to long-term. In a kind without long-term they
+// stay forgotten while there is no room.
 type RestoreFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many were restored.
@@ -2045,7 +2045,7 @@ type EraseFragmentsRequest struct {
 	Ids []string `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"`
 	// Or by filter, when no ids are given; an empty filter is refused.
 	Filter *FragmentFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2162,14 +2162,14 @@ func (x *EraseFragmentsResponse) GetOperation() *Operation {
 	return nil
 }
 
-// Asks for a reflection.
+// Starts a reflection.
 type ReflectMemoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The memory's namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Makes a repeat of this call return the first answer.
+	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2272,7 +2272,7 @@ func (x *ReflectMemoryResponse) GetOperation() *Operation {
 	return nil
 }
 
-// What to export.
+// Starts an export.
 type ExportMemoriesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The namespace.
@@ -2343,7 +2343,7 @@ type ExportMemoriesResponse struct {
 	Lines []byte `protobuf:"bytes,1,opt,name=lines,proto3" json:"lines,omitempty"`
 	// Fragments sent so far.
 	Done int64 `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
-	// Fragments in all.
+	// Fragments in total.
 	Total         int64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2494,7 +2494,7 @@ type ImportOpen struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory to import into; empty keeps the exported names.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Makes a repeat continue where the first stopped.
+	// A repeat with the same id continues where the first stopped.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Read and validate everything, write nothing.
 	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

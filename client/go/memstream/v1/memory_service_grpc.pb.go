@@ -46,10 +46,11 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-// Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+// Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+// first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+// with a letter or digit.
 type MemoryServiceClient interface {
-	// Makes a memory.
+	// Creates a memory.
 	CreateMemory(ctx context.Context, in *CreateMemoryRequest, opts ...grpc.CallOption) (*CreateMemoryResponse, error)
 	// Reads a memory.
 	GetMemory(ctx context.Context, in *GetMemoryRequest, opts ...grpc.CallOption) (*GetMemoryResponse, error)
@@ -57,35 +58,35 @@ type MemoryServiceClient interface {
 	ListMemories(ctx context.Context, in *ListMemoriesRequest, opts ...grpc.CallOption) (*ListMemoriesResponse, error)
 	// Changes policy and labels.
 	UpdateMemory(ctx context.Context, in *UpdateMemoryRequest, opts ...grpc.CallOption) (*UpdateMemoryResponse, error)
-	// Makes a memory of the same structure and policy, without content.
+	// Creates a memory with the same structure and policy, without content.
 	CloneMemory(ctx context.Context, in *CloneMemoryRequest, opts ...grpc.CallOption) (*CloneMemoryResponse, error)
-	// Empties the tiers named, for good.
+	// Empties the named tiers for good.
 	ClearMemory(ctx context.Context, in *ClearMemoryRequest, opts ...grpc.CallOption) (*ClearMemoryResponse, error)
 	// Deletes a memory and all of its content for good.
 	DeleteMemory(ctx context.Context, in *DeleteMemoryRequest, opts ...grpc.CallOption) (*DeleteMemoryResponse, error)
 	// Lists namespaces that have memories, by name.
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
-	// Counts what a memory holds.
+	// Counts the content of a memory.
 	GetMemoryStats(ctx context.Context, in *GetMemoryStatsRequest, opts ...grpc.CallOption) (*GetMemoryStatsResponse, error)
 	// Reads a fragment.
 	GetFragment(ctx context.Context, in *GetFragmentRequest, opts ...grpc.CallOption) (*GetFragmentResponse, error)
 	// Lists fragments in order of receipt.
 	ListFragments(ctx context.Context, in *ListFragmentsRequest, opts ...grpc.CallOption) (*ListFragmentsResponse, error)
-	// Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
+	// Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
 	PutFragment(ctx context.Context, in *PutFragmentRequest, opts ...grpc.CallOption) (*PutFragmentResponse, error)
 	// Changes a fragment.
 	UpdateFragment(ctx context.Context, in *UpdateFragmentRequest, opts ...grpc.CallOption) (*UpdateFragmentResponse, error)
-	// Takes fragments out of recall, restorable within the grace.
+	// Takes fragments out of recall, restorable within the grace period.
 	ForgetFragments(ctx context.Context, in *ForgetFragmentsRequest, opts ...grpc.CallOption) (*ForgetFragmentsResponse, error)
-	// Brings forgotten fragments back.
+	// Restores forgotten fragments.
 	RestoreFragments(ctx context.Context, in *RestoreFragmentsRequest, opts ...grpc.CallOption) (*RestoreFragmentsResponse, error)
-	// Removes content and vectors from every store, the event log included, and what was derived from them: long work.
+	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
-	// Reflects now: long work.
+	// Reflects now: a long-running operation.
 	ReflectMemory(ctx context.Context, in *ReflectMemoryRequest, opts ...grpc.CallOption) (*ReflectMemoryResponse, error)
-	// Streams out a memory or a namespace as JSON lines, consistent at one revision per memory.
+	// Exports a memory or a namespace as JSON lines, consistent at one revision per memory.
 	ExportMemories(ctx context.Context, in *ExportMemoriesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportMemoriesResponse], error)
-	// Streams JSON lines of an export in: long work, resumable and idempotent.
+	// Imports the JSON lines of an export: a long-running operation, resumable and idempotent.
 	ImportMemories(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportMemoriesRequest, ImportMemoriesResponse], error)
 }
 
@@ -303,10 +304,11 @@ type MemoryService_ImportMemoriesClient = grpc.ClientStreamingClient[ImportMemor
 // All implementations must embed UnimplementedMemoryServiceServer
 // for forward compatibility.
 //
-// Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
-// Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+// Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+// first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+// with a letter or digit.
 type MemoryServiceServer interface {
-	// Makes a memory.
+	// Creates a memory.
 	CreateMemory(context.Context, *CreateMemoryRequest) (*CreateMemoryResponse, error)
 	// Reads a memory.
 	GetMemory(context.Context, *GetMemoryRequest) (*GetMemoryResponse, error)
@@ -314,35 +316,35 @@ type MemoryServiceServer interface {
 	ListMemories(context.Context, *ListMemoriesRequest) (*ListMemoriesResponse, error)
 	// Changes policy and labels.
 	UpdateMemory(context.Context, *UpdateMemoryRequest) (*UpdateMemoryResponse, error)
-	// Makes a memory of the same structure and policy, without content.
+	// Creates a memory with the same structure and policy, without content.
 	CloneMemory(context.Context, *CloneMemoryRequest) (*CloneMemoryResponse, error)
-	// Empties the tiers named, for good.
+	// Empties the named tiers for good.
 	ClearMemory(context.Context, *ClearMemoryRequest) (*ClearMemoryResponse, error)
 	// Deletes a memory and all of its content for good.
 	DeleteMemory(context.Context, *DeleteMemoryRequest) (*DeleteMemoryResponse, error)
 	// Lists namespaces that have memories, by name.
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
-	// Counts what a memory holds.
+	// Counts the content of a memory.
 	GetMemoryStats(context.Context, *GetMemoryStatsRequest) (*GetMemoryStatsResponse, error)
 	// Reads a fragment.
 	GetFragment(context.Context, *GetFragmentRequest) (*GetFragmentResponse, error)
 	// Lists fragments in order of receipt.
 	ListFragments(context.Context, *ListFragmentsRequest) (*ListFragmentsResponse, error)
-	// Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
+	// Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
 	PutFragment(context.Context, *PutFragmentRequest) (*PutFragmentResponse, error)
 	// Changes a fragment.
 	UpdateFragment(context.Context, *UpdateFragmentRequest) (*UpdateFragmentResponse, error)
-	// Takes fragments out of recall, restorable within the grace.
+	// Takes fragments out of recall, restorable within the grace period.
 	ForgetFragments(context.Context, *ForgetFragmentsRequest) (*ForgetFragmentsResponse, error)
-	// Brings forgotten fragments back.
+	// Restores forgotten fragments.
 	RestoreFragments(context.Context, *RestoreFragmentsRequest) (*RestoreFragmentsResponse, error)
-	// Removes content and vectors from every store, the event log included, and what was derived from them: long work.
+	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
-	// Reflects now: long work.
+	// Reflects now: a long-running operation.
 	ReflectMemory(context.Context, *ReflectMemoryRequest) (*ReflectMemoryResponse, error)
-	// Streams out a memory or a namespace as JSON lines, consistent at one revision per memory.
+	// Exports a memory or a namespace as JSON lines, consistent at one revision per memory.
 	ExportMemories(*ExportMemoriesRequest, grpc.ServerStreamingServer[ExportMemoriesResponse]) error
-	// Streams JSON lines of an export in: long work, resumable and idempotent.
+	// Imports the JSON lines of an export: a long-running operation, resumable and idempotent.
 	ImportMemories(grpc.ClientStreamingServer[ImportMemoriesRequest, ImportMemoriesResponse]) error
 	mustEmbedUnimplementedMemoryServiceServer()
 }

@@ -151,6 +151,8 @@ class PostgresDatabase:
         if state.startswith("23"):
             return AlreadyExists(text) if _is_taken(error) else Conflict(text)
         if _is_data_error(error):
+            if not state and "NUL" in text:  # psycopg refuses it before PostgreSQL sees it; its text holds no content
+                return JournalError("PostgreSQL cannot hold a NUL character (U+0000) in a text")
             return JournalError(f"PostgreSQL cannot hold a value of the row (SQLSTATE {state or 'unknown'})")
         if state.startswith(_FOR_GOOD):
             return Unreadable(f"the database refuses ({text}, SQLSTATE {state})")

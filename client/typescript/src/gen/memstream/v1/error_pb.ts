@@ -14,12 +14,12 @@ export const file_memstream_v1_error: GenFile = /*@__PURE__*/
   fileDesc("ChhtZW1zdHJlYW0vdjEvZXJyb3IucHJvdG8SDG1lbXN0cmVhbS52MSrhCQoLRXJyb3JSZWFzb24SHAoYRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASHgoaRVJST1JfUkVBU09OX0lOVkFMSURfRklFTEQQARIjCh9FUlJPUl9SRUFTT05fUFJPVE9DT0xfVklPTEFUSU9OEAISHQoZRVJST1JfUkVBU09OX1NFUVVFTkNFX0dBUBADEiIKHkVSUk9SX1JFQVNPTl9TRVFVRU5DRV9DT05GTElDVBAEEiEKHUVSUk9SX1JFQVNPTl9ST1VUSU5HX01JU01BVENIEAUSIQodRVJST1JfUkVBU09OX01FTU9SWV9OT1RfRk9VTkQQBhIjCh9FUlJPUl9SRUFTT05fRlJBR01FTlRfTk9UX0ZPVU5EEAcSJAogRVJST1JfUkVBU09OX09QRVJBVElPTl9OT1RfRk9VTkQQCBInCiNFUlJPUl9SRUFTT05fQ09OVkVSU0FUSU9OX05PVF9GT1VORBAJEh4KGkVSUk9SX1JFQVNPTl9NRU1PUllfRVhJU1RTEAoSJAogRVJST1JfUkVBU09OX1JFUVVFU1RfSURfQ09ORkxJQ1QQCxIeChpFUlJPUl9SRUFTT05fRVRBR19NSVNNQVRDSBAMEiQKIEVSUk9SX1JFQVNPTl9QUk9EVUNFUl9TVVBFUlNFREVEEA0SHQoZRVJST1JfUkVBU09OX0JBQ0tMT0dfRlVMTBAOEh0KGUVSUk9SX1JFQVNPTl9TVE9SQUdFX0ZVTEwQDxIgChxFUlJPUl9SRUFTT05fV0lORE9XX0VYQ0VFREVEEBASHwobRVJST1JfUkVBU09OX1FVT1RBX0VYQ0VFREVEEBESIgoeRVJST1JfUkVBU09OX01PREVMX1VOQVZBSUxBQkxFEBISJAogRVJST1JfUkVBU09OX0pPVVJOQUxfVU5BVkFJTEFCTEUQExIeChpFUlJPUl9SRUFTT05fU0hVVFRJTkdfRE9XThAUEiIKHkVSUk9SX1JFQVNPTl9PV05FUl9VTkFWQUlMQUJMRRAVEh8KG0VSUk9SX1JFQVNPTl9NT0RFTF9NSVNNQVRDSBAWEh4KGkVSUk9SX1JFQVNPTl9LSU5EX01JU01BVENIEBcSIQodRVJST1JfUkVBU09OX0NVUlNPUl9DT01QQUNURUQQGBIcChhFUlJPUl9SRUFTT05fQ1VSU09SX1ZPSUQQGRIlCiFFUlJPUl9SRUFTT05fUkVWSVNJT05fTk9UX1JFQUNIRUQQGhIjCh9FUlJPUl9SRUFTT05fQ0FQQUJJTElUWV9NSVNTSU5HEBsSIAocRVJST1JfUkVBU09OX1VOQVVUSEVOVElDQVRFRBAcEiIKHkVSUk9SX1JFQVNPTl9QRVJNSVNTSU9OX0RFTklFRBAdEhkKFUVSUk9SX1JFQVNPTl9JTlRFUk5BTBAeEh8KG0VSUk9SX1JFQVNPTl9NRU1PUllfREVMRVRFRBAfEiMKH0VSUk9SX1JFQVNPTl9QQUdFX1RPS0VOX0lOVkFMSUQQIBIgChxFUlJPUl9SRUFTT05fUVVFUllfSURfSU5fVVNFECgSHgoaRVJST1JfUkVBU09OX1FVRVJZX1RJTUVPVVQQKRIgChxFUlJPUl9SRUFTT05fUVVFUllfQ0FOQ0VMTEVEECpCSwoQZGV2Lm1lbXN0cmVhbS52MUIKRXJyb3JQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z");
 
 /**
- * The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel
- * as google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
- * grpc-retry-pushback-ms tells the same to gRPC's own retry: milliseconds, or -1 where to try again by itself is senseless.
+ * The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel as
+ * google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
+ * grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
  *
- * `Metadata:` lists the keys of ErrorInfo.metadata: those are always there, one with a question mark sometimes, others
- * never. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+ * `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
+ * and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
  *
  * @generated from enum memstream.v1.ErrorReason
  */
@@ -58,9 +58,8 @@ export enum ErrorReason {
   SEQUENCE_GAP = 3,
 
   /**
-   * FAILED_PRECONDITION. A sequence number came again with other content.
-   * Metadata: sequence.
-   * Example: two processes share a producer name. What to do: give each its own.
+   * FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
+   * share a producer name. What to do: give each its own.
    *
    * @generated from enum value: ERROR_REASON_SEQUENCE_CONFLICT = 4;
    */
@@ -74,47 +73,44 @@ export enum ErrorReason {
   ROUTING_MISMATCH = 5,
 
   /**
-   * NOT_FOUND. No memory of that name. What to do: create it.
-   * Metadata: namespace, memory.
+   * NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory.
    *
    * @generated from enum value: ERROR_REASON_MEMORY_NOT_FOUND = 6;
    */
   MEMORY_NOT_FOUND = 6,
 
   /**
-   * NOT_FOUND. No fragment of that id or external_id.
-   * Metadata: id (the one asked for, also an external_id).
+   * NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request).
    *
    * @generated from enum value: ERROR_REASON_FRAGMENT_NOT_FOUND = 7;
    */
   FRAGMENT_NOT_FOUND = 7,
 
   /**
-   * NOT_FOUND. No operation of that id, or it ended long ago.
-   * Metadata: id.
+   * NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id.
    *
    * @generated from enum value: ERROR_REASON_OPERATION_NOT_FOUND = 8;
    */
   OPERATION_NOT_FOUND = 8,
 
   /**
-   * NOT_FOUND. No such conversation, message or plan.
-   * Metadata: conversation.
+   * NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation.
    *
    * @generated from enum value: ERROR_REASON_CONVERSATION_NOT_FOUND = 9;
    */
   CONVERSATION_NOT_FOUND = 9,
 
   /**
-   * ALREADY_EXISTS. A memory of that name exists; to an import, also a conversation. What to do: exist_ok, or another
-   * name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the request).
+   * ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
+   * name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
+   * request).
    *
    * @generated from enum value: ERROR_REASON_MEMORY_EXISTS = 10;
    */
   MEMORY_EXISTS = 10,
 
   /**
-   * ALREADY_EXISTS. A request_id came again with another request. What to do: use a new one per request.
+   * ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request.
    *
    * @generated from enum value: ERROR_REASON_REQUEST_ID_CONFLICT = 11;
    */
@@ -143,25 +139,24 @@ export enum ErrorReason {
   BACKLOG_FULL = 14,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads go on. What to do: free space.
+   * RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space.
    *
    * @generated from enum value: ERROR_REASON_STORAGE_FULL = 15;
    */
   STORAGE_FULL = 15,
 
   /**
-   * RESOURCE_EXHAUSTED. More was sent than the window granted by `opened` allows.
+   * RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows.
    *
    * @generated from enum value: ERROR_REASON_WINDOW_EXCEEDED = 16;
    */
   WINDOW_EXCEEDED = 16,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up.
-   * Example: the memory has as many fragments as it may; such an observation is rejected.
-   * What to do: wait as RetryInfo says; where things are counted that are kept, delete some.
-   * Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch that is not read: where
-   * to watch again).
+   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
+   * memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
+   * objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+   * that is not read: where to watch again).
    *
    * @generated from enum value: ERROR_REASON_QUOTA_EXCEEDED = 17;
    */
@@ -190,8 +185,8 @@ export enum ErrorReason {
   SHUTTING_DOWN = 20,
 
   /**
-   * UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it just moves between two.
-   * Metadata: begun? (what was asked may have been done).
+   * UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
+   * servers. Metadata: begun? (the call may have been carried out).
    *
    * @generated from enum value: ERROR_REASON_OWNER_UNAVAILABLE = 21;
    */
@@ -205,30 +200,29 @@ export enum ErrorReason {
   MODEL_MISMATCH = 22,
 
   /**
-   * FAILED_PRECONDITION. The memory's kind has not the tier or operation asked for.
+   * FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation.
    *
    * @generated from enum value: ERROR_REASON_KIND_MISMATCH = 23;
    */
   KIND_MISMATCH = 23,
 
   /**
-   * OUT_OF_RANGE. Events that old are no longer kept.
-   * Metadata: oldest_revision.
+   * OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_COMPACTED = 24;
    */
   CURSOR_COMPACTED = 24,
 
   /**
-   * OUT_OF_RANGE. The cursor is of an earlier memory of that name, or ahead of the memory. What to do: start from ListFragments.
+   * OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
+   * from ListFragments.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_VOID = 25;
    */
   CURSOR_VOID = 25,
 
   /**
-   * DEADLINE_EXCEEDED. `min_revision` was not reached in time.
-   * Metadata: revision (the present one).
+   * DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one).
    *
    * @generated from enum value: ERROR_REASON_REVISION_NOT_REACHED = 26;
    */
@@ -243,14 +237,14 @@ export enum ErrorReason {
   CAPABILITY_MISSING = 27,
 
   /**
-   * UNAUTHENTICATED. No identity, or one that is not accepted.
+   * UNAUTHENTICATED. The call has no credential, or one that is not accepted.
    *
    * @generated from enum value: ERROR_REASON_UNAUTHENTICATED = 28;
    */
   UNAUTHENTICATED = 28,
 
   /**
-   * PERMISSION_DENIED. The identity may not do this in that namespace.
+   * PERMISSION_DENIED. The principal lacks the right for this in that namespace.
    *
    * @generated from enum value: ERROR_REASON_PERMISSION_DENIED = 29;
    */
@@ -272,16 +266,15 @@ export enum ErrorReason {
   MEMORY_DELETED = 31,
 
   /**
-   * INVALID_ARGUMENT. A page token was not made by this call, or with other arguments.
+   * INVALID_ARGUMENT. The page token is from another call, or the arguments differ.
    *
    * @generated from enum value: ERROR_REASON_PAGE_TOKEN_INVALID = 32;
    */
   PAGE_TOKEN_INVALID = 32,
 
   /**
-   * INVALID_ARGUMENT. A query's query_id is that of a query in flight on this stream, which is still answered.
-   * What to do: give every query its own.
-   * Metadata: query_id.
+   * INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
+   * do: give every query its own. Metadata: query_id.
    *
    * @generated from enum value: ERROR_REASON_QUERY_ID_IN_USE = 40;
    */

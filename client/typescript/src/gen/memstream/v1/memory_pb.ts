@@ -37,7 +37,7 @@ export type Memory = Message<"memstream.v1.Memory"> & {
   name: string;
 
   /**
-   * Its identity: a memory made anew under the same name, or restored from a backup, has another.
+   * Its identity: a memory that is created again under the same name, or restored from a backup, has another uid.
    *
    * @generated from field: string uid = 3;
    */
@@ -58,7 +58,7 @@ export type Memory = Message<"memstream.v1.Memory"> & {
   policy?: Policy | undefined;
 
   /**
-   * Anything its owner wants to say of it.
+   * Labels of its owner, with any meaning.
    *
    * @generated from field: map<string, string> labels = 6;
    */
@@ -72,7 +72,7 @@ export type Memory = Message<"memstream.v1.Memory"> & {
   revision: bigint;
 
   /**
-   * When it was made.
+   * When it was created.
    *
    * @generated from field: google.protobuf.Timestamp create_time = 8;
    */
@@ -86,7 +86,7 @@ export type Memory = Message<"memstream.v1.Memory"> & {
   updateTime?: Timestamp | undefined;
 
   /**
-   * Changes whenever policy or labels do.
+   * Changes with every change of policy or labels.
    *
    * @generated from field: string etag = 10;
    */
@@ -114,29 +114,29 @@ export type Policy = Message<"memstream.v1.Policy"> & {
   profile: Profile;
 
   /**
-   * Snowball stemmer of its texts, for instance "english"; "auto" takes that of each text's own language. Default "english".
+   * Snowball stemmer of its texts, for instance "english"; "auto" detects the language of each text. Default "english".
    *
    * @generated from field: optional string language = 2;
    */
   language?: string | undefined;
 
   /**
-   * Importance where neither client nor scorer gives one, in [0, 1]. Default 0.5.
+   * Importance if neither client nor scorer gives one, in [0, 1]. Default 0.5.
    *
    * @generated from field: optional double importance_default = 3;
    */
   importanceDefault?: number | undefined;
 
   /**
-   * Hold observations (they stay received) while a model is down, instead of storing them without a vector.
-   * Default false; dbgpt true.
+   * Keep observations *received* while a model is down, instead of storing them without a vector. Default false; dbgpt
+   * true.
    *
    * @generated from field: optional bool wait_for_models = 4;
    */
   waitForModels?: boolean | undefined;
 
   /**
-   * Observations between received and stored before new ones are refused, 1 to 1,000,000. Default 10,000.
+   * Maximum observations that are received but not stored; further ones are refused. 1 to 1,000,000. Default 10,000.
    *
    * @generated from field: optional int32 backlog_max = 5;
    */
@@ -178,7 +178,7 @@ export type Policy = Message<"memstream.v1.Policy"> & {
   retention?: RetentionPolicy | undefined;
 
   /**
-   * Let the LLM, where the server has one, rate the importance of what the client gave none. Default true.
+   * Let the server's LLM, if any, rate observations without an importance. Default true.
    *
    * @generated from field: optional bool score_importance = 11;
    */
@@ -193,13 +193,13 @@ export const PolicySchema: GenMessage<Policy> = /*@__PURE__*/
   messageDesc(file_memstream_v1_memory, 1);
 
 /**
- * The buffer every observation enters first.
+ * The buffer that every observation enters first.
  *
  * @generated from message memstream.v1.SensoryPolicy
  */
 export type SensoryPolicy = Message<"memstream.v1.SensoryPolicy"> & {
   /**
-   * Fragments held; one more and all leave at once; 0 passes each straight through. 0 to 10,000. Default 0.
+   * Capacity: one more fragment empties the tier; 0 passes every fragment straight through. 0 to 10,000. Default 0.
    *
    * @generated from field: optional int32 capacity = 1;
    */
@@ -221,7 +221,7 @@ export const SensoryPolicySchema: GenMessage<SensoryPolicy> = /*@__PURE__*/
   messageDesc(file_memstream_v1_memory, 2);
 
 /**
- * The tier in which similar observations strengthen each other.
+ * The tier in which similar observations enhance each other.
  *
  * @generated from message memstream.v1.ShortTermPolicy
  */
@@ -234,7 +234,7 @@ export type ShortTermPolicy = Message<"memstream.v1.ShortTermPolicy"> & {
   kind: ShortTermKind;
 
   /**
-   * Fragments held, 1 to 1,000. Default 10 (FIFO 5).
+   * Capacity in fragments, 1 to 1,000. Default 10 (FIFO 5).
    *
    * @generated from field: optional int32 capacity = 2;
    */
@@ -269,7 +269,7 @@ export type ShortTermPolicy = Message<"memstream.v1.ShortTermPolicy"> & {
   enhanceThreshold?: number | undefined;
 
   /**
-   * Where the weakest fragment of a full enhanced tier goes. Default PROMOTE; dbgpt DROP.
+   * What happens to the weakest fragment of a full enhanced tier. Default PROMOTE; dbgpt DROP.
    *
    * @generated from field: memstream.v1.Overflow overflow = 7;
    */
@@ -290,21 +290,20 @@ export type ShortTermPolicy = Message<"memstream.v1.ShortTermPolicy"> & {
   mergeContent?: boolean | undefined;
 
   /**
-   * A repeat counts on the fragment it repeats, in any tier, instead of being kept (event REPEATED). It says the same words
-   * (or structured observation) by the same speaker in the same session, and brings nothing of its own: the same
-   * metadata, the same time to live or expiry, the same observe_time and token_count where either was given, the same
-   * importance if it gives one,
-   * an embedding of its own if that had one, and no external_id. The repeat restarts a time to live. Default
-   * true; dbgpt false.
+   * Count a repeat on the fragment that it repeats, in any tier, instead of storing it (event REPEATED). A repeat has
+   * the same words (or structured observation), speaker and session, and brings nothing of its own: the same metadata,
+   * the same time to live or expiry, the same observe_time and token_count where either was given, the same importance
+   * if it gives one, an embedding of its own if that had one, and no external_id. The repeat restarts a time to live.
+   * Default true; dbgpt false.
    *
    * @generated from field: optional bool repeats = 10;
    */
   repeats?: boolean | undefined;
 
   /**
-   * Words recalled in the session so recently are an echo and are not kept, unless they come with an external_id, or
-   * with metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is off, at most a day.
-   * Default 600 s; dbgpt 0.
+   * An observation of words that its session recalled within this time is an echo and is not stored, unless it has an
+   * external_id, or metadata, an expiry, an importance or a time that the recalled fragment lacks; whole seconds, 0 is
+   * off, at most a day. Default 600 s; dbgpt 0.
    *
    * @generated from field: google.protobuf.Duration echo_window = 11;
    */
@@ -319,7 +318,7 @@ export const ShortTermPolicySchema: GenMessage<ShortTermPolicy> = /*@__PURE__*/
   messageDesc(file_memstream_v1_memory, 3);
 
 /**
- * When and how insights are derived; nothing happens without an LLM.
+ * When and how an LLM derives insights; without an LLM there are none.
  *
  * @generated from message memstream.v1.ReflectionPolicy
  */
@@ -346,14 +345,14 @@ export type ReflectionPolicy = Message<"memstream.v1.ReflectionPolicy"> & {
   fragments?: number | undefined;
 
   /**
-   * Questions asked of them, 1 to 20. Default 3.
+   * Questions about them, 1 to 20. Default 3.
    *
    * @generated from field: optional int32 questions = 4;
    */
   questions?: number | undefined;
 
   /**
-   * Insights asked of each question's evidence, 1 to 20. Default 5.
+   * Insights requested per question, 1 to 20. Default 5.
    *
    * @generated from field: optional int32 insights = 5;
    */
@@ -430,21 +429,21 @@ export type RecallPolicy = Message<"memstream.v1.RecallPolicy"> & {
   decayPerHour?: number | undefined;
 
   /**
-   * Part of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own.
+   * Weight of the dense leg in relevance, in [0, 1]. Unset: the embedding model's own.
    *
    * @generated from field: optional double dense_weight = 8;
    */
   denseWeight?: number | undefined;
 
   /**
-   * Part of the BM25 leg, in [0, 1]. Unset: the embedding model's own.
+   * Weight of the BM25 leg, in [0, 1]. Unset: the embedding model's own.
    *
    * @generated from field: optional double lexical_weight = 9;
    */
   lexicalWeight?: number | undefined;
 
   /**
-   * Part of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own.
+   * Weight of the BM25 leg with neighbours, in [0, 1]. Unset: the embedding model's own.
    *
    * @generated from field: optional double context_weight = 10;
    */
@@ -458,28 +457,28 @@ export type RecallPolicy = Message<"memstream.v1.RecallPolicy"> & {
   speakerBonus?: number | undefined;
 
   /**
-   * Relevance below which nothing is returned, in [0, 1]. Default 0.
+   * Minimum relevance, in [0, 1]. Default 0.
    *
    * @generated from field: optional double min_relevance = 12;
    */
   minRelevance?: number | undefined;
 
   /**
-   * Whether the sensory tier is recalled. Default true; dbgpt false.
+   * Whether recall includes the sensory tier. Default true; dbgpt false.
    *
    * @generated from field: optional bool sensory = 13;
    */
   sensory?: boolean | undefined;
 
   /**
-   * Offer what was found to short-term as recollections. Default true.
+   * Offer the recollections to short-term. Default true.
    *
    * @generated from field: optional bool reinforce = 14;
    */
   reinforce?: boolean | undefined;
 
   /**
-   * Recollections that say the same take one place in an answer. Default true; dbgpt false.
+   * Fold recollections that say the same into one. Default true; dbgpt false.
    *
    * @generated from field: optional bool fold = 15;
    */
@@ -550,13 +549,13 @@ export const RetentionPolicySchema: GenMessage<RetentionPolicy> = /*@__PURE__*/
   messageDesc(file_memstream_v1_memory, 6);
 
 /**
- * How much a memory holds, at one revision.
+ * Counts of a memory, at one revision.
  *
  * @generated from message memstream.v1.MemoryStats
  */
 export type MemoryStats = Message<"memstream.v1.MemoryStats"> & {
   /**
-   * The revision counted at.
+   * The revision of the counts.
    *
    * @generated from field: int64 revision = 1;
    */
@@ -605,21 +604,21 @@ export type MemoryStats = Message<"memstream.v1.MemoryStats"> & {
   backlog: bigint;
 
   /**
-   * Long-term fragments not yet in the vector index. Recall sees them all the same.
+   * Long-term fragments not yet in the vector index. Recall sees them.
    *
    * @generated from field: int64 unindexed = 8;
    */
   unindexed: bigint;
 
   /**
-   * Whether its working set is in the server's memory.
+   * Whether its working set is in the server's RAM.
    *
    * @generated from field: bool active = 9;
    */
   active: boolean;
 
   /**
-   * Bytes of the server's memory its working set takes, when active.
+   * Bytes of RAM that its working set takes, if it is active.
    *
    * @generated from field: int64 active_bytes = 10;
    */
@@ -640,14 +639,14 @@ export const MemoryStatsSchema: GenMessage<MemoryStats> = /*@__PURE__*/
  */
 export enum MemoryKind {
   /**
-   * Not given: HYBRID.
+   * Unset: HYBRID.
    *
    * @generated from enum value: MEMORY_KIND_UNSPECIFIED = 0;
    */
   UNSPECIFIED = 0,
 
   /**
-   * A buffer that forgets all when it overflows.
+   * A buffer that empties when it overflows.
    *
    * @generated from enum value: MEMORY_KIND_SENSORY = 1;
    */
@@ -661,7 +660,7 @@ export enum MemoryKind {
   SHORT_TERM = 2,
 
   /**
-   * The last few, strengthened by similar ones.
+   * The last few observations, enhanced by similar ones.
    *
    * @generated from enum value: MEMORY_KIND_ENHANCED_SHORT_TERM = 3;
    */
@@ -695,7 +694,7 @@ export const MemoryKindSchema: GenEnum<MemoryKind> = /*@__PURE__*/
  */
 export enum Profile {
   /**
-   * Not given: DEFAULT.
+   * Unset: DEFAULT.
    *
    * @generated from enum value: PROFILE_UNSPECIFIED = 0;
    */
@@ -709,7 +708,7 @@ export enum Profile {
   DEFAULT = 1,
 
   /**
-   * DB-GPT's behaviour, its defects excepted.
+   * DB-GPT's behaviour, without its defects.
    *
    * @generated from enum value: PROFILE_DBGPT = 2;
    */
@@ -729,7 +728,7 @@ export const ProfileSchema: GenEnum<Profile> = /*@__PURE__*/
  */
 export enum ShortTermKind {
   /**
-   * Not given: the profile's.
+   * Unset: the profile's.
    *
    * @generated from enum value: SHORT_TERM_KIND_UNSPECIFIED = 0;
    */
@@ -743,7 +742,7 @@ export enum ShortTermKind {
   FIFO = 1,
 
   /**
-   * Similar observations strengthen each other.
+   * Similar observations enhance each other.
    *
    * @generated from enum value: SHORT_TERM_KIND_ENHANCED = 2;
    */
@@ -757,13 +756,13 @@ export const ShortTermKindSchema: GenEnum<ShortTermKind> = /*@__PURE__*/
   enumDesc(file_memstream_v1_memory, 2);
 
 /**
- * What counts as a hit between a held fragment and a newcomer.
+ * What counts as a hit between a short-term fragment and an observation or recollection.
  *
  * @generated from enum memstream.v1.SimilarityRule
  */
 export enum SimilarityRule {
   /**
-   * Not given: the profile's.
+   * Unset: the profile's.
    *
    * @generated from enum value: SIMILARITY_RULE_UNSPECIFIED = 0;
    */
@@ -791,13 +790,13 @@ export const SimilarityRuleSchema: GenEnum<SimilarityRule> = /*@__PURE__*/
   enumDesc(file_memstream_v1_memory, 3);
 
 /**
- * Where the weakest fragment of a full enhanced short-term tier goes.
+ * What happens to the weakest fragment of a full enhanced short-term tier.
  *
  * @generated from enum memstream.v1.Overflow
  */
 export enum Overflow {
   /**
-   * Not given: the profile's.
+   * Unset: the profile's.
    *
    * @generated from enum value: OVERFLOW_UNSPECIFIED = 0;
    */
@@ -831,7 +830,7 @@ export const OverflowSchema: GenEnum<Overflow> = /*@__PURE__*/
  */
 export enum RankingRule {
   /**
-   * Not given: the profile's.
+   * Unset: the profile's.
    *
    * @generated from enum value: RANKING_RULE_UNSPECIFIED = 0;
    */

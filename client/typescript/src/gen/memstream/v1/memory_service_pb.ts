@@ -23,7 +23,7 @@ export const file_memstream_v1_memory_service: GenFile = /*@__PURE__*/
   fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyJjChJHZXRGcmFnbWVudFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIMCgJpZBgDIAEoCUgAEhUKC2V4dGVybmFsX2lkGAQgASgJSABCBQoDa2V5IlEKE0dldEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSEAoIcmV2aXNpb24YAiABKAMioQEKFExpc3RGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLAoGZmlsdGVyGAMgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhEKCWZvcmdvdHRlbhgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKKAQoWRm9yZ2V0RnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIsCgZmaWx0ZXIYBCABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEgoKcmVxdWVzdF9pZBgFIAEoCSI+ChdGb3JnZXRGcmFnbWVudHNSZXNwb25zZRIRCglmb3Jnb3R0ZW4YASABKAMSEAoIcmV2aXNpb24YAiABKAMiiwEKF1Jlc3RvcmVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KGFJlc3RvcmVGcmFnbWVudHNSZXNwb25zZRIQCghyZXN0b3JlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKJAQoVRXJhc2VGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIkQKFkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJNChRSZWZsZWN0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiQwoVUmVmbGVjdE1lbW9yeVJlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24iUwoVRXhwb3J0TWVtb3JpZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSFwoPaW5jbHVkZV92ZWN0b3JzGAMgASgIIkQKFkV4cG9ydE1lbW9yaWVzUmVzcG9uc2USDQoFbGluZXMYASABKAwSDAoEZG9uZRgCIAEoAxINCgV0b3RhbBgDIAEoAyJdChVJbXBvcnRNZW1vcmllc1JlcXVlc3QSKAoEb3BlbhgBIAEoCzIYLm1lbXN0cmVhbS52MS5JbXBvcnRPcGVuSAASDwoFbGluZXMYAiABKAxIAEIJCgdtZXNzYWdlIloKCkltcG9ydE9wZW4SEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEhUKDXZhbGlkYXRlX29ubHkYBCABKAgiRAoWSW1wb3J0TWVtb3JpZXNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uMrINCg1NZW1vcnlTZXJ2aWNlElUKDENyZWF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlc3BvbnNlEkwKCUdldE1lbW9yeRIeLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlc3BvbnNlElUKDExpc3RNZW1vcmllcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVtb3JpZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1Jlc3BvbnNlElUKDFVwZGF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5VcGRhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlc3BvbnNlElIKC0Nsb25lTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbG9uZU1lbW9yeVJlc3BvbnNlElIKC0NsZWFyTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbGVhck1lbW9yeVJlc3BvbnNlElUKDERlbGV0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5EZWxldGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlc3BvbnNlElsKDkxpc3ROYW1lc3BhY2VzEiMubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5MaXN0TmFtZXNwYWNlc1Jlc3BvbnNlElsKDkdldE1lbW9yeVN0YXRzEiMubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlTdGF0c1Jlc3BvbnNlElIKC0dldEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudFJlc3BvbnNlElgKDUxpc3RGcmFnbWVudHMSIi5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1Jlc3BvbnNlElIKC1B1dEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5QdXRGcmFnbWVudFJlc3BvbnNlElsKDlVwZGF0ZUZyYWdtZW50EiMubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVxdWVzdBokLm1lbXN0cmVhbS52MS5VcGRhdGVGcmFnbWVudFJlc3BvbnNlEl4KD0ZvcmdldEZyYWdtZW50cxIkLm1lbXN0cmVhbS52MS5Gb3JnZXRGcmFnbWVudHNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEmEKEFJlc3RvcmVGcmFnbWVudHMSJS5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QaJi5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlElsKDkVyYXNlRnJhZ21lbnRzEiMubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FcmFzZUZyYWdtZW50c1Jlc3BvbnNlElgKDVJlZmxlY3RNZW1vcnkSIi5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlc3BvbnNlEl0KDkV4cG9ydE1lbW9yaWVzEiMubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FeHBvcnRNZW1vcmllc1Jlc3BvbnNlMAESXQoOSW1wb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkltcG9ydE1lbW9yaWVzUmVzcG9uc2UoAUJTChBkZXYubWVtc3RyZWFtLnYxQhJNZW1vcnlTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_field_mask, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
 
 /**
- * Asks for a new memory.
+ * Creates a memory.
  *
  * @generated from message memstream.v1.CreateMemoryRequest
  */
@@ -64,15 +64,15 @@ export type CreateMemoryRequest = Message<"memstream.v1.CreateMemoryRequest"> & 
   labels: { [key: string]: string };
 
   /**
-   * Return an existing memory of that name, if it has the kind, the policy fields and the labels that this request sets;
-   * what the request leaves unset is not compared. Otherwise MEMORY_EXISTS names what differs.
+   * Return an existing memory of that name if it has the kind, the policy fields and the labels that this request sets;
+   * unset fields are not compared. Otherwise MEMORY_EXISTS names the differences.
    *
    * @generated from field: bool exist_ok = 6;
    */
   existOk: boolean;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 7;
    */
@@ -87,7 +87,7 @@ export const CreateMemoryRequestSchema: GenMessage<CreateMemoryRequest> = /*@__P
   messageDesc(file_memstream_v1_memory_service, 0);
 
 /**
- * The memory made.
+ * The new memory.
  *
  * @generated from message memstream.v1.CreateMemoryResponse
  */
@@ -100,7 +100,7 @@ export type CreateMemoryResponse = Message<"memstream.v1.CreateMemoryResponse"> 
   memory?: Memory | undefined;
 
   /**
-   * False when it existed before.
+   * False if it existed before.
    *
    * @generated from field: bool created = 2;
    */
@@ -177,21 +177,21 @@ export type ListMemoriesRequest = Message<"memstream.v1.ListMemoriesRequest"> & 
   namespace: string;
 
   /**
-   * At most so many; 0 takes 100; at most 1,000.
+   * Page size, at most 1,000; 0 takes 100.
    *
    * @generated from field: int32 page_size = 2;
    */
   pageSize: number;
 
   /**
-   * From the previous answer; empty starts.
+   * From the previous answer; empty for the first page.
    *
    * @generated from field: string page_token = 3;
    */
   pageToken: string;
 
   /**
-   * Only names that begin so; empty: all.
+   * Only names with this prefix; empty for all.
    *
    * @generated from field: string name_prefix = 4;
    */
@@ -240,7 +240,7 @@ export const ListMemoriesResponseSchema: GenMessage<ListMemoriesResponse> = /*@_
  */
 export type UpdateMemoryRequest = Message<"memstream.v1.UpdateMemoryRequest"> & {
   /**
-   * The memory: namespace and name say which, the masked fields what to set. An etag, if given, must be current.
+   * The memory: namespace and name select it; the fields of the mask are set. An etag, if given, must be current.
    *
    * @generated from field: memstream.v1.Memory memory = 1;
    */
@@ -254,7 +254,7 @@ export type UpdateMemoryRequest = Message<"memstream.v1.UpdateMemoryRequest"> & 
   updateMask?: FieldMask | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 3;
    */
@@ -317,7 +317,7 @@ export type CloneMemoryRequest = Message<"memstream.v1.CloneMemoryRequest"> & {
   newMemory: string;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 4;
    */
@@ -387,7 +387,7 @@ export type ClearMemoryRequest = Message<"memstream.v1.ClearMemoryRequest"> & {
   tiers: Tier[];
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 4;
    */
@@ -450,14 +450,14 @@ export type DeleteMemoryRequest = Message<"memstream.v1.DeleteMemoryRequest"> & 
   memory: string;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 3;
    */
   requestId: string;
 
   /**
-   * Only when its etag is this; empty for whatever.
+   * Require this etag; empty for none.
    *
    * @generated from field: string etag = 4;
    */
@@ -493,14 +493,14 @@ export const DeleteMemoryResponseSchema: GenMessage<DeleteMemoryResponse> = /*@_
  */
 export type ListNamespacesRequest = Message<"memstream.v1.ListNamespacesRequest"> & {
   /**
-   * At most so many; 0 takes 100; at most 1,000.
+   * Page size, at most 1,000; 0 takes 100.
    *
    * @generated from field: int32 page_size = 1;
    */
   pageSize: number;
 
   /**
-   * From the previous answer; empty starts.
+   * From the previous answer; empty for the first page.
    *
    * @generated from field: string page_token = 2;
    */
@@ -599,7 +599,7 @@ export const GetMemoryStatsRequestSchema: GenMessage<GetMemoryStatsRequest> = /*
   messageDesc(file_memstream_v1_memory_service, 17);
 
 /**
- * What it holds.
+ * The counts of a memory.
  *
  * @generated from message memstream.v1.GetMemoryStatsResponse
  */
@@ -719,28 +719,28 @@ export type ListFragmentsRequest = Message<"memstream.v1.ListFragmentsRequest"> 
   memory: string;
 
   /**
-   * Which fragments are meant.
+   * The filter.
    *
    * @generated from field: memstream.v1.FragmentFilter filter = 3;
    */
   filter?: FragmentFilter | undefined;
 
   /**
-   * Forgotten fragments instead of remembered ones.
+   * List forgotten fragments instead.
    *
    * @generated from field: bool forgotten = 4;
    */
   forgotten: boolean;
 
   /**
-   * At most so many; 0 takes 100; at most 1,000.
+   * Page size, at most 1,000; 0 takes 100.
    *
    * @generated from field: int32 page_size = 5;
    */
   pageSize: number;
 
   /**
-   * From the previous answer; empty starts.
+   * From the previous answer; empty for the first page.
    *
    * @generated from field: string page_token = 6;
    */
@@ -782,7 +782,7 @@ export type ListFragmentsResponse = Message<"memstream.v1.ListFragmentsResponse"
   revision: bigint;
 
   /**
-   * Identity of the memory.
+   * The memory's uid.
    *
    * @generated from field: string memory_uid = 4;
    */
@@ -824,14 +824,14 @@ export type PutFragmentRequest = Message<"memstream.v1.PutFragmentRequest"> & {
   observation?: Observation | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 4;
    */
   requestId: string;
 
   /**
-   * Only when there is such a fragment and its etag is this; empty for whatever.
+   * Require an existing fragment with this etag; empty for none.
    *
    * @generated from field: string etag = 5;
    */
@@ -852,14 +852,14 @@ export const PutFragmentRequestSchema: GenMessage<PutFragmentRequest> = /*@__PUR
  */
 export type PutFragmentResponse = Message<"memstream.v1.PutFragmentResponse"> & {
   /**
-   * The fragment; unset when its memory's policy did not keep it.
+   * The fragment; unset if the memory's policy did not keep it.
    *
    * @generated from field: memstream.v1.Fragment fragment = 1;
    */
   fragment?: Fragment | undefined;
 
   /**
-   * Whether it is new: there was none of that external_id, or it had expired.
+   * Whether it is new: there was no fragment with that external_id, or it had expired.
    *
    * @generated from field: bool created = 2;
    */
@@ -901,22 +901,22 @@ export type UpdateFragmentRequest = Message<"memstream.v1.UpdateFragmentRequest"
   memory: string;
 
   /**
-   * The fragment: its id says which, the masked fields what to set. An etag, if given, must be current.
+   * The fragment: its id selects it; the fields of the mask are set. An etag, if given, must be current.
    *
    * @generated from field: memstream.v1.Fragment fragment = 3;
    */
   fragment?: Fragment | undefined;
 
   /**
-   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". Named and not set,
-   * expire_time takes the expiry away.
+   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". expire_time in the mask
+   * but unset removes the expiry.
    *
    * @generated from field: google.protobuf.FieldMask update_mask = 4;
    */
   updateMask?: FieldMask | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 5;
    */
@@ -993,7 +993,7 @@ export type ForgetFragmentsRequest = Message<"memstream.v1.ForgetFragmentsReques
   filter?: FragmentFilter | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 5;
    */
@@ -1008,7 +1008,7 @@ export const ForgetFragmentsRequestSchema: GenMessage<ForgetFragmentsRequest> = 
   messageDesc(file_memstream_v1_memory_service, 27);
 
 /**
- * The fragments are out of recall.
+ * The fragments are forgotten.
  *
  * @generated from message memstream.v1.ForgetFragmentsResponse
  */
@@ -1070,7 +1070,7 @@ export type RestoreFragmentsRequest = Message<"memstream.v1.RestoreFragmentsRequ
   filter?: FragmentFilter | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 5;
    */
@@ -1085,8 +1085,8 @@ export const RestoreFragmentsRequestSchema: GenMessage<RestoreFragmentsRequest> 
   messageDesc(file_memstream_v1_memory_service, 29);
 
 /**
- * The fragments are recalled again, in the tier they left where it has room, else in long-term. In a kind without it
- * they stay forgotten while there is no room.
+ * The fragments are restored to their former tier if it has room, else to long-term. In a kind without long-term they
+ * stay forgotten while there is no room.
  *
  * @generated from message memstream.v1.RestoreFragmentsResponse
  */
@@ -1148,7 +1148,7 @@ export type EraseFragmentsRequest = Message<"memstream.v1.EraseFragmentsRequest"
   filter?: FragmentFilter | undefined;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 5;
    */
@@ -1184,7 +1184,7 @@ export const EraseFragmentsResponseSchema: GenMessage<EraseFragmentsResponse> = 
   messageDesc(file_memstream_v1_memory_service, 32);
 
 /**
- * Asks for a reflection.
+ * Starts a reflection.
  *
  * @generated from message memstream.v1.ReflectMemoryRequest
  */
@@ -1204,7 +1204,7 @@ export type ReflectMemoryRequest = Message<"memstream.v1.ReflectMemoryRequest"> 
   memory: string;
 
   /**
-   * Makes a repeat of this call return the first answer.
+   * A repeat with the same id returns the first answer.
    *
    * @generated from field: string request_id = 3;
    */
@@ -1240,7 +1240,7 @@ export const ReflectMemoryResponseSchema: GenMessage<ReflectMemoryResponse> = /*
   messageDesc(file_memstream_v1_memory_service, 34);
 
 /**
- * What to export.
+ * Starts an export.
  *
  * @generated from message memstream.v1.ExportMemoriesRequest
  */
@@ -1295,7 +1295,7 @@ export type ExportMemoriesResponse = Message<"memstream.v1.ExportMemoriesRespons
   done: bigint;
 
   /**
-   * Fragments in all.
+   * Fragments in total.
    *
    * @generated from field: int64 total = 3;
    */
@@ -1367,7 +1367,7 @@ export type ImportOpen = Message<"memstream.v1.ImportOpen"> & {
   memory: string;
 
   /**
-   * Makes a repeat continue where the first stopped.
+   * A repeat with the same id continues where the first stopped.
    *
    * @generated from field: string request_id = 3;
    */
@@ -1410,14 +1410,15 @@ export const ImportMemoriesResponseSchema: GenMessage<ImportMemoriesResponse> = 
   messageDesc(file_memstream_v1_memory_service, 39);
 
 /**
- * Memories and their fragments as resources. `request_id` makes a repeat of a call return the first answer for 24 hours.
- * Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit.
+ * Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
+ * first answer. Names (namespace, memory) are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning
+ * with a letter or digit.
  *
  * @generated from service memstream.v1.MemoryService
  */
 export const MemoryService: GenService<{
   /**
-   * Makes a memory.
+   * Creates a memory.
    *
    * @generated from rpc memstream.v1.MemoryService.CreateMemory
    */
@@ -1457,7 +1458,7 @@ export const MemoryService: GenService<{
     output: typeof UpdateMemoryResponseSchema;
   },
   /**
-   * Makes a memory of the same structure and policy, without content.
+   * Creates a memory with the same structure and policy, without content.
    *
    * @generated from rpc memstream.v1.MemoryService.CloneMemory
    */
@@ -1467,7 +1468,7 @@ export const MemoryService: GenService<{
     output: typeof CloneMemoryResponseSchema;
   },
   /**
-   * Empties the tiers named, for good.
+   * Empties the named tiers for good.
    *
    * @generated from rpc memstream.v1.MemoryService.ClearMemory
    */
@@ -1497,7 +1498,7 @@ export const MemoryService: GenService<{
     output: typeof ListNamespacesResponseSchema;
   },
   /**
-   * Counts what a memory holds.
+   * Counts the content of a memory.
    *
    * @generated from rpc memstream.v1.MemoryService.GetMemoryStats
    */
@@ -1527,7 +1528,7 @@ export const MemoryService: GenService<{
     output: typeof ListFragmentsResponseSchema;
   },
   /**
-   * Observes, or replaces what the fragment of that external_id has from its client (`Observation.external_id`).
+   * Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
    *
    * @generated from rpc memstream.v1.MemoryService.PutFragment
    */
@@ -1547,7 +1548,7 @@ export const MemoryService: GenService<{
     output: typeof UpdateFragmentResponseSchema;
   },
   /**
-   * Takes fragments out of recall, restorable within the grace.
+   * Takes fragments out of recall, restorable within the grace period.
    *
    * @generated from rpc memstream.v1.MemoryService.ForgetFragments
    */
@@ -1557,7 +1558,7 @@ export const MemoryService: GenService<{
     output: typeof ForgetFragmentsResponseSchema;
   },
   /**
-   * Brings forgotten fragments back.
+   * Restores forgotten fragments.
    *
    * @generated from rpc memstream.v1.MemoryService.RestoreFragments
    */
@@ -1567,7 +1568,7 @@ export const MemoryService: GenService<{
     output: typeof RestoreFragmentsResponseSchema;
   },
   /**
-   * Removes content and vectors from every store, the event log included, and what was derived from them: long work.
+   * Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
    *
    * @generated from rpc memstream.v1.MemoryService.EraseFragments
    */
@@ -1577,7 +1578,7 @@ export const MemoryService: GenService<{
     output: typeof EraseFragmentsResponseSchema;
   },
   /**
-   * Reflects now: long work.
+   * Reflects now: a long-running operation.
    *
    * @generated from rpc memstream.v1.MemoryService.ReflectMemory
    */
@@ -1587,7 +1588,7 @@ export const MemoryService: GenService<{
     output: typeof ReflectMemoryResponseSchema;
   },
   /**
-   * Streams out a memory or a namespace as JSON lines, consistent at one revision per memory.
+   * Exports a memory or a namespace as JSON lines, consistent at one revision per memory.
    *
    * @generated from rpc memstream.v1.MemoryService.ExportMemories
    */
@@ -1597,7 +1598,7 @@ export const MemoryService: GenService<{
     output: typeof ExportMemoriesResponseSchema;
   },
   /**
-   * Streams JSON lines of an export in: long work, resumable and idempotent.
+   * Imports the JSON lines of an export: a long-running operation, resumable and idempotent.
    *
    * @generated from rpc memstream.v1.MemoryService.ImportMemories
    */
