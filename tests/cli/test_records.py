@@ -22,9 +22,36 @@ def test_first_line_with_object_selects_jsonl() -> None:
     assert isinstance(reader.read_line(b"plain words\n"), Malformed)
 
 
-@pytest.mark.parametrize("line", [b"{not json", b"[1]", b'"text"', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "line", [b"{not json", b"[1]", b'"text"', b"[" * 100_000, b"[12:03] joy: hi", b"{braces} are text", b"[] is empty"]
+)
 def test_non_object_json_is_text(line: bytes) -> None:
     assert RecordReader(Format.AUTO).read_line(line) == Observation(line.decode())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"[\n",
+        b"[ {\n",
+        b'[{"text": "x"},\n',
+        b'[{"text": "x"}]\n',
+        b"{\n",
+        b'{"text":\n',
+        b'{ "text": "x",\n',
+        b'{"text"',
+    ],
+)
+def test_json_document_is_rejected_as_a_whole(first: bytes) -> None:
+    reader = RecordReader(Format.AUTO)
+    read = [reader.read_line(line) for line in (b"\n", first, b'  {"text": "x"},\n', b"]\n")]
+    assert read[0] is None
+    assert all(isinstance(each, Malformed) for each in read[1:])
+    assert "one JSON object per line" in str(read[1])
+
+
+def test_lines_format_sends_a_json_document_as_text() -> None:
+    assert RecordReader(Format.LINES).read_line(b"[\n") == Observation("[")
 
 
 def test_lines_format_reads_objects_as_text() -> None:

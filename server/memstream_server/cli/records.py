@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,10 @@ from memstream_server.cli.options import to_utc
 
 
 class Format(StrEnum):
-    """Formats of input. AUTO: JSONL if the first non-blank line is a JSON object, else lines."""
+    """Formats of input. AUTO: JSONL if the first non-blank line is a JSON object, else lines.
+
+    AUTO rejects a document that begins like JSON but has not one object per line: an array, or an object over lines.
+    """
 
     AUTO = "auto"
     LINES = "lines"
@@ -28,6 +32,14 @@ class Malformed:
     """Why a line cannot be sent."""
 
     problem: str
+
+
+_DOCUMENT = re.compile(r'\[\s*(\{.*)?|\{\s*("[^"]*"\s*(:.*)?)?', re.DOTALL)
+"""The first line of an array of objects, or of an object over several lines."""
+_DOCUMENT_PROBLEM = (
+    "begins a JSON document, but the input needs one JSON object per line: convert it, for example with "
+    "jq -c '.[]', or pass --format lines to send each line as text"
+)
 
 
 class RecordReader:
@@ -50,7 +62,11 @@ class RecordReader:
         except UnicodeDecodeError as error:
             return Malformed(f"is not UTF-8 at byte {error.start + 1}")
         if self._form is Format.AUTO:
-            self._form = Format.JSONL if _is_object(text) else Format.LINES
+            is_object = _is_object(text)
+            is_document = not is_object and _DOCUMENT.fullmatch(text) is not None
+            self._form = Format.JSONL if is_object or is_document else Format.LINES
+            if is_document:
+                return Malformed(_DOCUMENT_PROBLEM)
         return Observation(text) if self._form is Format.LINES else parse_record(text)
 
 
