@@ -137,6 +137,17 @@ class Settings(BaseSettings):
         description="directory of the journal and the embedded index; one server at a time uses it",
         json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
     )
+    http_listen: MetricsListen = _setting(
+        "127.0.0.1:7701",
+        "address of the HTTP port (Connect, gRPC-Web, JSON), host:port; empty is off; "
+        "if the default port is in use the server runs without it",
+    )
+    http_hosts: str = _setting(
+        "", "more names that HTTP requests may have as their host, with commas: the public name behind a proxy"
+    )
+    http_cors_origins: str = _setting(
+        "", "origins whose pages may call the HTTP port, with commas, such as https://app.example.org; empty is none"
+    )
     advertise: Listen = _setting(
         "", "address at which other servers of the same database reach this one, host:port; empty is the bound address"
     )
@@ -492,11 +503,12 @@ class Settings(BaseSettings):
             raise ValueError("servers of one database that ask who calls need a peer_secret")
         if 0 < len(self.peer_secret.get_secret_value()) < PEER_SECRET_CHARS_MIN:
             raise ValueError(f"peer_secret must have at least {PEER_SECRET_CHARS_MIN} characters")
-        if missing := self.unprotected():
-            raise ValueError(
-                f"listen is {self.listen}, beyond loopback, without {missing}: see docs/security.md; "
-                "insecure_listen listens there all the same"
-            )
+        for name, address in (("listen", self.listen), ("http_listen", self.http_listen)):
+            if missing := self._lacking_protection(address):
+                raise ValueError(
+                    f"{name} is {address}, beyond loopback, without {missing}: see docs/security.md; "
+                    "insecure_listen listens there all the same"
+                )
 
     @property
     def authenticates(self) -> bool:
@@ -513,7 +525,10 @@ class Settings(BaseSettings):
 
         `allowed`: whether to return it even if insecure_listen allows it.
         """
-        if self.listen.startswith("unix:") or is_loopback(parse_listen(self.listen)[0]):
+        return self._lacking_protection(self.listen, allowed) or self._lacking_protection(self.http_listen, allowed)
+
+    def _lacking_protection(self, address: str, allowed: bool = False) -> str:
+        if not address or address.startswith("unix:") or is_loopback(parse_listen(address)[0]):
             return ""
         if self.insecure_listen and not allowed:
             return ""

@@ -118,5 +118,5 @@ class ServerProcess:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
-        chosen = {"journal_url": journal_url(self.data_dir)} | self._settings
+        chosen = {"journal_url": journal_url(self.data_dir), "http_listen": ""} | self._settings
         return kept | {f"MEMSTREAM_{name.upper()}": str(value) for name, value in chosen.items()}

@@ -26,6 +26,7 @@ from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.rpc.server import RpcServer
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +106,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         address = await server.start(settings.listen, access.credentials)
         if endpoint is not None:
             endpoint.answer_probes(server.serves)
+        await _start_http(server, settings)
         await engine.ownership.announce(settings.advertise or address)
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
@@ -117,6 +119,20 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             await asyncio.to_thread(_write_port, settings.port_file, address)
             stack.callback(settings.port_file.unlink, missing_ok=True)
         yield Running(address, engine, metrics)
+
+
+async def _start_http(server: RpcServer, settings: Settings) -> None:
+    """Starts the HTTP port. Another server may have the default port: then this one runs without."""
+    if not settings.http_listen:
+        return
+    try:
+        address = await server.start_http(settings)
+    except OSError as error:
+        if "http_listen" in settings.model_fields_set:
+            raise
+        log.warning("http_port_in_use", reason=error, remedy="set http_listen to another port, or empty for none")
+    else:
+        log.info("http_listening", address=address)
 
 
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:

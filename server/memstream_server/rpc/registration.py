@@ -25,11 +25,27 @@ Services = Iterable[tuple[ServiceDescriptor, object]]
 Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
 
 
-def register(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
-    """Adds every rpc of the services to the server. `wrap` may wrap a handler; a wrapped handler may return bytes."""
-    for service, servicer in services:
-        handlers = {method.name: _make_handler(method, servicer, wrap) for method in service.methods}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
+
+
+def make_handlers(services: Services, wrap: Wrap | None = None) -> Handlers:
+    """The handler of every rpc, by path. `wrap` may wrap a handler; a wrapped handler may return bytes."""
+    return {
+        path_of(method): _make_handler(method, servicer, wrap)
+        for service, servicer in services
+        for method in service.methods
+    }
+
+
+class Registered(grpc.GenericRpcHandler):
+    """Finds the handlers for the gRPC server."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a path; None for an unknown one."""
+        return self._handlers.get(handler_call_details.method)
 
 
 def capabilities(services: Services) -> list[pb.Capability.ValueType]:

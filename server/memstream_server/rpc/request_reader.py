@@ -195,7 +195,8 @@ class Requests:
 
     async def only(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
-        if self._holder and not self._try_take_bytes(self._reader.message_bytes_max):
+        prepaid = getattr(self._context, "prepaid", False)  # of a call by HTTP
+        if self._holder and not prepaid and not self._try_take_bytes(self._reader.message_bytes_max):
             await self._take_bytes(self._reader.message_bytes_max)
         try:
             data = await self._reader.read_only_message(self._holder, self._context)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -30,8 +32,8 @@ from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
-from memstream_server.rpc.registration import capabilities, register
-from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
+from memstream_server.rpc.registration import Handlers, Registered, capabilities, make_handlers
+from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS, RequestReader
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
     from memstream_server.engine.engine import Engine, Serving
     from memstream_server.observability import Metrics
+    from memstream_server.rpc.http.listener import HttpListener
     from memstream_server.settings import Settings
 
 _METADATA_BYTES_MAX = 32_768
@@ -55,6 +58,17 @@ _STOP_S = 1.0
 """
 
 
+@dataclass(frozen=True, slots=True)
+class HttpPort:
+    """What the HTTP port shares with the gRPC server."""
+
+    services: tuple[ServiceDescriptor, ...]
+    handlers: Handlers
+    interceptors: tuple[grpc.aio.ServerInterceptor, ...]
+    identify: Callable[[str, Any], Awaitable[str]]
+    reader: RequestReader
+
+
 class RpcServer:
     """Created by `create_server` or `build_server`. Call `start` once and `stop` once."""
 
@@ -64,8 +78,11 @@ class RpcServer:
         health: Health,
         drain: Drain,
         forwarding: Forwarding | None = None,
+        http: HttpPort | None = None,
     ) -> None:
         self._forwarding = forwarding
+        self._http = http
+        self._listener: HttpListener | None = None
         self._server = server
         self._health = health
         self._drain = drain
@@ -86,6 +103,14 @@ class RpcServer:
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
+    async def start_http(self, settings: Settings) -> str:
+        """Listens at `http_listen`, after `start`. Returns the bound address. Raises OSError."""
+        from memstream_server.rpc.http.opening import open_http
+
+        assert self._http is not None
+        self._listener, address = await open_http(self._http, settings, self._health.serves)
+        return address
+
     def serves(self, service: str) -> bool:
         """Whether the health service reports this service of the contract as serving."""
         return self._health.serves(service)
@@ -100,6 +125,8 @@ class RpcServer:
         self._drain.begin()
         self._health.end()
         await self._drain.wait_finished(max(0.0, deadline - loop.time()) + _STOP_S)
+        if self._listener is not None:
+            await self._listener.stop(max(_STOP_S, deadline - loop.time()))
         await self._health.close()
         await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:
@@ -138,7 +165,8 @@ def build_server(
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
     authorization = None if access is None else access.gate(lambda id: engine.operations.get(id))
-    interceptors = (Calls(metrics, tracing), limits_interceptor, authorization or OpenAccessInterceptor())
+    gate = authorization or OpenAccessInterceptor()
+    interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
     info = ServerService(engine, limits)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
@@ -151,12 +179,15 @@ def build_server(
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
     info.capabilities = capabilities(services)
-    register(server, services, None if forwarding is None else forwarding.wrap)
+    handlers = make_handlers(services, None if forwarding is None else forwarding.wrap)
+    server.add_generic_rpc_handlers((Registered(handlers),))
     names = [service.full_name for service, _ in services]
     health = Health(names, look)
     health_pb2_grpc.add_HealthServicer_to_server(cast("Any", health), server)  # typed for threads
     reflection.enable_server_reflection([*names, SERVICE, reflection.SERVICE_NAME], server)
-    return RpcServer(server, health, drain, forwarding)
+    described = tuple(service for service, _ in services)
+    http = HttpPort(described, handlers, interceptors, gate.identify_holder, limits_interceptor.reader)
+    return RpcServer(server, health, drain, forwarding, http)
 
 
 def _options(limits: Limits) -> list[tuple[str, int]]:

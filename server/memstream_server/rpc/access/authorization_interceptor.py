@@ -60,6 +60,10 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
         self.policy = policy
         self.operation_of = operation_of
 
+    async def identify_holder(self, path: str, context: Any) -> str:
+        """The principal that the bytes of a request are charged to. Raises Unauthenticated."""
+        return await self.identities.principal(context.invocation_metadata(), context, path)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -82,6 +86,11 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._admission = Admission()
+
+    async def identify_holder(self, _path: str, context: Any) -> str:
+        """The connection that the bytes of a request are charged to."""
+        peer: str = context.peer()
+        return peer
 
     async def intercept_service(
         self,

@@ -1,0 +1,10 @@
+"""The HTTP port: Connect, gRPC-Web and JSON over the handlers, rights and limits of the gRPC server.
+
+| module | |
+|---|---|
+| call | one HTTP request as the context that the handlers and interceptors get |
+| codecs | JSON and binary bodies, bounded before they are parsed |
+| endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
+| application | the ASGI application: hosts, origins, headers, health |
+| listener | the socket: TLS, timeouts, start and graceful stop |
+"""

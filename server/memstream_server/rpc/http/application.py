@@ -1,0 +1,132 @@
+"""The ASGI application of the HTTP port: hosts, origins, security headers and health around the rpcs.
+
+Rule 1. A request must name a host of ours (`http_hosts`, the loopback names, the address that the port listens at):
+a page that rebinds its DNS name to this address names its own host.
+Rule 2. A request from a page (it has an Origin) must come from the same host, or from `http_cors_origins`.
+Rule 3. The body of a request must arrive within `opening_max_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, PlainTextResponse
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+_EXPOSED = ("x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "connect-content-encoding")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What the application lets in."""
+
+    hosts: frozenset[str]
+    """Names in lower case, without port."""
+    cors_origins: tuple[str, ...]
+    body_max_s: float
+
+
+class HttpApplication:
+    """Wraps the rpcs."""
+
+    def __init__(self, rpcs: Asgi, settings: HttpSettings, serves: Callable[[str], bool]) -> None:
+        self._serves = serves
+        self._settings = settings
+        self._rpcs: Asgi = rpcs
+        if settings.cors_origins:
+            self._rpcs = CORSMiddleware(
+                rpcs,
+                allow_origins=settings.cors_origins,
+                allow_methods=("POST",),
+                allow_headers=("*",),
+                expose_headers=_EXPOSED,
+                max_age=7_200,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        respond: Asgi = self._rpcs
+        if host_name(host) not in self._settings.hosts:
+            respond = _error(403, "permission_denied", "the request names a host that is not in http_hosts")
+        elif scope["path"] == "/healthz":
+            respond = self._health()
+        elif origin and not self._allows_origin(origin, host, scope.get("scheme", "http")):
+            respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
+        await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))
+
+    def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:
+        return origin == f"{scheme}://{host}" or bool({origin, "*"} & set(self._settings.cors_origins))
+
+    def _health(self) -> Asgi:
+        serves = self._serves("")
+        return PlainTextResponse("ok\n" if serves else "not serving\n", 200 if serves else 503)
+
+
+def host_name(host: str) -> str:
+    """The name of a Host header, in lower case, without port and brackets; empty if malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def allowed_hosts(listen_host: str, given: Sequence[str]) -> frozenset[str]:
+    """The hosts that requests may name."""
+    return frozenset({*LOOPBACK_HOSTS, listen_host.lower(), *(each.lower() for each in given)})
+
+
+def _error(status: int, code: str, message: str) -> Asgi:
+    return JSONResponse({"code": code, "message": message}, status)
+
+
+def _bounded(receive: Receive, limit_s: float) -> Receive:
+    """`receive`, which reports a disconnect if the body takes longer than `limit_s`."""
+    loop = asyncio.get_running_loop()
+    deadline_s: float | None = loop.time() + limit_s
+
+    async def receive_in_time() -> MutableMapping[str, Any]:
+        nonlocal deadline_s
+        if deadline_s is None:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                message = await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        if not message.get("more_body", False):
+            deadline_s = None
+        return message
+
+    return receive_in_time
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            given = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in given}
+            message["headers"] = given + [each for each in _HEADERS if each[0] not in names]
+        await send(message)
+
+    return send_with_headers

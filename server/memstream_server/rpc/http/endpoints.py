@@ -1,0 +1,236 @@
+"""The rpcs as endpoints of ConnectRPC.
+
+Rule 1. The caller is identified from the headers before the body is read, and the bytes of the body are on the
+caller's account (request_reader.py) from then on.
+Rule 2. A call then runs through the same interceptors as on the gRPC port, which identify the caller again, check
+rights, count and limit.
+Rule 3. Streams from the client (Observe, Recall, ImportMemories) need gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
+from connectrpc.request import RequestContext
+from connectrpc.server import ConnectASGIApplication, Endpoint
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from memstream_server.engine.errors import CapabilityMissing
+from memstream_server.rpc.calls import REQUEST_ID
+from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
+from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply
+from memstream_server.rpc.http.errors import connect_error, connect_error_of
+from memstream_server.rpc.request_reader import RequestReader
+from memstream_server.rpc.rpc_table import path_of
+
+Identify = Callable[[str, HttpCall], Awaitable[str]]
+"""Path and call to the holder of the bytes of its body. Raises Unauthenticated."""
+_Context = RequestContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """grpc.HandlerCallDetails."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+class Dispatcher:
+    """Runs a handler within the interceptors of the gRPC server."""
+
+    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]], interceptors: Sequence[Any]) -> None:
+        self._handlers = handlers
+        self._interceptors = interceptors
+
+    async def find_handler(self, path: str, call: HttpCall) -> Any:
+        """The wrapped handler of an rpc."""
+        details = _Details(path, call.invocation_metadata())
+
+        async def innermost(_details: _Details) -> Any:
+            return self._handlers[path]
+
+        continuation: Callable[[_Details], Awaitable[Any]] = innermost
+        for interceptor in reversed(self._interceptors):
+            continuation = _continue(interceptor, continuation)
+        return await continuation(details)
+
+
+def _continue(interceptor: Any, inner: Callable[[_Details], Awaitable[Any]]) -> Callable[[_Details], Awaitable[Any]]:
+    async def continuation(details: _Details) -> Any:
+        return await interceptor.intercept_service(inner, details)
+
+    return continuation
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """A call whose body may be read."""
+
+    call: HttpCall
+    holder: str
+    held: int
+
+
+class _Admission:
+    """A metadata interceptor of ConnectRPC: it runs before the body is read."""
+
+    def __init__(self, identify: Identify, reader: RequestReader, calls: dict[int, _Admitted]) -> None:
+        self._identify = identify
+        self._reader = reader
+        self._calls = calls
+
+    async def on_start(self, context: _Context) -> _Admitted:
+        """Identifies the caller, and waits for room on the account. Raises ConnectError."""
+        method = context.method
+        try:
+            headers = metadata_of(context.request_headers.allitems())
+            remaining_ms = context.timeout_ms
+            call = HttpCall(
+                headers, _peer_of_text(context.client_address), None if remaining_ms is None else remaining_ms / 1e3
+            )
+            holder = await self._identify(f"/{method.service_name}/{method.name}", call)
+            size = self._body_bytes(context)
+            await self._reader.budget.take(holder, size)
+        except Exception as error:
+            raise connect_error(error) from None
+        admitted = self._calls[id(context)] = _Admitted(call, holder, size)
+        return admitted
+
+    async def on_end(self, admitted: _Admitted, context: _Context, _error: Exception | None) -> None:
+        """Gives the bytes back."""
+        del self._calls[id(context)]
+        self._reader.budget.give(admitted.holder, admitted.held)
+
+    def _body_bytes(self, context: _Context) -> int:
+        given = context.request_headers.get("content-length", "")
+        bound = JSON_BYTES_FACTOR * self._reader.message_bytes_max
+        size = int(given) if given.isascii() and given.isdigit() and len(given) < 12 else bound
+        return max(1, min(size, bound))
+
+
+def _peer_of_text(address: str | None) -> str:
+    host, _, port = (address or "").rpartition(":")
+    return peer_of((host, int(port)) if port.isdigit() else None)
+
+
+class Endpoints:
+    """The application of ConnectRPC for all services."""
+
+    def __init__(
+        self, services: Iterable[ServiceDescriptor], dispatcher: Dispatcher, identify: Identify, reader: RequestReader
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._calls: dict[int, _Admitted] = {}
+        methods = [method for service in services for method in service.methods]
+        paths = {GetMessageClass(each.input_type): path_of(each) for each in methods}
+        made = {path_of(each): self._make_endpoint(each) for each in methods}
+        codecs: list[Any] = [BinaryCodec(), JsonCodec(reader, paths)]
+        self.application = _Application(
+            service=None,
+            endpoints=lambda _service: made,
+            interceptors=[_Admission(identify, reader, self._calls)],
+            read_max_bytes=JSON_BYTES_FACTOR * reader.message_bytes_max,
+            codecs=codecs,
+        )
+
+    def _make_endpoint(self, method: MethodDescriptor) -> Any:
+        kinds = {
+            (False, False): StreamType.UNARY,
+            (False, True): StreamType.SERVER_STREAM,
+            (True, False): StreamType.CLIENT_STREAM,
+            (True, True): StreamType.BIDI_STREAM,
+        }
+        info: MethodInfo[Any, Any] = MethodInfo(
+            name=method.name,
+            service_name=method.containing_service.full_name,
+            input=GetMessageClass(method.input_type),
+            output=Reply,
+            idempotency_level=IdempotencyLevel.UNKNOWN,
+            stream_type=kinds[method.client_streaming, method.server_streaming],
+        )
+        path, reply = path_of(method), GetMessageClass(method.output_type)
+
+        async def answer(message: bytes, context: _Context) -> Reply:
+            return await self._answer(path, reply, message, context)
+
+        def stream(message: bytes, context: _Context) -> AsyncIterator[Reply]:
+            return self._stream(path, reply, message, context)
+
+        if method.client_streaming:
+            return Endpoint.bidi_stream(info, _refuse_stream(method))
+        if method.server_streaming:
+            return Endpoint.server_stream(info, stream)
+        return Endpoint.unary(info, answer)
+
+    async def _answer(self, path: str, reply: Any, message: bytes, context: _Context) -> Reply:
+        call = self._calls[id(context)].call
+        call.receive(message)
+        with _errors_as_connect(call, context):
+            handler = await self._dispatcher.find_handler(path, call)
+            return Reply(reply, await handler.stream_unary(None, call))
+
+    async def _stream(self, path: str, reply: Any, message: bytes, context: _Context) -> AsyncIterator[Reply]:
+        call = self._calls[id(context)].call
+        call.receive(message)
+        with _errors_as_connect(call, context):
+            handler = await self._dispatcher.find_handler(path, call)
+            async with contextlib.aclosing(handler.stream_stream(None, call)) as responses:
+                async for response in responses:
+                    for key, value in call.initial:
+                        context.response_headers[key] = str(value)
+                    yield Reply(reply, response)
+
+
+@contextlib.contextmanager
+def _errors_as_connect(call: HttpCall, context: _Context) -> Any:
+    """Raises the status of a call as ConnectError, and sets the metadata of the response."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        assert call.status is not None  # `abort` sets it
+        _set_trailers(call, context)
+        raise connect_error_of(call.status) from None
+    except asyncio.CancelledError:
+        if call.status is None:
+            raise
+        # slow_consumer.py has ended the call with a status and cancelled its task.
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        raise connect_error_of(call.status) from None
+    _set_trailers(call, context)
+
+
+def _set_trailers(call: HttpCall, context: _Context) -> None:
+    for key, value in call.trailing_metadata():
+        if isinstance(value, str):
+            (context.response_headers if key == REQUEST_ID else context.response_trailers)[key] = value
+
+
+def _refuse_stream(method: MethodDescriptor) -> Any:
+    async def refuse(_messages: object, _context: _Context) -> AsyncIterator[Reply | None]:
+        text = f"{method.name} takes a stream of requests, which needs the gRPC port"
+        error: Exception | None = connect_error(CapabilityMissing(text, capability=""))
+        if error is not None:  # always true; the `yield` makes this a generator
+            raise error
+        yield None
+
+    return refuse
+
+
+class _Application(ConnectASGIApplication[None]):
+    """All services in one application."""
+
+    @property
+    def path(self) -> str:
+        """The application is at the root."""
+        return "/"

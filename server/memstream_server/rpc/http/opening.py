@@ -1,0 +1,40 @@
+"""From the settings to a listening HTTP port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
+from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
+from memstream_server.rpc.http.listener import HttpListener
+from memstream_server.settings import parse_listen
+
+if TYPE_CHECKING:
+    from memstream_server.rpc.server import HttpPort
+    from memstream_server.settings import Settings
+
+
+async def open_http(port: HttpPort, settings: Settings, serves: Callable[[str], bool]) -> tuple[HttpListener, str]:
+    """The listener and its bound address. Raises OSError."""
+    host, number = parse_listen(settings.http_listen)
+    endpoints = Endpoints(port.services, Dispatcher(port.handlers, port.interceptors), port.identify, port.reader)
+    application = HttpApplication(
+        cast("Any", endpoints.application),
+        HttpSettings(
+            allowed_hosts(host, _split(settings.http_hosts)), _split(settings.http_cors_origins), settings.opening_max_s
+        ),
+        serves,
+    )
+    certificate, key = settings.tls_cert_file, settings.tls_key_file
+    listener = HttpListener(
+        application,
+        opening_max_s=settings.opening_max_s,
+        connections_max=settings.streams_max,
+        tls=None if certificate is None or key is None else (certificate, key, settings.tls_client_ca_file),
+    )
+    return listener, await listener.start(host, number)
+
+
+def _split(given: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in given.split(",") if each.strip())

@@ -1,0 +1,83 @@
+"""Identity, rights and TLS of the HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.access.conftest import guarded_files
+from tests.http_port.test_edges import CREATE, INFO, RECALL, call
+from tests.server.conftest import QUICK, check_log
+from tests.support.certificates import Authority
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+
+async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings) as server:
+        body = '{"namespace": "a", "memory": "joy"}'
+        assert call(address, CREATE, body).status_code == 401
+        assert call(address, CREATE, body, authorization="Bearer nonsense").status_code == 401
+        assert call(address, CREATE, body, authorization=f"Bearer {keys['bob']}").status_code == 403
+        assert call(address, CREATE, body, authorization=f"Bearer {keys['alice']}").status_code == 200
+        refused = call(address, INFO)
+        assert refused.json()["details"][0]["type"] == "google.rpc.ErrorInfo"
+        assert httpx2.get(f"http://{address}/healthz").status_code in {200, 503}, "a probe has no key"
+        assert server.stop() == 0
+        check_log(server)
+        assert not any(key in server.log() for key in keys.values())
+
+
+async def test_body_of_an_unknown_caller_is_not_read(tmp_path: Path) -> None:
+    keys_file, policy_file, _ = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings):
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        head = [
+            f"POST {RECALL} HTTP/1.1",
+            f"host: {address}",
+            "content-type: application/json",
+            "content-length: 99999",
+        ]
+        writer.write("\r\n".join([*head, "", ""]).encode())
+        async with asyncio.timeout(20):
+            assert b" 401 " in await reader.readline(), "the answer came before the body"
+        writer.close()
+
+
+def test_public_address_needs_tls_and_keys(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data", http_listen="0.0.0.0:0")
+    with pytest.raises(
+        AssertionError, match=r"http_listen is 0\.0\.0\.0:0, beyond loopback, without TLS and authentication"
+    ):
+        server.start()
+
+
+async def test_tls_serves_a_renewed_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    address = free_address()
+    tls = {"tls_cert_file": str(certificate), "tls_key_file": str(key)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **QUICK, **tls) as server:
+        trusted = ssl.create_default_context(cafile=str(authority.ca))
+        headers = {"content-type": "application/json"}
+        answer = httpx2.post(f"https://{address}{INFO}", content="{}", headers=headers, verify=trusted)
+        assert answer.status_code == 200
+        with pytest.raises(httpx2.TransportError):
+            call(address)
+        before = await asyncio.to_thread(ssl.get_server_certificate, tuple(address.split(":")))
+        authority.issue("server")
+
+        async def renewed() -> bool:
+            return await asyncio.to_thread(ssl.get_server_certificate, tuple(address.split(":"))) != before
+
+        await until(renewed)
+        assert server.is_running()

@@ -1,0 +1,234 @@
+"""Hosts, origins, headers, bodies and health of the HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+import memstream
+from tests.server.conftest import QUICK, check_log
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+INFO = "/memstream.v1.ServerService/GetServerInfo"
+RECALL = "/memstream.v1.StreamService/RecallOnce"
+CREATE = "/memstream.v1.MemoryService/CreateMemory"
+WATCH = "/memstream.v1.StreamService/Watch"
+Server = tuple[ServerProcess, str]
+
+
+def call(address: str, path: str = INFO, body: str | bytes = "{}", **headers: str) -> httpx2.Response:
+    given = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx2.post(f"http://{address}{path}", content=body, headers=given, timeout=30)
+
+
+def test_json_call_answers_with_safe_headers(http_server: Server) -> None:
+    answer = call(http_server[1])
+    assert answer.status_code == 200
+    assert "CAPABILITY_WATCH" in answer.json()["capabilities"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "access-control-allow-origin" not in answer.headers
+    assert call(http_server[1], x_request_id="mine").headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7701", "127.0.0.1.evil.example", "", "["])
+def test_foreign_host_is_refused(host: str, http_server: Server) -> None:
+    assert call(http_server[1], host=host).status_code in {400, 403}
+
+
+def test_page_of_another_origin_is_refused(http_server: Server) -> None:
+    address = http_server[1]
+    assert call(address, origin="https://evil.example").status_code == 403
+    assert call(address, origin="null").status_code == 403
+    assert call(address, origin=f"http://{address}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("", "not JSON"),
+        ("[]", "not JSON"),
+        ("nonsense", "not JSON"),
+        ('{"namespac": "a"}', 'no field named "namespac"'),
+        ("[" * 100_000, "elements"),
+        ('{"query":' * 500 + "{}" + "}" * 500, "not JSON"),
+        ('{"namespace": "a", "memory": "b", "query": {"text": "' + "x" * 1_100_000 + '"}}', "bytes"),
+        (b'{"namespace": "\xff"}', "not JSON"),
+    ],
+)
+def test_malformed_body_is_explained(body: str | bytes, problem: str, http_server: Server) -> None:
+    answer = call(http_server[1], RECALL, body)
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "invalid_argument"
+    assert problem in answer.json()["message"]
+    assert answer.json()["details"][0]["type"] == "google.rpc.ErrorInfo"
+
+
+def test_body_over_every_limit_is_refused(http_server: Server) -> None:
+    answer = call(http_server[1], RECALL, b"x" * 20_000_000)
+    assert answer.json()["code"] == "resource_exhausted"
+
+
+@pytest.mark.parametrize("method", ["Observe", "Recall"])
+def test_client_streams_point_to_grpc(method: str, http_server: Server) -> None:
+    body = struct.pack(">BI", 0, 2) + b"{}"
+    kind = "application/connect+json"
+    answer = call(http_server[1], f"/memstream.v1.StreamService/{method}", body, content_type=kind)
+    error = json.loads(answer.content[5:])["error"]
+    assert error["code"] == "unimplemented"
+    assert "gRPC" in error["message"]
+
+
+def test_unknown_path_and_method_are_http_errors(http_server: Server) -> None:
+    assert call(http_server[1], "/memstream.v1.StreamService/Nothing").status_code == 404
+    assert httpx2.get(f"http://{http_server[1]}{INFO}").status_code == 405
+    assert call(http_server[1], content_type="text/plain").status_code == 415
+
+
+async def test_health_reports_the_whole_server(http_server: Server) -> None:
+    async def healthy() -> bool:
+        return (await asyncio.to_thread(httpx2.get, f"http://{http_server[1]}/healthz")).status_code == 200
+
+    await until(healthy)
+
+
+def test_deadline_of_the_caller_is_kept(http_server: Server) -> None:
+    call(http_server[1], CREATE, '{"namespace": "http", "memory": "deadline"}')
+    waits = '{"namespace": "http", "memory": "deadline", "query": {"text": "x", "minRevision": "99"}}'
+    answer = call(http_server[1], RECALL, waits, connect_timeout_ms="600")
+    assert answer.json()["code"] == "deadline_exceeded"
+
+
+async def test_grpc_and_http_share_one_memory(http_server: Server) -> None:
+    server, address = http_server
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("http/shared")
+        await memory.observe_batch(["Ann lives in Berlin"])
+    body = '{"namespace": "http", "memory": "shared", "query": {"text": "Where does Ann live?", "explain": true}}'
+    answer = await asyncio.to_thread(call, address, RECALL, body)
+    (found,) = answer.json()["recollections"]["recollections"]
+    assert found["fragment"]["content"] == "Ann lives in Berlin"
+    assert found["score"] == pytest.approx(sum(part.get("contribution", 0.0) for part in found["explanation"]["parts"]))
+
+
+async def test_watch_streams_events_as_they_happen(http_server: Server) -> None:
+    server, address = http_server
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("http/watched")
+        data = b'{"namespace": "http", "memory": "watched"}'
+        body = struct.pack(">BI", 0, len(data)) + data
+        headers = {"content-type": "application/connect+json"}
+        async with (
+            httpx2.AsyncClient(timeout=30) as http,
+            http.stream("POST", f"http://{address}{WATCH}", content=body, headers=headers) as answer,
+        ):
+            messages = _messages(answer)
+            await anext(messages)  # the progress mark of the start, or of an interval
+            await memory.observe_batch(["hello"])
+            seen = [message async for message in _until_event(messages)]
+    assert seen[-1]["events"]["events"][0]["type"] == "EVENT_TYPE_OBSERVED"
+
+
+async def _messages(answer: httpx2.Response):  # type: ignore[no-untyped-def]
+    rest = b""
+    async for chunk in answer.aiter_bytes():
+        rest += chunk
+        while len(rest) >= 5 and len(rest) >= (size := 5 + struct.unpack(">I", rest[1:5])[0]):
+            frame, rest = rest[5:size], rest[size:]
+            yield json.loads(frame)
+
+
+async def _until_event(messages):  # type: ignore[no-untyped-def]
+    async for message in messages:
+        yield message
+        if "events" in message:
+            return
+
+
+async def test_slow_body_and_silent_connection_are_ended(tmp_path: Path) -> None:
+    address = free_address()
+    with ServerProcess(tmp_path / "data", http_listen=address, **(QUICK | {"opening_max_s": 0.5})) as server:
+        host, _, port = address.rpartition(":")
+        silent_reader, silent = await asyncio.open_connection(host, int(port))
+        reader, slow = await asyncio.open_connection(host, int(port))
+        head = (
+            f"POST {INFO} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{{"
+        )
+        slow.write(head.encode())
+        async with asyncio.timeout(20):
+            assert await silent_reader.read() == b""
+            assert b" 499 " in await reader.readline()
+        for writer in (silent, slow):
+            writer.close()
+        assert call(address).status_code == 200
+        assert server.stop() == 0
+        check_log(server)
+
+
+async def test_open_watch_ends_when_the_server_stops(tmp_path: Path) -> None:
+    address = free_address()
+    with ServerProcess(tmp_path / "data", http_listen=address, **(QUICK | {"drain_grace_s": 5})) as server:
+        call(address, CREATE, '{"namespace": "http", "memory": "drained"}')
+        data = b'{"namespace": "http", "memory": "drained"}'
+        body = struct.pack(">BI", 0, len(data)) + data
+        headers = {"content-type": "application/connect+json"}
+        async with (
+            httpx2.AsyncClient(timeout=60) as http,
+            http.stream("POST", f"http://{address}{WATCH}", content=body, headers=headers) as answer,
+        ):
+            stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+            messages = [message async for message in _messages(answer)]
+            assert await stopping == 0
+    assert any("goingAway" in message for message in messages)
+    assert messages[-1]["error"]["code"] == "unavailable"
+
+
+def test_a_port_that_was_set_must_be_free(tmp_path: Path) -> None:
+    address = free_address()
+    with (
+        ServerProcess(tmp_path / "one", http_listen=address, **QUICK),
+        pytest.raises(AssertionError, match="cannot listen"),
+    ):
+        ServerProcess(tmp_path / "two", http_listen=address, **QUICK).start()
+
+
+async def test_cors_lets_the_named_origin_in_alone(tmp_path: Path) -> None:
+    address, ours = free_address(), "https://app.example.org"
+    with ServerProcess(tmp_path / "data", http_listen=address, http_cors_origins=ours, **QUICK) as server:
+        assert server.is_running()
+        asked = {
+            "origin": ours,
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+        }
+        preflight = httpx2.options(f"http://{address}{INFO}", headers=asked)
+        assert preflight.headers["access-control-allow-origin"] == ours
+        assert call(address, origin=ours).headers["access-control-allow-origin"] == ours
+        assert call(address, origin="https://other.example.org").status_code == 403
+
+
+async def test_abandoned_call_frees_its_place(tmp_path: Path) -> None:
+    address = free_address()
+    with ServerProcess(tmp_path / "data", http_listen=address, calls_in_flight_max=1, **QUICK) as server:
+        call(address, CREATE, '{"namespace": "http", "memory": "gone"}')
+        waits = '{"namespace": "http", "memory": "gone", "query": {"text": "x", "minRevision": "99"}}'
+        began_s = time.monotonic()
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(
+                f"http://{address}{RECALL}", content=waits, headers={"content-type": "application/json"}, timeout=1
+            )
+
+        async def free() -> bool:
+            return (await asyncio.to_thread(call, address)).status_code == 200
+
+        await until(free)
+        assert time.monotonic() > began_s
+        assert server.is_running()
