@@ -1,4 +1,4 @@
-"""The gRPC layer: decodes requests, calls the engine, encodes responses.
+"""The gRPC and HTTP layer: decodes requests, calls the engine, encodes responses.
 
 Rule 1. Nothing here decides about tiers or scores: a handler validates, calls the engine and encodes.
 Rule 2. Every refusal is an EngineError; errors.py has the one table from its reason to a status.
@@ -14,6 +14,7 @@ errors: the table from reasons to gRPC statuses
 forwarding: passes calls on to the server that owns the memory
 fragments: fragment rpcs of MemoryService
 health: grpc.health.v1
+http: the HTTP port: Connect, gRPC-Web and JSON over the same handlers
 idempotency: returns the first response to a repeated request_id
 info: ServerService
 limits: bounds of requests, streams and calls

@@ -4,7 +4,9 @@
 |---|---|
 | call | one HTTP request as the context that the handlers and interceptors get |
 | codecs | JSON and binary bodies, bounded before they are parsed |
+| errors | statuses as errors of Connect |
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | application | the ASGI application: hosts, origins, headers, health |
 | listener | the socket: TLS, timeouts, start and graceful stop |
+| opening | from the settings to a listening port |
 """
