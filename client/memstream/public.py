@@ -24,6 +24,7 @@ from memstream.errors import (
     InvalidRequest,
     JournalUnavailable,
     KindMismatch,
+    LocalServerFailed,
     MemoryDeleted,
     MemoryExists,
     MemoryNotFound,
@@ -51,6 +52,7 @@ from memstream.errors import (
     SequenceGap,
     ServerBehind,
     ServerDefect,
+    SettingsMismatch,
     ShuttingDown,
     StorageFull,
     StreamClosed,
@@ -60,6 +62,7 @@ from memstream.errors import (
     Violation,
     WindowExceeded,
 )
+from memstream.local_client import LocalSetting, Opening, local
 from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
@@ -166,6 +169,8 @@ __all__ = [
     "JournalUnavailable",
     "KindMismatch",
     "Limits",
+    "LocalServerFailed",
+    "LocalSetting",
     "Memory",
     "MemoryDeleted",
     "MemoryExists",
@@ -190,6 +195,7 @@ __all__ = [
     "Observation",
     "ObservationFields",
     "ObserveStream",
+    "Opening",
     "Operation",
     "OperationNotFound",
     "OperationState",
@@ -234,6 +240,7 @@ __all__ = [
     "ServerBehind",
     "ServerDefect",
     "ServerInfo",
+    "SettingsMismatch",
     "ShortTermKind",
     "ShortTermPolicy",
     "ShuttingDown",
@@ -254,6 +261,7 @@ __all__ = [
     "Weights",
     "WindowExceeded",
     "connect",
+    "local",
     "memory_name",
     "sync",
     "user_id_of",

@@ -137,6 +137,11 @@ class Settings(BaseSettings):
         description="directory of the journal and the embedded index; one server at a time uses it",
         json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream`"},
     )
+    users_file: Path | None = _setting(
+        None,
+        "file on which every user of this server holds a shared lock (flock): the server stops when nobody holds one; "
+        "unset runs until a signal",
+    )
     advertise: Listen = _setting(
         "", "address at which other servers of the same database reach this one, host:port; empty is the bound address"
     )
