@@ -84,6 +84,11 @@ class Opening:
         self._server, self._timeout_s, self._retry, self._tracing = server, timeout_s, retry, tracing
         self._client: Client | None = None
 
+    @property
+    def address(self) -> str:
+        """The address of the server, for other clients; empty before the start."""
+        return self._server.address
+
     def __await__(self) -> Generator[Any, None, Client]:
         return self._open().__await__()
 

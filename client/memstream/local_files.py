@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 from memstream.errors import LocalServerFailed, SettingsMismatch
@@ -113,7 +114,8 @@ class Directory:
         """Records the server that was started and its settings, secrets as hashes."""
         state = {"pid": pid, "settings": {name: _recorded(name, value) for name, value in settings.items()}}
         part = self._state.with_name(f"local.json.{os.getpid()}")
-        part.write_text(json.dumps(state, ensure_ascii=False) + "\n", "utf-8")
+        with open(part, "w", encoding="utf-8", opener=_open_private) as file:
+            file.write(json.dumps(state, ensure_ascii=False) + "\n")
         part.replace(self._state)
 
     def started_settings(self, pid: int | None) -> dict[str, str] | None:
@@ -158,6 +160,10 @@ class Directory:
             self.log.replace(self.log.with_name("local.log.old"))
         return 0
 
+    def open_log(self) -> IO[bytes]:
+        """The log, to be appended to."""
+        return open(self.log, "ab", opener=_open_private)
+
     def failed(self, what: str, offset: int = 0) -> LocalServerFailed:
         """The error that says `what`, names the log and quotes its last lines after `offset` bytes."""
         try:
@@ -180,6 +186,11 @@ class Directory:
             raise
         except OSError as error:
             raise LocalServerFailed(f"{self.path} cannot be used as a data directory: {error.strerror}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    """For `open`: a new file belongs to this user alone."""
+    return os.open(path, flags, 0o600)
 
 
 def try_lock(descriptor: int, kind: int) -> bool:

@@ -202,7 +202,7 @@ class LocalServer:
         command += ["--users-file", str(self._files.users)]
         if settings:
             command += ["--config", "/dev/stdin"]  # a nameless file: other users can see flags
-        with _config_file(settings) as config, self._files.log.open("ab") as log:
+        with _config_file(settings) as config, self._files.open_log() as log:
             process = subprocess.Popen(
                 command,
                 stdin=config,
