@@ -6,9 +6,9 @@ import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from memstream.argument_types import Seconds
+from memstream.argument_types import LocalSetting, Seconds
 from memstream.backoff import Retry
 from memstream.channel import ChannelSettings, Tracing
 from memstream.client import Client
@@ -17,9 +17,6 @@ from memstream.kinds import kind_of
 
 if TYPE_CHECKING:  # imported on first use: it needs Unix, and most programs connect to a server that runs
     from memstream.local_server import LocalServer
-
-LocalSetting: TypeAlias = str | int | float | bool | Path | None
-"""A setting of the server; None leaves it at its default."""
 
 
 def local(

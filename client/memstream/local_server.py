@@ -25,13 +25,11 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from memstream.argument_types import LocalSetting
 from memstream.errors import InvalidArgument, LocalServerFailed, StreamClosed
 from memstream.local_files import POLL_S, Directory, secrets_in, try_lock, wait_until
-
-if TYPE_CHECKING:
-    from memstream.local_client import LocalSetting
 
 logger = logging.getLogger("memstream.local")
 

@@ -1,6 +1,7 @@
 """The public names of `memstream`, imported from the modules that define them."""
 
 import memstream.sync as sync
+from memstream.argument_types import LocalSetting
 from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
@@ -62,7 +63,7 @@ from memstream.errors import (
     Violation,
     WindowExceeded,
 )
-from memstream.local_client import LocalSetting, Opening, local
+from memstream.local_client import Opening, local
 from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream

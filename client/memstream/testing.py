@@ -26,8 +26,9 @@ import pytest
 
 import memstream.client
 import memstream.sync
+from memstream.argument_types import LocalSetting
 from memstream.errors import MemoryNotFound
-from memstream.local_client import LocalSetting, local_server
+from memstream.local_client import local_server
 from memstream.memory import Memory
 from memstream.policy import PolicyLike
 

@@ -27,12 +27,12 @@ from types import TracebackType
 from typing import Self
 
 import memstream.client
-from memstream.argument_types import Count, Items, KeepaliveSeconds, Seconds
+from memstream.argument_types import Count, Items, KeepaliveSeconds, LocalSetting, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Retry
 from memstream.channel import Tls, Token, Tracing
 from memstream.kinds import kind_of
-from memstream.local_client import LocalSetting, client_of, local_server
+from memstream.local_client import client_of, local_server
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
