@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from tests.local.users import server_ends
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "mein Gedächtnis 记忆 100%"
-    yield path
-    files = Directory(path)
-    ended = server_ends(path)
-    if not ended and (pid := files.server_pid()) is not None:
-        os.kill(pid, signal.SIGKILL)
-    assert ended, "a server is left over"
+def directory() -> Iterator[Path]:
+    """Short enough for a socket in it, which pytest's own folders are not."""
+    with tempfile.TemporaryDirectory(prefix="local-") as folder:
+        path = Path(folder) / "mein Gedächtnis 记忆 100%"
+        yield path
+        files = Directory(path)
+        ended = server_ends(path)
+        if not ended and (pid := files.server_pid()) is not None:
+            os.kill(pid, signal.SIGKILL)
+        assert ended, "a server is left over"
