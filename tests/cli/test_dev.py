@@ -34,6 +34,17 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
     assert not Directory(data).is_served()
 
 
+def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
+    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--json"]
+    with running(command, env=environment()) as process:
+        assert process.stdout is not None
+        described = json.loads(process.stdout.readline())
+        assert described["letters"] == 1_342
+        assert described["address"] in described["mcpServers"]["memory"]["args"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 def test_taken_port_is_an_error_with_the_server_log(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
