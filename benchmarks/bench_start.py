@@ -4,7 +4,7 @@
 
 The directory is filled once (10,000 fragments; --full: 100,000), with a complete index and an orderly stop; then it is
 started repeatedly. Rounds alternate with a bare interpreter, an interpreter that imports grpc, numpy and pymilvus, a
-bare Milvus Lite until it is ready, and `memstream --help`.
+bare Milvus Lite until it is ready, `memstream --help`, and memstream.local.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from report import Report, Size
 from served import BenchServer
 
 import memstream
+from memstream.local_client import local_server
 from memstream_server.adapters.milvus.lite import LiteProcess
 
 TOTAL = {Size.TINY: 20, Size.SHORT: 10_000, Size.FULL: 100_000}
@@ -40,6 +41,7 @@ COMMANDS = {
     "memstream --help": ("-m", "memstream_server", "--help"),
 }
 EMPTY, LITE = "memstream serve, empty directory", "bare Milvus Lite"
+LOCAL = "memstream.local, empty directory"
 WALL, CPU_S = "wall s", "CPU s"
 COLUMNS = (WALL, CPU_S)
 
@@ -73,6 +75,15 @@ async def measure_lite(report: Report, scratch: Path) -> None:
         await child.kill()
 
 
+def measure_local(report: Report, scratch: Path) -> None:
+    """Time until memstream.local has started the server of an empty directory, in a process that has imported it."""
+    server = local_server(scratch, 60.0, {})
+    began = time.perf_counter()
+    server.open()
+    report.add_round(LOCAL, wall_s=time.perf_counter() - began)
+    server.close()
+
+
 async def fill_directory(data_dir: Path, size: Size) -> None:
     """Fill a data directory, index all fragments and stop the server."""
     with BenchServer(data_dir, index_flush_interval_s=FLUSH_INTERVAL_S) as server:
@@ -94,6 +105,7 @@ def measure_rounds(report: Report, row: str, size: Size, rounds: int) -> None:
             lite.mkdir()
             asyncio.run(measure_lite(into, lite))
             measure_serve(into, EMPTY, scratch / f"empty-{number}" / "data")
+            measure_local(into, scratch / f"local-{number}")
             measure_serve(into, row, scratch / "filled" / "data")
 
 
@@ -112,6 +124,7 @@ def make_claims(report: Report) -> list[Claim]:
         make_claim(report, f"start to serving, {row}", row, WALL, IMPORTED, at_most(2, "s")),
         make_claim(report, "start to serving, empty directory", EMPTY, WALL, IMPORTED),
         make_claim(report, f"CPU until serving, {row}", row, CPU_S, IMPORTED),
+        make_claim(report, "memstream.local, empty directory", LOCAL, WALL, EMPTY, at_most(1, "s")),
         make_claim(report, "start to serving vs an empty directory", row, WALL, EMPTY),
     ]
 

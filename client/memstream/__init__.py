@@ -16,6 +16,7 @@ here.
 #   v1: the generated contract.
 #   public: the public names of `memstream`.
 #   client, channel, backoff, status: connections, calls, retries, and the translation of gRPC errors.
+#   local_client, local_server, local_files: a server that ends with its users (`memstream.local`).
 #   errors: the exception tree.
 #   memory, observe, recall, standing, watch: the handle of a memory and its streams.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.

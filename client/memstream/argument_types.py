@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 INT32_MAX = 2**31 - 1
@@ -50,6 +51,10 @@ Several: TypeAlias = ListLike[T] | AbstractSet[T]
 """A list, tuple or set; a type checker rejects a string or a mapping."""
 Items: TypeAlias = ListLike[T] | AbstractSet[T] | Iterator[T]
 """A list, tuple, set or iterator."""
+
+
+LocalSetting: TypeAlias = str | int | float | bool | Path | None
+"""A setting of a server that memstream.local starts; None leaves it at its default."""
 
 
 class Secret:

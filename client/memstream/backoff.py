@@ -80,8 +80,12 @@ class Backoff:
         return max(error.retry_after or 0.0, ceiling * self._draw())
 
 
-async def repeat_until_done(attempt: Callable[[], Awaitable[None]], backoff: Backoff) -> None:
+async def repeat_until_done(
+    attempt: Callable[[], Awaitable[None]], backoff: Backoff, revive: Callable[[], Awaitable[None]]
+) -> None:
     """Runs `attempt`, one connection of a stream, and repeats it after each break until it returns.
+
+    `revive` runs before every repetition; see Link.revive.
 
     Raises the MemstreamError of the last break when it is final or the backoff gives up.
     """
@@ -99,4 +103,5 @@ async def repeat_until_done(attempt: Callable[[], Awaitable[None]], backoff: Bac
         delay_s = backoff.delay_s(error)
         if delay_s is None:
             raise error
+        await revive()
         await asyncio.sleep(delay_s)

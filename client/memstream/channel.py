@@ -67,6 +67,22 @@ class Tracing(Protocol):
         ...
 
 
+class OwnServer(Protocol):
+    """A server that lives as long as its clients; `memstream.local_server.LocalServer` implements it."""
+
+    def check_process(self) -> None:
+        """Raises StreamClosed in a process that was forked after the client was made."""
+        ...
+
+    async def revive(self) -> None:
+        """Starts the server again if it has ended. Raises LocalServerFailed."""
+        ...
+
+    async def release(self) -> None:
+        """Ends the use of the server; if this was the last use, waits until the server has ended. Idempotent."""
+        ...
+
+
 @check_methods
 @check_fields
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,8 @@ class ChannelSettings:
     receive_bytes_max: int
     options: Sequence[tuple[str, str | int]]
     tracing: Tracing | None
+    server: OwnServer | None = None
+    """The server that this client started or found with memstream.local."""
 
 
 class Link:
@@ -188,6 +206,8 @@ class Link:
         """Raises StreamClosed if the client is closed, EventLoopMismatch as `check_loop` does."""
         if self._closed:
             raise StreamClosed("the client is closed")
+        if self.settings.server is not None:
+            self.settings.server.check_process()
         self.check_loop()
 
     def check_loop(self) -> None:
@@ -249,7 +269,13 @@ class Link:
                 delay_s = backoff.pause_s(error)
                 if clock() + delay_s >= give_up_s:
                     raise
+            await self.revive()
             await asyncio.sleep(delay_s)
+
+    async def revive(self) -> None:
+        """Before a retry: starts the client's own server again if it has ended. Raises LocalServerFailed."""
+        if self.settings.server is not None:
+            await self.settings.server.revive()
 
     def traced(self, name: str) -> AbstractContextManager[None]:
         """A span around a call, a connection of a stream, or a query on one."""
@@ -261,8 +287,12 @@ class Link:
             return
         self.check_open()
         self._closed = True
-        if self._stubs is not None and not self._stubs.loop.is_closed():
-            await self._stubs.channel.close()
+        try:
+            if self._stubs is not None and not self._stubs.loop.is_closed():
+                await self._stubs.channel.close()
+        finally:
+            if self.settings.server is not None:
+                await self.settings.server.release()
 
 
 class _Stubs:

@@ -258,7 +258,7 @@ class ConversationWatch(AsyncIterator[Message]):
     async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff, self._link.revive)
         except MemstreamError as error:
             self._end_watch(error)
         except asyncio.CancelledError:

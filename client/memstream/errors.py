@@ -24,7 +24,8 @@
     │   │   ├── SequenceGap            a number is missing; the stream reconnects and continues
     │   │   ├── SequenceConflict       two processes share a producer name; give each its own
     │   │   ├── ModelMismatch          the operator: run `memstream reindex`
-    │   │   └── KindMismatch           this kind of memory lacks the tier or operation
+    │   │   ├── KindMismatch           this kind of memory lacks the tier or operation
+    │   │   └── SettingsMismatch       memstream.local: the directory's server runs with other settings
     │   ├── OutOfRange
     │   │   ├── CursorCompacted        events that old are deleted; list the fragments and watch from there
     │   │   └── CursorVoid             the memory was recreated or restored; list it and watch from there
@@ -49,6 +50,7 @@
     │       ├── RevisionNotReached     `min_revision` did not become visible in time
     │       └── QueryTimeout           the query exceeded its timeout on the server
     ├── ServerDefect                   the server is at fault; report `details["incident"]`
+    ├── LocalServerFailed              memstream.local: the server cannot start or ended; the message quotes its log
     └── ServerBehind                   the operator restored an older backup: acknowledged observations are lost
 
 Streams handle Transient errors themselves: they reconnect until `Retry.later_s` has passed without progress, then raise
@@ -221,6 +223,10 @@ class KindMismatch(PreconditionFailed):
     """The memory's kind lacks the tier or operation."""
 
 
+class SettingsMismatch(PreconditionFailed):
+    """memstream.local: the server of the directory runs with other settings than the call asks for."""
+
+
 class OutOfRange(Refused):
     """The request is outside of the range that the server keeps."""
 
@@ -339,6 +345,15 @@ class ServerDefect(MemstreamError):
     """The server is at fault: search its log for `details["incident"]`."""
 
     code = grpc.StatusCode.INTERNAL
+
+
+class LocalServerFailed(MemstreamError):
+    """memstream.local: the server of the directory cannot be started, or ended and was not started again.
+
+    The message names the server's log, and quotes its last lines.
+    """
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class ServerBehind(MemstreamError):

@@ -1,6 +1,7 @@
 """The public names of `memstream`, imported from the modules that define them."""
 
 import memstream.sync as sync
+from memstream.argument_types import LocalSetting
 from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
@@ -24,6 +25,7 @@ from memstream.errors import (
     InvalidRequest,
     JournalUnavailable,
     KindMismatch,
+    LocalServerFailed,
     MemoryDeleted,
     MemoryExists,
     MemoryNotFound,
@@ -51,6 +53,7 @@ from memstream.errors import (
     SequenceGap,
     ServerBehind,
     ServerDefect,
+    SettingsMismatch,
     ShuttingDown,
     StorageFull,
     StreamClosed,
@@ -60,6 +63,7 @@ from memstream.errors import (
     Violation,
     WindowExceeded,
 )
+from memstream.local_client import Opening, local
 from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
@@ -166,6 +170,8 @@ __all__ = [
     "JournalUnavailable",
     "KindMismatch",
     "Limits",
+    "LocalServerFailed",
+    "LocalSetting",
     "Memory",
     "MemoryDeleted",
     "MemoryExists",
@@ -190,6 +196,7 @@ __all__ = [
     "Observation",
     "ObservationFields",
     "ObserveStream",
+    "Opening",
     "Operation",
     "OperationNotFound",
     "OperationState",
@@ -234,6 +241,7 @@ __all__ = [
     "ServerBehind",
     "ServerDefect",
     "ServerInfo",
+    "SettingsMismatch",
     "ShortTermKind",
     "ShortTermPolicy",
     "ShuttingDown",
@@ -254,6 +262,7 @@ __all__ = [
     "Weights",
     "WindowExceeded",
     "connect",
+    "local",
     "memory_name",
     "sync",
     "user_id_of",

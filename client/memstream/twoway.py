@@ -124,7 +124,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff, self._link.revive)
         except MemstreamError as error:
             self._fail_stream(error)
         except asyncio.CancelledError:

@@ -121,7 +121,7 @@ class Watch:
     async def _run_connections(self) -> None:
         backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
-            await repeat_until_done(lambda: self._run_connection(backoff), backoff)
+            await repeat_until_done(lambda: self._run_connection(backoff), backoff, self._link.revive)
         except MemstreamError as error:
             self._end_watch(error)
         except asyncio.CancelledError:

@@ -148,6 +148,11 @@ class Settings(BaseSettings):
     http_cors_origins: str = _setting(
         "", "origins whose pages may call the HTTP port, with commas, such as https://app.example.org; empty is none"
     )
+    users_file: Path | None = _setting(
+        None,
+        "file on which every user of this server holds a shared lock (flock): the server stops when nobody holds one; "
+        "unset runs until a signal",
+    )
     advertise: Listen = _setting(
         "", "address at which other servers of the same database reach this one, host:port; empty is the bound address"
     )

@@ -52,3 +52,22 @@ def test_public_modules_do_not_import_the_package() -> None:
     ]
     assert len(files) > 20
     assert asking == []
+
+
+HEAVY = ("grpc", "numpy", "google.protobuf", "asyncio", "ssl", "subprocess", "dataclasses", "memstream.public")
+"""What `import memstream` alone must not import: together they take ten times as long as the rest of it."""
+UNUSED = ("click", "jinja2", "mcp", "opentelemetry", "pandas", "pydantic", "pymilvus", "pytest", "sqlalchemy", "yaml")
+OWN_UNUSED = ("memstream.agent", "memstream.local_server", "memstream.otel", "memstream.testing", "memstream_server")
+
+
+def imported(statement: str) -> set[str]:
+    """Modules that a new interpreter has after a statement, without those it begins with."""
+    return set(run(f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))").split())
+
+
+def test_import_alone_loads_no_heavy_module() -> None:
+    assert imported("import memstream").isdisjoint(HEAVY)
+
+
+def test_connect_loads_nothing_of_server_or_extras() -> None:
+    assert imported("import memstream; memstream.connect").isdisjoint({*UNUSED, *OWN_UNUSED})

@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import assert_type
 
 import numpy as np
@@ -89,6 +90,14 @@ async def main() -> None:
         await manage(client)
         await observe(client.memory("comedy/joy"))
         await recall(client.memory("comedy/joy"))
+
+
+async def local() -> None:
+    async with memstream.local("memory", embedding="hashing", index_flush_rows=64) as client:
+        assert_type(client, memstream.Client)
+    assert_type(await memstream.local(Path("memory"), start_timeout_s=5.0), memstream.Client)
+    with memstream.sync.local("memory", timeout_s=3.0) as blocking:
+        assert_type(blocking, memstream.sync.Client)
 
 
 def script() -> None:

@@ -73,3 +73,9 @@ def script(memory: memstream.sync.Memory) -> None:
     memory.put_fragment("x", speakers="Bob")  # wrong
     with memory.recall() as stream:
         stream.submit("x", limits=3)  # wrong
+
+
+async def local() -> None:
+    await memstream.local("memory", index_flush_rows=[64])  # wrong
+    memstream.local("memory").create_memory("ns/m")  # wrong
+    memstream.sync.local(7)  # wrong

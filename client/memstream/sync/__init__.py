@@ -27,11 +27,12 @@ from types import TracebackType
 from typing import Self
 
 import memstream.client
-from memstream.argument_types import Count, Items, KeepaliveSeconds, Seconds
+from memstream.argument_types import Count, Items, KeepaliveSeconds, LocalSetting, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Retry
 from memstream.channel import Tls, Token, Tracing
 from memstream.kinds import kind_of
+from memstream.local_client import client_of, local_server
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.sync.conversations import Conversation, ConversationWatch
@@ -53,6 +54,7 @@ __all__ = [
     "StandingQuery",
     "Watch",
     "connect",
+    "local",
 ]
 
 
@@ -83,6 +85,25 @@ def connect(
             tracing=tracing,
         )
     )
+
+
+def local(
+    path: str | Path,
+    *,
+    timeout_s: Seconds = 30.0,
+    retry: Retry | None = None,
+    tracing: Tracing | None = None,
+    start_timeout_s: Seconds = 30.0,
+    **settings: LocalSetting,
+) -> Client:
+    """A client of the server of the data directory `path`, which is found or started; use it with `with`.
+
+    The arguments and errors are those of memstream.local.
+    """
+    kind_of(Seconds).check("timeout_s", timeout_s)
+    server = local_server(path, start_timeout_s, settings)
+    server.open()
+    return Client(client_of(server, timeout_s, retry, tracing))
 
 
 @check_methods

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
+        self._pid = os.getpid()
         # Registered early: handlers that the program registers later run first, and may still use the SDK.
         atexit.register(self._stop_loop)
 
@@ -30,6 +32,9 @@ class LoopThread:
         if self._ended:
             work.close()
             raise StreamClosed("the program is ending, and with it the blocking SDK's event loop")
+        if self._loop is not None and self._pid != os.getpid():  # its thread is in the parent: nothing would run
+            work.close()
+            raise StreamClosed("this process was forked from one that uses memstream.sync: use it in one of them alone")
         return asyncio.run_coroutine_threadsafe(work, self._running_loop())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -57,6 +62,7 @@ class LoopThread:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
             if self._loop is None:
+                self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="memstream", daemon=True)
                 self._thread.start()
@@ -65,7 +71,7 @@ class LoopThread:
     def _stop_loop(self) -> None:
         # Stop before the interpreter unloads modules, which makes a running loop print errors.
         self._ended = True
-        if self._loop is not None and self._thread is not None:
+        if self._pid == os.getpid() and self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
 

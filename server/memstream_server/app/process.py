@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import fcntl
 import gc
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from memstream_server.app.running import running
 from memstream_server.settings import Settings
@@ -19,7 +24,10 @@ MALLOC_ARENAS = 2
 
 
 async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
-    """Runs until SIGTERM or SIGINT, then drains. Raises StartError, or Unreadable for the data directory."""
+    """Runs until SIGTERM, SIGINT or the end of the last user (`users_file`), then drains.
+
+    Raises StartError, or Unreadable for the data directory.
+    """
     # sqlite3 releases the interpreter lock at every row that it steps over. With the default of 5 ms its threads get
     # the lock back too late while the event loop is busy: 574 to 4,012 committed observations a second became 4,700
     # with 0.5 ms.
@@ -29,6 +37,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    if settings.users_file is not None:
+        _stop_without_users(settings.users_file, lambda: loop.call_soon_threadsafe(stop.set))
     async with running(settings) as server:
         # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It did
         # so every second while observations came in, and stopped everything for 60 to 280 ms each time. No collection
@@ -47,6 +57,22 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
             announce(f"  reranker   {settings.reranker_model_dir.resolve().name}")
         await stop.wait()
         announce("memstream drains and stops")
+
+
+def _stop_without_users(file: Path, stop: Callable[[], object]) -> None:
+    """Calls `stop` from a thread when no process holds a shared lock on `file`. Raises OSError if it cannot be opened.
+
+    The kernel counts the users: it releases the lock of a process that is killed. The exclusive lock is kept until this
+    process ends, so that a new user sees that this server is ending.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+
+    def wait() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(RuntimeError):  # a signal has ended the event loop before
+            stop()
+
+    threading.Thread(target=wait, name="memstream users", daemon=True).start()
 
 
 def _tame_allocator() -> None:

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 INDEX_GRACE_S = 5.0
 """How long a stop may spend on writing pending rows to the index; the rest stays in the outbox."""
+ADDRESS_FILE = "address"
+"""In the data directory, for memstream.local. A killed server leaves it behind; the directory's lock says which."""
 OUTBOX_LOOK_S = 10.0
 """Interval at which pending rows of the index are counted."""
 
@@ -75,6 +77,8 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             reserve_bytes=settings.disk_free_min_bytes,
         )
         stack.push_async_callback(journal.close)
+        for file in _address_files(settings):
+            await asyncio.to_thread(file.unlink, missing_ok=True)  # of a killed server
         tracing = open_tracing(settings)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
@@ -115,9 +119,9 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             stack.callback(asyncio.create_task(check_models(used)).cancel)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
-        if settings.port_file is not None:
-            await asyncio.to_thread(_write_port, settings.port_file, address)
-            stack.callback(settings.port_file.unlink, missing_ok=True)
+        for file in _address_files(settings):
+            await asyncio.to_thread(_write_address, file, address)
+            stack.callback(file.unlink, missing_ok=True)
         yield Running(address, engine, metrics)
 
 
@@ -158,7 +162,13 @@ async def _watch_outbox(journal: SqlJournal, metrics: Metrics) -> None:
         await asyncio.sleep(OUTBOX_LOOK_S)
 
 
-def _write_port(file: Path, address: str) -> None:
+def _address_files(settings: Settings) -> list[Path]:
+    """Files that hold the bound address while the server serves: the one in its data directory, and `port_file`."""
+    files = [] if settings.journal_url.get_secret_value() else [settings.data_dir / ADDRESS_FILE]
+    return files if settings.port_file is None else [*files, settings.port_file]
+
+
+def _write_address(file: Path, address: str) -> None:
     """Writes the file atomically, so that a waiting process reads a complete address."""
     part = file.with_name(f"{file.name}.{os.getpid()}")
     part.write_text(f"{address}\n", encoding="utf-8")

@@ -9,7 +9,9 @@ output: JSON and tables.
 
 Commands:
 adopt: imports a Milvus collection.
+check: checks answers against expectations.
 data: backup and restore.
+dev: runs a server with a sample memory.
 doctor: diagnoses a data directory.
 healthcheck: probes a server.
 keys: manages the file of API keys.
@@ -24,6 +26,7 @@ transfer: export and import.
 verify: checks a journal.
 
 Helpers of one command:
+check_file: the file of check.
 feeds: the input files of observe and their producers.
 records: parses a line of observe's input.
 tally: the progress of observe.

@@ -28,8 +28,8 @@ class Exit(IntEnum):
 EXIT_CODES = """\b
 Exit codes:
   0  done
-  1  the server or the connection failed; verify found a violation, doctor a problem
-  2  the command line, the settings or a value in them is invalid
+  1  the server or the connection failed; verify found a violation, doctor a problem, check a failed expectation
+  2  the command line, the settings, the file of check or a value in them is invalid
   3  observe: some observations were rejected; the others are stored
   4  a named resource does not exist
 """

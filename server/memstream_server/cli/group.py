@@ -13,9 +13,11 @@ import click
 from memstream_server.cli.failures import AS_JSON, EXIT_CODES, Failure, Misuse
 
 COMMANDS = {
+    "dev": ("dev", "Run a server with a sample memory, to try memstream."),
     "serve": ("serve", "Run a server until SIGTERM or SIGINT."),
     "observe": ("observe", "Send observations from files or standard input into a memory."),
     "recall": ("recall", "Query a memory."),
+    "check": ("check", "Check what a memory recalls against a file of expectations."),
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "stats": ("showing", "Count a memory's fragments."),

@@ -1,0 +1,119 @@
+"""`memstream check`: expectations of answers, wrong files, and results for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.commands import run
+from tests.support.server import ServerProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GOOD = """\
+observations:
+  - {id: train, text: The train to Ulm leaves at noon, speaker: ann}
+  - {id: bees, text: I keep bees on the roof, speaker: bob, time: 2026-05-01T12:00:00Z}
+now: 2026-06-01
+questions:
+  - question: When does the train leave?
+    limit: 1
+    expect:
+      - {id: train, first: 1}
+      - {contains: AT NOON}
+      - {id: bees, absent: true}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "file.yaml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def test_example_of_the_letters_passes() -> None:
+    done = run("check", str(ROOT / "examples/letters_check.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 passed, 0 failed" in done.stdout
+
+
+def test_met_expectations_exit_with_0(server: ServerProcess, tmp_path: Path) -> None:
+    done = run("check", str(write(tmp_path, GOOD)), "--address", server.address, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [(result["passed"], result["place"]) for result in results] == [(True, 1), (True, 1), (True, None)]
+    assert run("list", "check", target=server.address).stdout.count("check/") == 0, "the memory of the check is left"
+
+
+def test_failed_expectations_exit_with_1_and_show_answers(server: ServerProcess, tmp_path: Path) -> None:
+    text = GOOD.replace("id: train, first: 1", "id: bees").replace("id: bees, absent", "id: train, absent")
+    junit = tmp_path / "results.xml"
+    done = run("check", str(write(tmp_path, text)), "--address", server.address, "--junit", str(junit))
+    assert done.returncode == 1, done.stderr
+    assert "1 passed, 2 failed" in done.stdout
+    assert "1. The train to Ulm leaves at noon" in done.stdout
+    suite = ElementTree.parse(junit).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    failures = {case.get("name"): failure.get("message") for case in suite for failure in case}
+    assert failures == {"bees in the first 1": "not in the answer", "train absent": "at place 1"}
+
+
+def test_repeated_observation_counts_as_the_first_one(server: ServerProcess, tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "now: 2026-06-01", "  - {id: again, text: The train to Ulm leaves at noon, speaker: ann}\nnow: 2026-06-01"
+    ).replace("{contains: AT NOON}", "{id: again, first: 1}")
+    done = run("check", str(write(tmp_path, text)), "--address", server.address)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("recall:\n  min_relevance: 1.0\n", "utf-8")
+    words = ("check", str(write(tmp_path, GOOD)), "--address", server.address)
+    assert run(*words).returncode == 0
+    strict = run(*words, "--policy", str(policy))
+    assert strict.returncode == 1
+    assert "train in the first 1" in strict.stdout
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("limit: 1", "limt: 1", "7: questions[1].limt: there is no such key"),
+        ("limit: 1", "limit: none", "7: questions[1].limit: Input should be a valid integer"),
+        ("first: 1", "first: 5", "9: questions[1].expect[1].first: is more than the question's limit of 1"),
+        ("id: bees, absent", "id: wasps, absent", "11: questions[1].expect[3].id: no observation has the id 'wasps'"),
+        ("contains: AT", "id: bees, contains: AT", "10: questions[1].expect[2]: needs exactly one of id and contains"),
+        ("limit: 1", "weak: true", "7: questions[1].weak: this version does not mark weak answers"),
+        ("first: 1", "current: true", "9: questions[1].expect[1].current: this version does not know which"),
+        ("speaker: bob", "speeker: bob", "3: observations[2].speeker: 'speeker' is not a field"),
+        ("{id: bees, text", "{id: train, text", "3: observations[2].id: 'train' is given twice"),
+        ("now: 2026-06-01", "now: soon", "4: now: Input should be a valid datetime"),
+        ("now: 2026-06-01", "policy: {recall: {limt: 3}}", "4: policy.recall.limt: is no argument"),
+        ("now: 2026-06-01", "policy: {recall: {limit: 0}}", "4: policy.recall.limit: "),
+        ("now: 2026-06-01", "policy_file: none.yaml", "none.yaml: cannot be read: No such file"),
+        ("now: 2026-06-01", "observations_file: none.jsonl", "4: observations_file: "),
+        ("now: 2026-06-01", "questions: []", "5: questions: is given twice"),
+        ("questions:", "asked:", "5: asked: there is no such key"),
+        ("limit: 1", "limit: [1", "is not YAML: "),
+        (GOOD, "- a list\n", "1: must be a mapping with observations and questions"),
+        (GOOD, "observations: []\nquestions: []\n", "2: questions: Tuple should have at least 1 item"),
+    ],
+)
+def test_wrong_file_names_line_and_key(
+    server: ServerProcess, tmp_path: Path, before: str, after: str, problem: str
+) -> None:
+    done = run("check", str(write(tmp_path, GOOD.replace(before, after, 1))), "--address", server.address)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert problem in done.stderr
+    assert "file.yaml" in done.stderr or "none.yaml" in done.stderr
+
+
+def test_missing_file_and_unreachable_server_are_told_apart(tmp_path: Path) -> None:
+    assert run("check", str(tmp_path / "none.yaml")).returncode == 2
+    done = run("check", str(write(tmp_path, GOOD)), "--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no server answers at 127.0.0.1:1" in done.stderr

@@ -1,0 +1,53 @@
+"""`memstream dev`: a server with the letters, and commands that work as it prints them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import socket
+from pathlib import Path
+
+from memstream.local_files import Directory
+from tests.cli.commands import COMMAND, environment, run
+from tests.support.processes import running
+
+
+def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(data)]
+    with running(command, env=environment()) as process:
+        assert process.stdout is not None
+        lines = []
+        while not lines or "Ctrl-C" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        address = lines[1].split()[3].rstrip(",")
+        words = shlex.split(next(line for line in lines if line.strip().startswith("memstream recall")))
+        recalled = run(*words[1:])
+        assert "delayed by the Great Fire" in " ".join(recalled.stdout.split()), recalled.stderr
+        text = "".join(lines)
+        host = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        assert host["mcpServers"]["memory"]["args"] == ["mcp", "--target", address, "--memory", "demo/letters"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not Directory(data).is_served()
+
+
+def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
+    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--json"]
+    with running(command, env=environment()) as process:
+        assert process.stdout is not None
+        described = json.loads(process.stdout.readline())
+        assert described["letters"] == 1_342
+        assert described["address"] in described["mcpServers"]["memory"]["args"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_taken_port_is_an_error_with_the_server_log(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("dev", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
+    assert done.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
