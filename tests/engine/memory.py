@@ -92,7 +92,7 @@ class EngineMemory:
             vector=padded(query.vector, self.engine.dimension),
         )
         answer = await self.engine.recall(NAMESPACE, self.name, asked)
-        await self.engine.settled()
+        await self.engine.wait_for_reinforcement()
         return [found.fragment.id for found in answer.recollections]
 
     async def clear(self, tiers: Sequence[Tier]) -> None:
@@ -132,8 +132,8 @@ class EngineMemory:
         return found
 
     async def fragments(self) -> list[Fragment]:
-        live, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
-        forgotten, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
+        live, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
+        forgotten, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
         return sorted([*live, *forgotten], key=lambda fragment: fragment.position)
 
     async def extra(self, command: Command) -> list[str]:
@@ -147,6 +147,6 @@ class EngineMemory:
             self.clock.offset_us += int(command.words[0]) * 1_000_000
             return []
         if command.name == "recollect":
-            await self.engine.reinforce(NAMESPACE, self.name, command.words)
+            await self.engine.reinforce_fragments(NAMESPACE, self.name, command.words)
             return []
         raise ValueError(f"the engine driver does not know {command.name}")

@@ -46,7 +46,7 @@ async def test_who_waits_for_stored_waits_for_one_commit(
     session = await opened(parts.engine)
     writes(parts)
     await session.submit(1, LINES[:count], level)
-    progress = await session.reached(STORED, count)
+    progress = await session.wait_for_level(STORED, count)
     assert (progress.received, progress.stored) == (count, count)
     assert writes(parts) == expected
     assert await contents(parts.engine) == words(LINES[:count])
@@ -79,9 +79,9 @@ async def test_a_few_that_come_meanwhile_are_stored_together_in_the_order_they_c
     assert not any(one.done() for one in (first, *later))
     release()
     await asyncio.gather(first, *later, opening)
-    progress = await session.reached(STORED, 3)
+    progress = await session.wait_for_level(STORED, 3)
     assert (progress.received, progress.stored) == (3, 3)
-    await other.reached(STORED, 1)
+    await other.wait_for_level(STORED, 1)
     assert writes(parts) == ["commit", "commit"]
     assert await contents(parts.engine) == words(LINES[:4])
     again = await sent(await opened(parts.engine), 1, LINES[:3])
@@ -100,8 +100,8 @@ async def test_what_is_more_than_that_is_received_after_it_and_nothing_passes_it
     later.append(other.submit(2, LINES[2 + AT_ONCE_MAX : 3 + AT_ONCE_MAX], STORED))
     release()
     await asyncio.gather(first, *later)
-    await session.reached(STORED, 1 + AT_ONCE_MAX)
-    await other.reached(STORED, 2)
+    await session.wait_for_level(STORED, 1 + AT_ONCE_MAX)
+    await other.wait_for_level(STORED, 2)
     assert writes(parts)[:4] == ["commit", "commit", "receive", "receive"]
     assert await contents(parts.engine) == words(LINES[: 3 + AT_ONCE_MAX])
 
@@ -120,7 +120,7 @@ async def test_of_several_that_fail_together_each_hears_why_and_none_is_lost_or_
         with pytest.raises(StorageIsFull):
             await waiting
     await independent  # there was room for it when its own turn came
-    await other.reached(STORED, 1)
+    await other.wait_for_level(STORED, 1)
     assert await contents(parts.engine) == words([LINES[0], LINES[3]])
     await sent(await opened(parts.engine), 2, LINES[1:3])
     assert await contents(parts.engine) == words([LINES[0], LINES[3], *LINES[1:3]])
@@ -153,7 +153,7 @@ async def test_what_the_disk_has_no_room_for_is_refused_and_taken_later(parts: A
     session = await opened(parts.engine)
     assert (session.opened.received, session.opened.stored) == (0, 0)
     await session.submit(1, LINES[:1], STORED)
-    await session.reached(STORED, 1)
+    await session.wait_for_level(STORED, 1)
     assert await contents(parts.engine) == words(LINES[:1])
 
 
@@ -202,7 +202,7 @@ async def until_taken(actor: Actor) -> None:
 async def test_a_memory_that_ends_before_it_is_begun_says_so(parts: Assembled) -> None:
     session = await opened(parts.engine)
     receiving = session.submit(1, LINES[:1], STORED)
-    parts.engine._registry.actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    parts.engine._registry.list_actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
     with pytest.raises(JournalUnavailable):  # a cancellation would be no answer to whoever waits
         await receiving
     await sent(await opened(parts.engine), 1, LINES[:1])

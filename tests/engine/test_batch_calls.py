@@ -136,7 +136,7 @@ async def test_producer_name_never_meets_request_id(parts: Assembled, producer: 
     session = await parts.engine.open_observe(NAMESPACE, "joy", producer)
     assert session.opened.received == 0
     await session.submit(1, LINES[2:4])
-    await session.reached(AckLevel.STORED, 2)
+    await session.wait_for_level(AckLevel.STORED, 2)
     assert (await batch(parts, LINES[:2])).received == 2
     assert [one.name for one in (await check(parts.engine, "joy")).producers] == [producer]
 
@@ -255,10 +255,10 @@ async def test_call_with_producer_supersedes_its_stream(parts: Assembled) -> Non
     session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
     await batch(parts, LINES[:2], producer="p")
     with pytest.raises(ProducerSuperseded):
-        session.progress()
+        session.take_progress()
     newer = await parts.engine.open_observe(NAMESPACE, "joy", "p")
     await batch(parts, LINES[:2], producer="p")  # the stored answer, which opens no stream
-    assert newer.progress().received == 2
+    assert newer.take_progress().received == 2
 
 
 async def test_erasure_leaves_answer_without_digest(parts: Assembled) -> None:

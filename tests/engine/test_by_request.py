@@ -38,7 +38,7 @@ async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
 
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
-    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 10_000))[0]
+    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 10_000))[0]
 
 
 async def told(engine: Engine, *types: EventType) -> list[Event]:
@@ -198,7 +198,7 @@ async def test_a_clone_has_structure_and_no_content(engine: Engine) -> None:
     assert (cloned.kind, cloned.policy, cloned.labels) == (source.kind, source.policy, source.labels)
     assert cloned.uid != source.uid
     assert cloned.seed != source.seed
-    assert (await engine.memories.statistics("other", "copy")).counts.short_term == 0
+    assert (await engine.memories.get_statistics("other", "copy")).counts.short_term == 0
 
 
 # ---- answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memstream_server.core.values import Fragment
-from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FRAGMENTS_MAX, Contents
+from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FRAGMENTS_MAX, FragmentCache
 
 
 def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
@@ -11,57 +11,57 @@ def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
 
 
 def test_the_least_recently_used_leave_first() -> None:
-    contents = Contents()
+    contents = FragmentCache()
     contents.put(fragment(number) for number in range(FRAGMENTS_MAX))
-    assert contents.found(["f00000"]), "asked for, so it is the latest now"
+    assert contents.get_many(["f00000"]), "asked for, so it is the latest now"
     contents.put([fragment(FRAGMENTS_MAX)])
-    assert not contents.found(["f00001"])
-    assert set(contents.found(["f00000", f"f{FRAGMENTS_MAX:05}"])) == {"f00000", f"f{FRAGMENTS_MAX:05}"}
-    assert contents.left == 1
+    assert not contents.get_many(["f00001"])
+    assert set(contents.get_many(["f00000", f"f{FRAGMENTS_MAX:05}"])) == {"f00000", f"f{FRAGMENTS_MAX:05}"}
+    assert contents.removals == 1
 
 
 def test_long_contents_are_bounded_in_bytes() -> None:
-    contents = Contents()
+    contents = FragmentCache()
     contents.put(fragment(number, "x" * 65_536) for number in range(40))
     assert 0 < contents.bytes <= BYTES_MAX
-    assert contents.left > 0
+    assert contents.removals > 0
     for number in range(40):
         contents.remove(f"f{number:05}")
     assert contents.bytes == 0
 
 
 def test_what_the_journal_gave_does_not_replace_what_was_committed_meanwhile() -> None:
-    contents = Contents()
-    asked = contents.left
+    contents = FragmentCache()
+    asked = contents.removals
     contents.put([fragment(1, "new")])
-    contents.read([fragment(1, "old"), fragment(2, "read")], asked)
-    assert contents.found(["f00001"])["f00001"].content == "new"
-    assert contents.found(["f00002"])["f00002"].content == "read"
+    contents.put_read([fragment(1, "old"), fragment(2, "read")], asked)
+    assert contents.get_many(["f00001"])["f00001"].content == "new"
+    assert contents.get_many(["f00002"])["f00002"].content == "read"
 
 
 def test_what_the_journal_gave_is_not_kept_when_a_change_may_have_left_meanwhile() -> None:
-    contents = Contents()
-    asked = contents.left
+    contents = FragmentCache()
+    asked = contents.removals
     contents.put([fragment(1, "new")])
     contents.put(fragment(number) for number in range(10, 10 + FRAGMENTS_MAX))
-    contents.read([fragment(1, "old")], asked)
-    assert not contents.found(["f00001"])
+    contents.put_read([fragment(1, "old")], asked)
+    assert not contents.get_many(["f00001"])
 
 
 def test_accesses_are_counted_and_the_time_never_goes_back() -> None:
-    contents = Contents()
+    contents = FragmentCache()
     contents.put([fragment(1, access_count=4, access_time_us=70)])
-    contents.accessed(["f00001"], 90)
-    contents.accessed(["f00001"], 80)
-    contents.accessed(["f00099"], 80)
-    found = contents.found(["f00001", "f00099"])
+    contents.count_access(["f00001"], 90)
+    contents.count_access(["f00001"], 80)
+    contents.count_access(["f00099"], 80)
+    found = contents.get_many(["f00001", "f00099"])
     assert list(found) == ["f00001"]
     assert (found["f00001"].access_count, found["f00001"].access_time_us) == (6, 90)
 
 
 def test_what_was_removed_while_the_journal_was_read_does_not_come_back() -> None:
-    contents = Contents()
-    asked = contents.left
+    contents = FragmentCache()
+    asked = contents.removals
     contents.remove("f00001")
-    contents.read([fragment(1)], asked)
-    assert not contents.found(["f00001"])
+    contents.put_read([fragment(1)], asked)
+    assert not contents.get_many(["f00001"])

@@ -34,7 +34,7 @@ RIPE = with_value(DEFAULT, "short_term.enhance_threshold", 1)
 
 async def erased(engine: Engine, *ids: str) -> OperationState:
     operation = await engine.erasing.start(NAMESPACE, "joy", ids)
-    return (await engine.operations.finished(operation.id)).state
+    return (await engine.operations.wait_for_end(operation.id)).state
 
 
 async def insights(engine: Engine) -> list[Fragment]:
@@ -107,7 +107,7 @@ async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_anothe
         embeddings = parts.engine._models.embeddings
         now = embeddings.in_force
         embeddings.in_force = Embedding(replace(now.model, name="another"), now.embedder)
-        await parts.engine._registry.move(lambda _: ())
+        await parts.engine._registry.move_to_space(lambda _: ())
         slow.go.set()
 
         async def done() -> bool:
@@ -173,7 +173,7 @@ async def cancelled(engine: Engine, id: str) -> None:
     await asyncio.sleep(0.3)
     await engine.operations.cancel(id)
     async with asyncio.timeout(5):
-        assert (await engine.operations.finished(id)).state is OperationState.CANCELLED
+        assert (await engine.operations.wait_for_end(id)).state is OperationState.CANCELLED
 
 
 async def test_erasures_that_wait_share_one_rebuild(tmp_path: Path) -> None:

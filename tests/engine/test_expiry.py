@@ -53,7 +53,7 @@ async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, 
     etag = fragment_etag((await engine.fragments.get(*NAME, id=gone))[0])
     clock.offset_us += 61 * SECOND_US
     if maintained:
-        await engine.maintain()
+        await engine.run_maintenance()
     for key in ({"id": gone}, {"external_id": "k"}):
         with pytest.raises(FragmentNotFound):
             await engine.fragments.get(*NAME, **key)
@@ -62,19 +62,19 @@ async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, 
     with pytest.raises(EtagMismatch):
         await engine.fragments.put(*NAME, observation("a crane", external_id="k"), etag)
     assert [one.id for one in await listed(engine)] == [kept]
-    assert [one.id for one in await engine.fragments.read(*NAME, [gone, kept])] == [kept]
+    assert [one.id for one in await engine.fragments.read_many(*NAME, [gone, kept])] == [kept]
     answer = await engine.recall(*NAME, Query(text="heron"))
     assert [one.fragment.id for one in answer.recollections] == [kept]
     assert answer.working_ids == (kept,)
     text = await exported(engine)
     assert gone not in text
     assert '"fragments":1' in text
-    assert (await engine.memories.statistics(*NAME)).counts.short_term == 1
+    assert (await engine.memories.get_statistics(*NAME)).counts.short_term == 1
     assert (await engine.fragments.forget(*NAME, [gone])).count == 0
     assert (await engine.fragments.forget(*NAME, Filter(sessions=("s",)))).count == 1
     assert (await engine.fragments.restore(*NAME, [gone])).count == 0
     assert (await engine.fragments.restore(*NAME, Filter(sessions=("s",)))).count == 1
-    await engine.maintain()
+    await engine.run_maintenance()
     forgotten = {(one.fragment, one.reason) for one in await told(engine, EventType.FORGOTTEN)}
     assert forgotten == {(gone, Reason.EXPIRED), (kept, Reason.REQUESTED)}
 
@@ -99,7 +99,7 @@ async def test_key_of_expired_fragment_is_free(
     (gone,) = await tell(engine, "the heron by the canal", external_id="k")
     clock.offset_us += 61 * SECOND_US
     if maintained:
-        await engine.maintain()
+        await engine.run_maintenance()
     if put:
         made = await engine.fragments.put(*NAME, observation("the crane by the lake", external_id="k"))
         assert made.created

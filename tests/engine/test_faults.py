@@ -91,7 +91,7 @@ async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> 
             for answer in answers:
                 if answer is not None:
                     raise answer
-            await session.reached(AckLevel.STORED, len(items))
+            await session.wait_for_level(AckLevel.STORED, len(items))
         finally:
             session.close()
 
@@ -117,7 +117,7 @@ async def scripted_session(engine: Engine, run: str) -> None:
     change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2))
     await insist(lambda: engine.memories.update(NAMESPACE, one, change))
     await insist(lambda: engine.recall(NAMESPACE, one, Query(text="what does the otter eat?", limit=4)))
-    await engine.settled()
+    await engine.wait_for_reinforcement()
     await remove(engine, three)
     await say(engine, two, "left", [*SECOND, *FIRST])
 
@@ -173,10 +173,10 @@ async def read_everything(engine: Engine, name: str) -> None:
             assert (await anext(steps))[1] == 1
 
     await insist(watched)
-    await insist(lambda: engine.memories.statistics(NAMESPACE, name))
-    await insist(lambda: engine.memories.page(NAMESPACE, "", 10))
-    page = await insist(lambda: engine.fragments.page(NAMESPACE, name, Filter(), False, -1, 100))
-    await insist(lambda: engine.reinforce(NAMESPACE, name, [one.id for one in page[0][:1]]))
+    await insist(lambda: engine.memories.get_statistics(NAMESPACE, name))
+    await insist(lambda: engine.memories.list_page(NAMESPACE, "", 10))
+    page = await insist(lambda: engine.fragments.list_page(NAMESPACE, name, Filter(), False, -1, 100))
+    await insist(lambda: engine.reinforce_fragments(NAMESPACE, name, [one.id for one in page[0][:1]]))
     assert await insist(lambda: engine.stored_answer("none")) is None
 
 
@@ -240,7 +240,7 @@ async def talk(engine: Engine, name: str, policy: Policy) -> None:
     await create(engine, name, MemoryKind.HYBRID, policy)
     await say(engine, name, "left", FIRST)
     await insist(lambda: engine.recall(NAMESPACE, name, Query(text="what does the otter eat?", limit=4)))
-    await engine.settled()
+    await engine.wait_for_reinforcement()
     await say(engine, name, "right", SECOND)
 
 
@@ -368,7 +368,7 @@ async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
         await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         session = await engine.open_observe(NAMESPACE, "joy", "p")
         await session.submit(1, [observation("the first")])
-        await session.reached(AckLevel.STORED, 1)
+        await session.wait_for_level(AckLevel.STORED, 1)
         parts.journal.fail_at(1, Fault.FULL, "commit")
         for number in (2, 3):
             await session.submit(number, [observation(f"number {number}")])
@@ -378,6 +378,6 @@ async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
 
         await until(refused)
         assert (await engine.fragments.clear(NAMESPACE, "joy", ())).count == 1
-        await session.reached(AckLevel.STORED, 3)
+        await session.wait_for_level(AckLevel.STORED, 3)
         session.close()
         assert [row.fragment.content for row in (await check(engine, "joy")).rows] == ["number 2", "number 3"]

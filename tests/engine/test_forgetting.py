@@ -57,14 +57,14 @@ async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engi
     (pinned,) = await tell(engine, "pinned", ttl_us=SECOND_US)
     await tell(engine, "never")
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["soon", "pinned", "never"]
     clock.offset_us += 2 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["pinned", "never"]
     assert await why(engine) == {soon: Reason.EXPIRED}
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=False))
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["never"]
 
 
@@ -87,7 +87,7 @@ async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
     await engine.observe_batch(NAME[0], "other", "", 1, items, AckLevel.STORED)
     clock.offset_us += 2 * SECOND_US
     monkeypatch.setattr(engine._registry, "use_uid", failing)
-    await engine.maintain()
+    await engine.run_maintenance()
     monkeypatch.undo()
     assert await contents(engine) == []
 
@@ -98,10 +98,10 @@ async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: 
     await tell(engine, "own", ttl_us=1_000 * SECOND_US)
     clock.offset_us += 60 * SECOND_US
     await tell(engine, "young")
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["old", "own", "young"]
     clock.offset_us += 60 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["own", "young"]
     assert await why(engine) == dict.fromkeys(old, Reason.EXPIRED)
 
@@ -111,14 +111,14 @@ async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engi
     await tell(engine, "the heron by the canal", "an umbrella in the hall")
     (weak,) = await tell(engine, "a trifle", importance=0.0)
     clock.offset_us += 50 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await why(engine) == {weak: Reason.RETENTION}
     clock.offset_us += 60 * SECOND_US
     assert (await engine.recall(*NAME, Query(text="heron", limit=1))).recollections
-    await engine.settled()
+    await engine.wait_for_reinforcement()
     await engine._reinforcement._write_accesses()  # what the background does every few seconds
     clock.offset_us += 60 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["the heron by the canal"]
 
 
@@ -129,10 +129,10 @@ async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: Sett
     pinned = (await listed(engine))[5]
     await engine.fragments.update(*NAME, FragmentChange(id=pinned.id, pinned=True))
     clock.offset_us += 3_000_000 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["line 0", "line 3", "line 5"]
     assert set((await why(engine)).values()) == {Reason.CAPACITY}
-    await engine.maintain()
+    await engine.run_maintenance()
     assert len(await listed(engine)) == 3
 
 
@@ -141,14 +141,14 @@ async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: Setta
     ids = await tell(engine, "one", "two")
     await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert (await engine.fragments.restore(*NAME, ids[:1])).count == 1
     await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert [one.id for one in await listed(engine, forgotten=True)] == ids[:1]
     clock.offset_us += 20 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await listed(engine, forgotten=True) == []
     assert await contents(engine) == ["two"]
     erased = await told(engine, EventType.ERASED)
@@ -165,7 +165,7 @@ async def test_a_memory_that_is_not_active_is_maintained_too(tmp_path: Path, clo
         await tell(engine, "old")
     clock.offset_us += 200 * SECOND_US
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
-        await engine.maintain()
+        await engine.run_maintenance()
         assert await listed(engine) == []
         assert len(await listed(engine, forgotten=True)) == 1
 
@@ -182,7 +182,7 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     clock.offset_us += 200 * SECOND_US
     for number in range(lines_after):
         await tell(engine, f"late {number}")
-    await engine.maintain()
+    await engine.run_maintenance()
     for cursor in (0, pruned - 1):
         steps = engine.watch(*NAME, "", cursor, 0)
         with pytest.raises(CursorCompacted) as refused:
@@ -202,7 +202,7 @@ async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
         yield 0
 
     await create(engine, MemoryKind.LONG_TERM)
-    monkeypatch.setattr(engine._forgetting, "purge", elsewhere)
+    monkeypatch.setattr(engine._retention, "purge_memory", elsewhere)
     operation = await engine.purging.start(NAME[0], "")
 
     async def left_to_another() -> bool:
@@ -212,4 +212,4 @@ async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
     await until(left_to_another)
     await engine.operations.cancel(operation.id)
     async with asyncio.timeout(5):
-        assert (await engine.operations.finished(operation.id)).state is OperationState.CANCELLED
+        assert (await engine.operations.wait_for_end(operation.id)).state is OperationState.CANCELLED

@@ -20,7 +20,7 @@ from memstream_server.engine.background import jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.memory.build_commit import packed
+from memstream_server.engine.memory.build_commit import pack_vector
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import IndexUnavailable, Point
@@ -49,7 +49,7 @@ async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel 
 
 
 async def live(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
 
 
 def keyed(text: str, key: str = "k") -> NewObservation:
@@ -111,7 +111,7 @@ async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> 
         uid = await create(parts.engine)
         (first,) = await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # an answer takes longer than that to whoever asked
+        await parts.engine.wait_for_reinforcement()  # an answer takes longer than that to whoever asked
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
         await parts.engine.fragments.forget(NAMESPACE, "joy", [first])
@@ -124,7 +124,7 @@ async def test_what_a_fragment_said_before_it_was_changed_is_no_echo(tmp_path: P
         uid = await create(parts.engine)
         (first,) = await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # as above
+        await parts.engine.wait_for_reinforcement()  # as above
         await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(first, pinned=True))
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
@@ -138,7 +138,7 @@ async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
         await create(parts.engine)
         await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # as above
+        await parts.engine.wait_for_reinforcement()  # as above
         await observe(parts.engine, observation(TEA, session="s"))
 
         async def counted() -> bool:
@@ -290,7 +290,7 @@ async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_ha
                 return not actor.working.fresh.keys() & set(others)
 
             await until(let_go)
-            assert list(actor.working.fresh) == actor.working.unsettled() == [id_]
+            assert list(actor.working.fresh) == actor.working.list_unsettled() == [id_]
             index.down = False
 
             async def all_let_go() -> bool:
@@ -395,5 +395,5 @@ async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -
         (found,) = await live(parts.engine)
         assert found.content == "badgers dig at night"
         (vector,) = await embedder.embed([indexed_text(found)])
-        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: packed(vector)}
+        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
         await check(parts.engine, "joy")

@@ -187,7 +187,9 @@ async def test_put_replaces_all_a_client_gives(tmp_path: Path, kind: MemoryKind,
         assert (found.expire_time_us, found.ttl_us, found.token_count) == (None, None, 0)
         assert found.observe_time_us >= found.create_time_us
         in_session = Filter(sessions=("monday",))
-        assert found.id not in [one.id for one in (await engine.fragments.page(*NAME, in_session, False, -1, 99))[0]]
+        assert found.id not in [
+            one.id for one in (await engine.fragments.list_page(*NAME, in_session, False, -1, 99))[0]
+        ]
         query = Query(text="canal lake heron", limit=9, now_us=found.observe_time_us, reinforce=False)
         before = await engine.recall(*NAME, query)
     async with open_engine(tmp_path) as engine:  # the neighbours of another session are linked as after a restart

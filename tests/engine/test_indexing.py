@@ -37,7 +37,7 @@ async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:
 
 
 async def unindexed(engine: Engine) -> int:
-    return (await engine.memories.statistics("test", "zoo")).counts.unindexed
+    return (await engine.memories.get_statistics("test", "zoo")).counts.unindexed
 
 
 async def indexed(engine: Engine) -> bool:
@@ -162,11 +162,11 @@ async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_
         busy.engine.set_result(parts.engine)
         actor = parts.engine._registry.peek(uid)
         assert actor is not None
-        first_ids = set(actor.working.unsettled())
+        first_ids = set(actor.working.list_unsettled())
         assert len(first_ids) >= len(TEXTS)
 
         async def let_go() -> bool:
-            return not first_ids & set(actor.working.unsettled())
+            return not first_ids & set(actor.working.list_unsettled())
 
         await until(let_go)
         said = busy.said
@@ -274,7 +274,7 @@ def entries_made(monkeypatch: pytest.MonkeyPatch) -> list[IndexEntry]:
 
 
 async def compared(engine: Engine) -> bool:
-    return engine._indexer._reconciliation.done
+    return engine._indexer._reconciler.done
 
 
 async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
@@ -309,6 +309,6 @@ async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
 
         monkeypatch.setattr(parts.index, "flush", slow)
         monkeypatch.setattr(parts.journal, "outbox_size", left, raising=False)
-        await parts.engine._indexer.rebuild(at)
+        await parts.engine._indexer.rebuild_index(at)
         assert told == sorted(told)
         assert all(done <= total for done, total in told)

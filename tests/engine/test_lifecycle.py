@@ -45,7 +45,7 @@ async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
     """All fragments, or all forgotten ones."""
-    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 1_000))[0]
+    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 1_000))[0]
 
 
 async def told(engine: Engine, type_: EventType) -> list[Event]:
@@ -162,4 +162,4 @@ async def test_a_clone_has_the_structure_and_not_the_content(engine: Engine) -> 
     clone = await engine.memories.clone(*NAME, "test", "bliss")
     assert (clone.kind, clone.policy, clone.labels) == (source.kind, source.policy, source.labels)
     assert (clone.uid != source.uid, clone.seed != source.seed, clone.revision) == (True, True, 1)
-    assert (await engine.fragments.page("test", "bliss", Filter(), False, -1, 10))[0] == []
+    assert (await engine.fragments.list_page("test", "bliss", Filter(), False, -1, 10))[0] == []

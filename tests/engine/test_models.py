@@ -42,7 +42,7 @@ async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED
 
 
 async def fragments(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.page("test", "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page("test", "joy", Filter(), False, -1, 1_000))[0]
 
 
 async def insights(engine: Engine) -> list[Fragment]:
@@ -123,7 +123,7 @@ async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
 ) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
     monkeypatch.setattr(jobs, "ASIDE_S", 0.05)
-    do, tries = jobs.Jobs._do, 0
+    do, tries = jobs.Jobs._run_job, 0
 
     async def full(self: jobs.Jobs, actor: Actor, job: Job, account: Account) -> None:
         nonlocal tries
@@ -132,7 +132,7 @@ async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
             raise StorageIsFull("scripted", retry_after_s=0.01)
         await do(self, actor, job, account)
 
-    monkeypatch.setattr(jobs.Jobs, "_do", full)
+    monkeypatch.setattr(jobs.Jobs, "_run_job", full)
     scorer = ScriptedScorer({"Bob likes tea": 0.9})
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
@@ -245,7 +245,7 @@ async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
     monkeypatch.setattr(jobs, "PAGE", 2)
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
     tries, rounds, llm, scorer = 0, 0, ScriptedInsights(), ScriptedScorer()
-    do, whole_round = jobs.Jobs._do, jobs.Jobs._round
+    do, whole_round = jobs.Jobs._run_job, jobs.Jobs._run_round
 
     async def counted(self: jobs.Jobs) -> bool:
         nonlocal rounds
@@ -259,8 +259,8 @@ async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
         tries += 1
         raise StorageIsFull("scripted", retry_after_s=0.01)
 
-    monkeypatch.setattr(jobs.Jobs, "_do", full)
-    monkeypatch.setattr(jobs.Jobs, "_round", counted)
+    monkeypatch.setattr(jobs.Jobs, "_run_job", full)
+    monkeypatch.setattr(jobs.Jobs, "_run_round", counted)
     llm.fail(times=1_000_000)
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer, insights=llm)) as engine:
         await memory(engine, policy=with_value(DEFAULT, "short_term.enhance_threshold", 1))

@@ -49,7 +49,7 @@ async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
 
 async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
     await session.submit(first, items)
-    return await session.reached(STORED, first + len(items) - 1)
+    return await session.wait_for_level(STORED, first + len(items) - 1)
 
 
 async def contents(engine: Engine) -> list[str]:
@@ -128,7 +128,7 @@ async def test_repeats_are_known_after_a_restart_and_past_what_ram_keeps(
         with pytest.raises(SequenceConflict):
             await session.submit(2, [LINES[7]])
         with pytest.raises(SequenceConflict):
-            await session.reached(AckLevel.INDEXED, len(LINES) + 1)
+            await session.wait_for_level(AckLevel.INDEXED, len(LINES) + 1)
         assert await contents(parts.engine) == words(LINES)
 
 
@@ -143,7 +143,7 @@ async def test_a_repeat_of_what_is_in_flight_is_not_acknowledged_before_it(parts
         session.submit(2, LINES[2:3])
     release()
     await asyncio.gather(first, again)
-    assert (await session.reached(STORED, 2)).received == 2
+    assert (await session.wait_for_level(STORED, 2)).received == 2
     assert await contents(parts.engine) == words(LINES[:2])
 
 
@@ -174,7 +174,7 @@ async def test_what_an_older_stream_sends_too_late_is_refused_and_disturbs_nobod
     assert (await sent(newer, 6, LINES[5:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.receiving.backlog == 0
+        assert actor.ingest.backlog == 0
 
 
 async def test_who_stops_waiting_for_received_takes_nothing_with_them(parts: Assembled) -> None:
@@ -184,7 +184,7 @@ async def test_who_stops_waiting_for_received_takes_nothing_with_them(parts: Ass
     await asyncio.sleep(0)
     waiting.cancel()
     release()
-    assert (await session.reached(STORED, 2)).stored == 2
+    assert (await session.wait_for_level(STORED, 2)).stored == 2
     assert (await sent(session, 3, LINES[2:3])).stored == 3
     assert await contents(parts.engine) == words(LINES[:3])
 
@@ -201,13 +201,13 @@ async def test_a_batch_call_cancelled_at_any_await_is_stored_whole_or_not_at_all
         session = await opened(parts.engine, f"p-{steps}")
         assert session.opened.received in (0, 2)
         if session.opened.received:
-            await session.reached(STORED, 2)
+            await session.wait_for_level(STORED, 2)
             expected += words(new)
         session.close()
     assert sorted(await contents(parts.engine)) == sorted(expected)
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.receiving.backlog == 0
-    assert actor.idle
+        assert actor.ingest.backlog == 0
+    assert actor.is_idle
 
 
 async def test_an_open_that_was_given_up_supersedes_all_the_same_and_leaves_no_session(parts: Assembled) -> None:
@@ -219,13 +219,13 @@ async def test_an_open_that_was_given_up_supersedes_all_the_same_and_leaves_no_s
     await asyncio.gather(given_up, return_exceptions=True)
     release()
     with pytest.raises(ProducerSuperseded):
-        await older.reached(STORED, 1)
+        await older.wait_for_level(STORED, 1)
     older.close()
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
         assert actor.failed is None
 
     async def idle() -> bool:
-        return actor.idle
+        return actor.is_idle
 
     await until(idle)
 
@@ -250,7 +250,7 @@ async def test_the_backlog_is_bounded_and_given_back(tmp_path: Path) -> None:
             session.submit(5, LINES[4:5])
         assert refused.value.retry_after_s
         embedder.heal()
-        await session.reached(STORED, 4)
+        await session.wait_for_level(STORED, 4)
         assert (await sent(session, 5, LINES[4:8])).stored == 8
         assert await contents(parts.engine) == words(LINES[:8])
 
@@ -263,7 +263,7 @@ async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None
         while not seen or seen[-1].indexed < len(LINES):
             await session.news.wait()
             session.news.clear()
-            seen.append(session.progress())
+            seen.append(session.take_progress())
 
     following = asyncio.create_task(follow())
     for first in range(0, len(LINES), 2):
@@ -314,6 +314,6 @@ async def test_who_waits_for_received_is_told_before_anything_is_computed(tmp_pa
         watching = asyncio.create_task(watch())
         await asyncio.sleep(0)
         await session.submit(1, LINES[:1], AckLevel.RECEIVED)
-        await session.reached(STORED, 1)
+        await session.wait_for_level(STORED, 1)
         await watching
     assert order[:2] == ["told", "embedded"]

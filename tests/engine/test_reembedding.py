@@ -49,7 +49,7 @@ async def test_cancelled_and_then_killed_it_leaves_no_second_space(tmp_path: Pat
         await until(lambda: begun(parts.engine))
         await parts.engine._storage.operations.ask_cancel(operation.id)  # and the process ends before it heard
     async with assembled(tmp_path, models=models()) as parts:
-        ended = await parts.engine.operations.finished(operation.id)
+        ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
         await until(lambda: alone(parts.engine), deadline_s=5)
 
@@ -69,7 +69,7 @@ async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_sp
 
         await until(failed)
         await parts.engine.operations.cancel(operation.id)
-        ended = await parts.engine.operations.finished(operation.id)
+        ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
         await until(lambda: alone(parts.engine), deadline_s=5)
 
@@ -85,6 +85,6 @@ async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_late
         await observe(parts.engine, *(f"{TEA} {number}" for number in range(5)))
         refused = {(one.id, one.version) for one in (await live(parts.engine))[:4]}
         entered: list[str] = []
-        monkeypatch.setattr(reembed, "_entering", lambda job, _: entered.append(job.memory))
-        await parts.engine.reembedding._leftovers(refused)
+        monkeypatch.setattr(reembed, "_enter_job", lambda job, _: entered.append(job.memory))
+        await parts.engine.reembedding._backfill_leftovers(refused)
         assert entered == [uid]

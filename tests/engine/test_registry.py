@@ -76,7 +76,7 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
         loads = counted(parts, "load")
         speakers = [speak(parts.engine, name, producer) for name in MEMORIES for producer in ("left", "right")]
         await asyncio.gather(*speakers, *(ask(parts.engine, name) for name in MEMORIES))
-        await parts.engine.settled()
+        await parts.engine.wait_for_reinforcement()
         for name in MEMORIES:
             expected = [said(name, who, number) for who in ("left", "right") for number in range(1, ROUNDS + 1)]
             assert await contents(parts.engine, name) == sorted(expected)
@@ -97,8 +97,8 @@ async def test_an_evicted_memory_leaves_ram_without_the_collector(tmp_path: Path
         del session
         await observe(engine, "one", "Bo has a dog.")
         assert len(await recalled(engine, "one", "who has a cat?")) == 2
-        await engine.settled()
-        (evicted,) = [weakref.ref(actor.working) for actor in engine._registry.actors()]
+        await engine.wait_for_reinforcement()
+        (evicted,) = [weakref.ref(actor.working) for actor in engine._registry.list_actors()]
         gc.collect()
         gc.disable()
         try:
@@ -116,22 +116,22 @@ async def test_a_memory_that_ends_leaves_ram_once_its_streams_have_ended(tmp_pat
         await create(engine, "one")
         session = await engine.open_observe(NAMESPACE, "one", "bo")
         await session.submit(1, [observation("Ada has a cat.")], AckLevel.STORED)
-        await engine.settled()
-        (ended,) = [weakref.ref(actor.working) for actor in engine._registry.actors()]
+        await engine.wait_for_reinforcement()
+        (ended,) = [weakref.ref(actor.working) for actor in engine._registry.list_actors()]
         gc.collect()
         gc.disable()
         try:
             if how == "deleted":
                 await engine.memories.delete(NAMESPACE, "one")
             else:
-                engine._registry.reread(engine._registry.actors()[0].uid)
+                engine._registry.reread_memory(engine._registry.list_actors()[0].uid)
             with pytest.raises((MemoryNotFound, JournalUnavailable)):
-                await session.reached(AckLevel.STORED, 2)
-            await engine._registry.shrink()
+                await session.wait_for_level(AckLevel.STORED, 2)
+            await engine._registry.enforce_bounds()
             assert ended() is not None
             session.close()
             del session
-            await engine._registry.shrink()
+            await engine._registry.enforce_bounds()
             await until(lambda: is_free(ended))
         finally:
             gc.enable()
@@ -307,7 +307,7 @@ async def test_sessions_and_waiting_recalls_of_a_deleted_memory_are_told(tmp_pat
         waiting = asyncio.create_task(
             parts.engine.recall(NAMESPACE, "joy", Query(text="anything", min_revision=100, wait_s=60))
         )
-        reaching = asyncio.create_task(session.reached(AckLevel.STORED, 1))
+        reaching = asyncio.create_task(session.wait_for_level(AckLevel.STORED, 1))
         await asyncio.sleep(0.01)
         await parts.engine.memories.delete(NAMESPACE, "joy")
         for told in (waiting, reaching):
@@ -346,7 +346,7 @@ async def test_who_waits_for_a_revision_is_told_to_try_again_when_the_memory_is_
         await recalled(parts.engine, "joy", "otter")
         waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
         await asyncio.sleep(0.01)
-        parts.engine._registry.reread(uid)
+        parts.engine._registry.reread_memory(uid)
         with pytest.raises(JournalUnavailable) as refused:
             await waiting
         assert refused.value.retry_after_s
@@ -367,12 +367,12 @@ async def test_what_was_received_is_stored_after_failures_though_nobody_asks(tmp
         for _ in range(3):  # and when it is read again that fails, too
             await until(lambda: active(parts, uid))
             parts.journal.fail_at(1, Fault.LOST)
-            parts.engine._registry.reread(uid)
+            parts.engine._registry.reread_memory(uid)
             await until(lambda: failed(parts))
         embedder.heal()
 
         async def stored() -> bool:
-            return (await parts.engine.memories.statistics(NAMESPACE, "joy")).counts.pending == 0
+            return (await parts.engine.memories.get_statistics(NAMESPACE, "joy")).counts.pending == 0
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["the otter eats fish"]
@@ -386,7 +386,7 @@ async def test_a_memory_is_read_again_though_taking_it_fails(tmp_path: Path, fau
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         parts.journal.fail_at(1, fault, "own")
-        parts.engine._registry.reread(uid)
+        parts.engine._registry.reread_memory(uid)
         await until(lambda: failed(parts))
         await until(lambda: active(parts, uid))
         await observe(parts.engine, "joy", "badgers dig")
@@ -404,7 +404,7 @@ async def test_what_an_ended_actor_still_writes_is_refused_once_the_memory_was_r
         let_go = parts.journal.hold("receive")
         late = asyncio.create_task(observe(parts.engine, "joy", "a late lynx", level=AckLevel.RECEIVED))
         await until(lambda: written(parts, "receive"))
-        parts.engine._registry.reread(uid)
+        parts.engine._registry.reread_memory(uid)
         await until(lambda: active(parts, uid))
         assert (await parts.engine.memories.get(NAMESPACE, "joy")).epoch == first + 1
         let_go()
@@ -436,7 +436,7 @@ async def test_an_engine_that_stops_while_a_model_is_waited_for_keeps_what_it_re
     async with assembled(tmp_path) as parts:
 
         async def stored() -> bool:
-            return (await parts.engine.memories.statistics(NAMESPACE, "joy")).counts.pending == 0
+            return (await parts.engine.memories.get_statistics(NAMESPACE, "joy")).counts.pending == 0
 
         await until(stored)
         assert await contents(parts.engine, "joy") == ["badgers dig", "the otter eats fish"]
@@ -449,7 +449,7 @@ async def test_accesses_of_several_memories_are_written_though_one_is_gone(tmp_p
             await observe(parts.engine, name, f"hello {name}")
         for name in MEMORIES:
             assert await recalled(parts.engine, name, "hello")
-        await parts.engine.settled()
+        await parts.engine.wait_for_reinforcement()
         await parts.engine.memories.delete(NAMESPACE, MEMORIES[3])
         await parts.engine._reinforcement._write_accesses()  # what the background does every few seconds
         for name in MEMORIES[:3] + MEMORIES[4:]:
@@ -464,7 +464,7 @@ async def test_only_memories_that_were_used_are_measured_again(tmp_path: Path, m
             await create(parts.engine, name)
             await observe(parts.engine, name, "hello")
         for _ in range(2):  # what was in use the first time is looked at once more
-            await registry.shrink()
+            await registry.enforce_bounds()
         measured: list[str] = []
         size = WorkingSet.size_bytes.fget
         assert size is not None
@@ -474,9 +474,9 @@ async def test_only_memories_that_were_used_are_measured_again(tmp_path: Path, m
             return int(size(working))
 
         monkeypatch.setattr(WorkingSet, "size_bytes", property(seen))
-        before = parts.engine.held().size_bytes
+        before = parts.engine.memory_stats().size_bytes
         await observe(parts.engine, MEMORIES[3], *(f"{number} {'x' * 1_000}" for number in range(20)))
         for _ in range(2):
-            await registry.shrink()
+            await registry.enforce_bounds()
         assert set(measured) == {MEMORIES[3]}
-        assert parts.engine.held().size_bytes > before + 20_000
+        assert parts.engine.memory_stats().size_bytes > before + 20_000

@@ -40,7 +40,7 @@ async def opened(parts: Assembled, outcomes: bool = True) -> ObserveSession:
 
 async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
     await session.submit(first, items)
-    return await session.reached(AckLevel.STORED, first + len(items) - 1)
+    return await session.wait_for_level(AckLevel.STORED, first + len(items) - 1)
 
 
 async def missed(session: ObserveSession, known: int) -> tuple[list[int], list[int], list[Missed]]:
@@ -74,7 +74,7 @@ async def test_outcomes_of_earlier_process_come_back(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         session = await opened(parts)
         _, became, pages = await missed(session, 0)
-        later = await session.reached(AckLevel.STORED, 40)
+        later = await session.wait_for_level(AckLevel.STORED, 40)
         assert became + [one.sequence for one in later.outcomes] == list(range(1, 41))
         assert [one for page in pages for one in page.outcomes][:30] == list(first.outcomes)
 

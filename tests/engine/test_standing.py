@@ -39,13 +39,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def rankings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The revision of each ranking."""
     seen: list[int] = []
-    change = standing_query.Standing.change
+    change = standing_query.StandingQuery.next_change
 
-    def counted(self: standing_query.Standing, answer: RecallAnswer) -> Change | None:
+    def counted(self: standing_query.StandingQuery, answer: RecallAnswer) -> Change | None:
         seen.append(answer.revision)
         return change(self, answer)
 
-    monkeypatch.setattr(standing_query.Standing, "change", counted)
+    monkeypatch.setattr(standing_query.StandingQuery, "next_change", counted)
     return seen
 
 
@@ -88,7 +88,7 @@ async def following(
     follower = Follower()
 
     async def follow() -> None:
-        async with aclosing(engine.follow(NAMESPACE, "joy", query, again)) as changes:
+        async with aclosing(engine.follow_query(NAMESPACE, "joy", query, again)) as changes:
             async for change in changes:
                 follower.apply(change)
 
@@ -152,7 +152,7 @@ async def test_what_changes_nothing_of_the_answer_is_not_told(tmp_path: Path, ra
         revision = (await parts.engine.memories.get(NAMESPACE, "joy")).revision
         await until(lambda: rankings[-1] == revision)
         assert follower.changes == 1
-        await parts.engine.settled()
+        await parts.engine.wait_for_reinforcement()
         assert (await parts.engine.memories.get(NAMESPACE, "joy")).revision == revision, "nothing is reinforced"
 
 
@@ -214,7 +214,7 @@ async def test_commits_that_nobody_told_of_are_found(tmp_path: Path, monkeypatch
     """As those of another process are."""
     async with memory(tmp_path) as parts:
         watchers = parts.engine._watchers
-        monkeypatch.setattr(watchers, "committed", lambda uid, revision: None)
+        monkeypatch.setattr(watchers, "notify_commit", lambda uid, revision: None)
         monkeypatch.setattr(watchers, "quiet_s", 0.05)
         async with following(parts.engine) as follower:
             await observe(parts.engine, TEA)
@@ -223,21 +223,21 @@ async def test_commits_that_nobody_told_of_are_found(tmp_path: Path, monkeypatch
 
 async def test_the_end_of_the_memory_is_the_end_of_the_query(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
+        changes = parts.engine.follow_query(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
-            assert parts.engine.held().watchers == 1
+            assert parts.engine.memory_stats().watchers == 1
             next_change = asyncio.create_task(anext(changes))  # type: ignore[arg-type]  # a coroutine all the same
             await asyncio.sleep(0.05)
             await parts.engine.memories.delete(NAMESPACE, "joy")
             with pytest.raises(MemoryNotFound):
                 await next_change
-        assert parts.engine.held().watchers == 0
+        assert parts.engine.memory_stats().watchers == 0
 
 
 async def test_a_memory_made_anew_under_the_name_is_another(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
+        changes = parts.engine.follow_query(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
             await parts.engine.memories.delete(NAMESPACE, "joy")
@@ -266,7 +266,7 @@ async def test_a_model_is_asked_for_the_question_once_and_after_an_outage_again(
 async def test_what_is_told_is_an_echo_when_it_is_said_in_the_session(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
         async with following(parts.engine, Query(text="Bob", session="monday")):
-            await parts.engine.settled()
+            await parts.engine.wait_for_reinforcement()
             await observe(parts.engine, TEA, session="monday")
         assert EventType.ECHOED in [event.type for event in await events(parts.engine)]
 
@@ -300,8 +300,8 @@ async def test_who_applies_the_changes_holds_what_a_recall_answers(tmp_path: Pat
             else:
                 await parts.engine.recall(NAMESPACE, "joy", Query(text=draw.choice(words)))
             await asyncio.sleep(draw.choice([0, 0, 0.02]))
-        await parts.engine.settled()
-        answer = await parts.engine.recall(NAMESPACE, "joy", standing_query.standing(query))
+        await parts.engine.wait_for_reinforcement()
+        answer = await parts.engine.recall(NAMESPACE, "joy", standing_query.as_standing(query))
         now = {found.fragment.id: found.fragment.content for found in answer.recollections}
         await until(lambda: list(follower.held.items()) == list(now.items()))
 
@@ -313,7 +313,7 @@ async def test_fragments_that_say_the_same_do_not_displace_each_other(tmp_path: 
         held: list[tuple[str, ...]] = []
 
         async def follow() -> None:
-            async with aclosing(engine.follow(NAMESPACE, "joy", QUERY, at_once)) as changes:
+            async with aclosing(engine.follow_query(NAMESPACE, "joy", QUERY, at_once)) as changes:
                 async for change in changes:
                     assert change.retracted == ()
                     folded = {one.fragment.id: one.folded for one in change.answer.recollections}

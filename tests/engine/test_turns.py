@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memstream_server.engine.runtime import fair_scheduler as turns_module
-from memstream_server.engine.runtime.fair_scheduler import Lane, Turns
+from memstream_server.engine.runtime.fair_scheduler import FairScheduler, Lane
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("one_each")
 async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
-    turns, served = Turns(), list[str]()
+    turns, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, name: str) -> None:
-        async with turns.of(namespace):
+        async with turns.slot(namespace):
             served.append(name)
 
     asked = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("a", "a4"), ("c", "c1"), ("b", "b2")]
@@ -31,10 +31,10 @@ async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
 
 @pytest.mark.usefixtures("one_each")
 async def test_a_namespace_that_writes_much_answers_questions_in_between() -> None:
-    turns, served = Turns(), list[str]()
+    turns, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, lane: Lane, name: str) -> None:
-        async with turns.of(namespace, lane):
+        async with turns.slot(namespace, lane):
             served.append(name)
 
     written = [("a", Lane.WRITE, f"w{number}") for number in range(4)]
@@ -44,14 +44,14 @@ async def test_a_namespace_that_writes_much_answers_questions_in_between() -> No
 
 
 async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, seen = Turns(), list[str]()
+    turns, seen = FairScheduler(), list[str]()
     monkeypatch.setattr(turns_module, "TURN_S", 60.0)
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with turns.slot("a"):
             await asyncio.sleep(0)
             seen.append(name)
-            async with turns.of("b", Lane.READ):
+            async with turns.slot("b", Lane.READ):
                 seen.append(f"{name} inside")
 
     async def other() -> None:
@@ -67,10 +67,10 @@ async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(mo
 
 @pytest.mark.usefixtures("one_each")
 async def test_one_at_a_time_and_others_run_between() -> None:
-    turns, seen = Turns(), list[str]()
+    turns, seen = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with turns.slot("a"):
             seen.append(f"{name} begins")
             await asyncio.sleep(0)
             seen.append(f"{name} ends")
@@ -88,10 +88,10 @@ async def test_one_at_a_time_and_others_run_between() -> None:
 
 @pytest.mark.usefixtures("one_each")
 async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
-    turns, served = Turns(), list[str]()
+    turns, served = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with turns.slot("a"):
             served.append(name)
             if name == "fails":
                 raise ValueError(name)
@@ -106,19 +106,19 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
     done = await asyncio.gather(*tasks.values(), return_exceptions=True)
     assert served == ["first", "fails", "last"]
     assert [type(each) for each in done[1:4]] == [asyncio.CancelledError, asyncio.CancelledError, ValueError]
-    async with asyncio.timeout(10), turns.of("b"):
+    async with asyncio.timeout(10), turns.slot("b"):
         pass
 
 
 @pytest.mark.usefixtures("one_each")
 async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
-    turns, seen = Turns(), list[str]()
+    turns, seen = FairScheduler(), list[str]()
     begun = {name: asyncio.Event() for name in ("late", "next", "last")}
     goes_on, next_goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait(name: str, until: asyncio.Event) -> None:
-        async with turns.of("a"):
+        async with turns.slot("a"):
             seen.append(f"{name} begins")
             begun[name].set()
             await until.wait()

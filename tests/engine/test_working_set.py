@@ -35,7 +35,7 @@ class Twins:
         self.left_alone: WorkingSet | None = None
         self.waiting: list[int] = []
         """Fragments that waited to be searched, after each commit."""
-        apply = WorkingSet.apply
+        apply = WorkingSet.apply_commit
 
         def also(working: WorkingSet, commit: Commit, decision: Decision) -> None:
             if self.looked_at is None:
@@ -44,12 +44,12 @@ class Twins:
             for twin in (self.looked_at, self.left_alone):
                 assert twin is not None
                 apply(twin, commit, decision)
-            self.looked_at.show()
+            self.looked_at.refresh_search()
             assert self.left_alone is not None
             _same_answers(self.looked_at, self.left_alone, [row.fragment.id for row in commit.rows])
-            self.waiting.append(len(self.left_alone._unshown))
+            self.waiting.append(len(self.left_alone._pending))
 
-        patch.setattr(WorkingSet, "apply", also)
+        patch.setattr(WorkingSet, "apply_commit", also)
 
 
 def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
@@ -63,15 +63,15 @@ def _same_answers(one: WorkingSet, other: WorkingSet, ids: Sequence[str]) -> Non
     """What decisions ask, which must not wait for anybody to look."""
     for id_ in (*ids, "unknown"):
         assert one.tier_of(id_) == other.tier_of(id_)
-        assert one.forgotten(id_) == other.forgotten(id_)
-    assert one.unsettled() == other.unsettled()
+        assert one.is_forgotten(id_) == other.is_forgotten(id_)
+    assert one.list_unsettled() == other.list_unsettled()
     assert one.insights == other.insights
     assert all(one.id_of(f"key-{number}") == other.id_of(f"key-{number}") for number in range(5))
 
 
 def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
     """Whatever slots they have: by id."""
-    assert one.fragments == other.fragments > 0
+    assert one.fragment_count == other.fragment_count > 0
     ids = sorted(one.columns.live_ids())
     assert ids == sorted(other.columns.live_ids())
     mine, theirs = one.columns.slots(ids), other.columns.slots(ids)
@@ -85,7 +85,7 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
         if one.dense is not None and other.dense is not None:
             query = embedder.vectors([word])[0]
             np.testing.assert_array_equal(one.dense.cosines(query)[mine], other.dense.cosines(query)[theirs])
-    assert one.vectors(ids).keys() == other.vectors(ids).keys()
+    assert one.get_vectors(ids).keys() == other.get_vectors(ids).keys()
 
 
 async def _live(parts: Assembled, chance: random.Random) -> None:
@@ -93,7 +93,7 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
     engine = parts.engine
     words = " ".join(chance.choices(WORDS, k=4))
     kind = chance.choice(["new"] * 6 + ["keyed", "change", "forget", "restore"])
-    fragments = (await engine.fragments.page(*NAME, Filter(), kind == "restore", -1, 100))[0]
+    fragments = (await engine.fragments.list_page(*NAME, Filter(), kind == "restore", -1, 100))[0]
     if kind == "change" and fragments:
         await engine.fragments.update(*NAME, FragmentChange(chance.choice(fragments).id, content=words))
     elif kind == "forget" and fragments:

@@ -120,7 +120,7 @@ def create_server(
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
-        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.serving
+        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.check_serving
     )
 
 
