@@ -1,4 +1,4 @@
-"""Imports beside everything else: callers that leave, and what fails on the way."""
+"""Imports whose callers leave, and failures during an import."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import runner
-from memstream_server.engine.operations.runner import Progress
-from memstream_server.engine.operations.transfer import import_memory
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.transfer import import_cleanup
 from memstream_server.engine.operations.transfer.import_memory import BATCH, Target
 from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.ports.operations import Operation, OperationState
@@ -25,7 +25,7 @@ __all__ = ["hasty"]  # a fixture
 
 
 def taken(engine: Engine, fragments: int) -> Upload:
-    """An import of a memory "joy" that was sent whole."""
+    """An import of a memory "joy" that was uploaded completely."""
     intake = engine.transfers.imports.open_upload("")
     lines = [HEADER, memory(fragments=fragments), *(fragment(number) for number in range(1, fragments + 1))]
     intake.add_lines(b"".join(ended(lines)))
@@ -43,7 +43,7 @@ async def imports(engine: Engine) -> list[Operation]:
     return await engine.operations.list_page(NAMESPACE, "", "", 10)
 
 
-async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_same(tmp_path: Path) -> None:
+async def test_import_completes_after_its_caller_leaves(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         intake = taken(parts.engine, 3)
         beginning = asyncio.create_task(begun(parts.engine, intake))
@@ -62,11 +62,9 @@ async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_s
         await until(gone)
 
 
-async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when the lease is lost with the database: the operation is gone on with once that is back."""
-    monkeypatch.setattr(import_memory, "TIDY_RETRY_S", 0.05)
+async def test_import_keeps_its_file_until_its_end_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the lease were lost together with the database: the operation resumes when both are back."""
+    monkeypatch.setattr(import_cleanup, "TIDY_RETRY_S", 0.05)
     async with assembled(tmp_path) as parts:
         finished, asked = parts.engine.operations.wait_for_end, asyncio.Event()
 
@@ -93,9 +91,7 @@ async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_an_import_that_is_tried_again_tells_no_less_than_it_has_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retried_import_never_reports_less_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RETRY_S", 0.01)
     told: list[int] = []
     at = Progress.report_done

@@ -10,7 +10,6 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import passes
 from memstream_server.core.ranking import NearMiss, Scored, Stage
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.engine.engine import Info
 from memstream_server.engine.errors import (
     CursorVoid,
     EngineError,
@@ -32,6 +31,7 @@ from memstream_server.engine.requests import (
     Refusal,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
+from memstream_server.engine.status import Info
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel

@@ -8,6 +8,7 @@ lifecycle: update, forget, restore and clear, each one decision in the memory's 
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees
+status: models, stores, use of RAM, and what works now
 settings: limits, lease times and transfer settings
 memory: one active memory: its actor, its ingest, its working set (a package)
 recall: answers queries (a package)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -53,11 +53,12 @@ from memstream_server.engine.requests import (
 )
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.runtime.registry import Registry
+from memstream_server.engine.status import Info, MemoryStats, Serving
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, Recorded
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import Commit
-from memstream_server.ports.models import EmbeddingModel, ModelState, ModelStatus, Spent
+from memstream_server.ports.models import EmbeddingModel, ModelState, Spent
 
 if TYPE_CHECKING:
     from memstream_server.core.values import Vector
@@ -66,54 +67,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["Engine", "Info", "ObserveSession"]
+__all__ = ["Engine", "ObserveSession"]
 
 JOURNAL_PATIENCE_S = 3.0
 """Timeout of the journal in health checks."""
 BOUND_INTERVAL_S = 1.0
 """How often the bounds of active memories, which grow with use, are enforced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Info:
-    """The models and stores of the engine."""
-
-    embedding: EmbeddingModel
-    scorer_model: str
-    insight_model: str
-    index: str
-    journal: str
-    degraded: str
-    spent: Sequence[Spent] = ()
-    models: Sequence[ModelStatus] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    """Use of RAM over all active memories."""
-
-    memories: int
-    size_bytes: int
-    backlog: int
-    """Observations received and not yet stored."""
-    sessions: int
-    producers: int
-    watchers: int
-    """Watches and standing queries."""
-    owned: int
-    """Memories that only this process may change: with a shared journal those it has taken, else the active ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Which stores and models work now."""
-
-    journal: bool
-    """It answers, and the lease of this process is valid if the journal is shared."""
-    index: bool
-    """It answers and is complete except for rows in the outbox."""
-    models: Mapping[str, bool] = field(default_factory=dict)
-    """By role: whether the last call succeeded; true before the first call."""
 
 
 class Engine:
@@ -190,7 +149,7 @@ class Engine:
                 try:
                     await step()
                 except (JournalError, EngineError) as error:
-                    log.warning("not_swept", step=step.__name__, error=error)
+                    log.warning("follow_servers_failed", step=step.__name__, error=error)
             await asyncio.sleep(self._lease.renew_s)
 
     async def _revive_abandoned(self) -> None:
@@ -332,20 +291,20 @@ class Engine:
         query = as_standing(query)
         record = await self._registry.read_record(namespace, name)
         with self._watchers.add_waiter(record) as waiting:
-            told = StandingQuery(self._watchers, record, waiting, self._runtime.clock)
+            standing = StandingQuery(self._watchers, record, waiting, self._runtime.clock)
             while True:
                 waiting.news.clear()
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
                         raise MemoryDeleted(f"memory {namespace}/{name} was deleted, and another memory has its name")
-                    told.retention = actor.working.record.policy.retention
-                    change = told.next_change(await self._recall_current(actor, query, told.vectors))
+                    standing.retention = actor.working.record.policy.retention
+                    change = standing.next_change(await self._recall_current(actor, query, standing.vectors))
                     if change is not None:
                         self._reinforcement.queue_answer(actor, query, change.answer)
                 if change is not None:
                     yield change
-                query = replace(query, min_revision=0, preferred=told.ids)
-                await told.wait_until_due()
+                query = replace(query, min_revision=0, preferred=standing.ids)
+                await standing.wait_until_due()
                 await again()
 
     async def _recall_current(

@@ -57,8 +57,10 @@ class Fragments:
         if record.policy.short_term.merge_content or not fragment.sources:
             return ""
         sources = await self._read_unexpired(record, fragment.sources)
-        told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
-        return merged_text(fragment, told, recollections=False)
+        enhancements = tuple(
+            Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources
+        )
+        return merged_text(fragment, enhancements, recollections=False)
 
     async def read_many(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these ids."""

@@ -230,29 +230,29 @@ async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Stor
 async def _in_batches(
     actor: Actor,
     ids: Sequence[str],
-    told: EventType,
+    counted: EventType,
     storage: Storage,
     once: Once[Changed] | None,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Changed:
-    """Run the decisions of a request; the last one commits the answer. Counts the events of type `told`."""
+    """Run the decisions of a request; the last one commits the answer. Counts the events of type `counted`."""
     parts = _split_ids(ids)
     changed = Changed(0, actor.revision)
     for number, part in enumerate(parts, 1):
-        step = _count_events(part, told, changed.count, decide)
+        step = _count_events(part, counted, changed.count, decide)
         changed = await run_decision(actor, once if number == len(parts) else None, storage, step)
     return changed
 
 
 def _count_events(
     part: Sequence[str],
-    told: EventType,
+    counted: EventType,
     before: int,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Deciding[Changed]:
     async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         transition = await decide(now, part)
-        count = before + sum(event.type is told for event in transition.events)
+        count = before + sum(event.type is counted for event in transition.events)
         return _decision_of(transition), lambda revision: Changed(count, revision)
 
     return decide_part

@@ -37,7 +37,8 @@ from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
-    from memstream_server.engine.engine import Engine, Serving
+    from memstream_server.engine.engine import Engine
+    from memstream_server.engine.status import Serving
     from memstream_server.observability import Metrics
     from memstream_server.settings import Settings
 

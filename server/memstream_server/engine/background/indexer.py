@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,6 +21,7 @@ import numpy as np
 import structlog
 
 from memstream_server.engine.background.index_follower import IndexFollower, mark_indexed
+from memstream_server.engine.background.index_overlays import IndexOverlays
 from memstream_server.engine.background.index_reconciler import IndexReconciler
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.errors import JournalError
@@ -81,7 +82,7 @@ class Indexer:
         """Rows of the last refill: a small one may end before a caller reads the outbox."""
         self._written = 0
         """Rows done since the start, oldest first."""
-        self._unsettled: deque[tuple[float, dict[str, list[str]]]] = deque()
+        self.overlays = IndexOverlays(storage.journal, runtime, registry)
         self._follower = IndexFollower(storage.journal, registry)
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +107,7 @@ class Indexer:
                 async with asyncio.timeout(grace_s):
                     await self._drain_outbox()
             except (TimeoutError, IndexUnavailable, JournalError) as error:
-                log.info("outbox_left", error=error)
+                log.info("outbox_not_flushed", error=error)
 
     def notify_rows(self, rows: int) -> None:
         """Called after every commit, with the number of rows that it added to the outbox."""
@@ -162,10 +163,6 @@ class Indexer:
             self._wake_now()
             await asyncio.sleep(LOOK_S)
             await at()
-
-    def list_unsettled(self, uid: str) -> list[str]:
-        """Fragments of a memory that were flushed so recently that the index may not show them yet."""
-        return [id_ for _, flushed in self._unsettled for id_ in flushed.get(uid, ())]
 
     async def _adopt_spaces(self) -> None:
         index = self._storage.index
@@ -249,7 +246,7 @@ class Indexer:
             self._open = False  # the next open finds it lost again
 
     async def _run_cycle(self) -> None:
-        await self._shrink_overlays()
+        await self.overlays.drop_settled()
         await self._wait_for_work()
         if self._missing:
             self._missing = False
@@ -262,7 +259,7 @@ class Indexer:
             return
         await self._drain_outbox()
         if self._registry.ownership.shared:
-            self._notice_indexed(await self._follower.check_outbox())  # rows that another process wrote earlier
+            self.overlays.add_indexed(await self._follower.check_outbox())  # rows that another process wrote earlier
         self.degraded = ""
         self._rebuilt = dropped
 
@@ -273,7 +270,7 @@ class Indexer:
         self._waiting = 0
         # needed again if this process becomes the leader
         self._reconciler = IndexReconciler(self._storage, self._models)
-        self._notice_indexed(await self._follower.check_outbox())
+        self.overlays.add_indexed(await self._follower.check_outbox())
         if (self.degraded or self._rebuilt < dropped) and not await self._storage.journal.outbox_size():
             self.degraded = ""
             self._rebuilt = dropped
@@ -296,7 +293,7 @@ class Indexer:
             longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
             await self._wait_and_reconcile(self._full, min(limits.flush_interval_s, longest_s))
             return
-        due = max(0.0, self._unsettled[0][0] - self._now_s()) if self._unsettled else None
+        due = self.overlays.next_due_s()
         if not self._wake.is_set():
             await self._wait_and_reconcile(self._wake, due)
         if self._wake.is_set():  # rows that came during a round have waited since then
@@ -333,7 +330,7 @@ class Indexer:
             await self._write_entries(entries)
             await self._storage.index.flush()
             await self._storage.journal.outbox_done([entry.id for entry, _ in entries])
-            self._record_flushed(entries)
+            self.overlays.add_flushed([entry for entry, _ in entries])
             self._written += len(entries)
             self._runtime.metrics.set_outbox(await self._storage.journal.outbox_size())
             if entries[-1][0].id >= last:
@@ -373,34 +370,6 @@ class Indexer:
             vectors = await self._storage.journal.vectors(memory, model, ids)
             found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
-
-    def _record_flushed(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
-        by_memory: dict[str, list[str]] = defaultdict(list)
-        for entry, _ in entries:
-            by_memory[entry.memory].append(entry.fragment)
-        self._add_unsettled(by_memory)
-
-    def _add_unsettled(self, flushed: dict[str, list[str]]) -> None:
-        if flushed:
-            self._unsettled.append((self._now_s() + self._runtime.limits.fresh_s, dict(flushed)))
-
-    def _notice_indexed(self, there: Mapping[str, Sequence[str]]) -> None:
-        """Add indexed fragments to the overlay timers; each counts from its first sighting."""
-        new = {uid: set(ids).difference(self.list_unsettled(uid)) for uid, ids in there.items()}
-        self._add_unsettled({uid: sorted(ids) for uid, ids in new.items() if ids})
-
-    async def _shrink_overlays(self) -> None:
-        """Drop vectors from the overlays after `fresh_s`, except those of fragments that changed since."""
-        while self._unsettled and self._unsettled[0][0] <= self._now_s():
-            flushed = self._unsettled[0][1]
-            for memory in list(flushed):
-                actor, again = self._registry.peek(memory), set[str]()
-                if actor is not None and actor.working.fresh:
-                    again = await self._storage.journal.outbox_fragments(memory)
-                ids = flushed.pop(memory)
-                if actor is not None:
-                    actor.working.drop_flushed(set(ids) - again - set(self.list_unsettled(memory)))
-            self._unsettled.popleft()
 
     def _now_s(self) -> float:
         return self._runtime.clock.monotonic_s()

@@ -155,7 +155,7 @@ class Jobs:
             self._record_failure(job, error)
             return False
         except Exception as error:  # an unexpected error must not stop the other jobs
-            log.exception("job_broke", type=job.type)
+            log.exception("job_failed_unexpectedly", type=job.type)
             self._record_failure(job, error)
             return False
         else:

@@ -129,7 +129,7 @@ class Retention:
                 try:
                     left += await self._forget_fragments(uid, ids, Reason.EXPIRED, now_us)
                 except (EngineError, JournalError) as error:
-                    log.warning("not_expired", memory=uid, error=error)
+                    log.warning("expiry_failed", memory=uid, error=error)
                     failed.add(uid)  # the next round tries it again
             if not left and passed == len(failed):  # what was due has changed meanwhile
                 return

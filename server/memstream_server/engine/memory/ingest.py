@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,8 +32,9 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory import fragment_quota
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState
 from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repeats
-from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Refusal
-from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.engine.memory.sessions import Sessions
+from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import Answer
@@ -42,7 +43,7 @@ from memstream_server.ports.journal.writing import Outcome, Receipt
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.engine.memory.decider import Decider
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
 
 log = structlog.get_logger(__name__)
@@ -53,29 +54,8 @@ STORAGE_RETRY_S = 5.0
 """Pause before a commit is repeated after the disk was full; clients get it as their retry delay."""
 
 
-class Decider(Protocol):
-    """Decides and commits the batches of a memory."""
-
-    @property
-    def working(self) -> WorkingSet: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def revision(self) -> int: ...
-
-    def raise_if_failed(self) -> None: ...
-
-    def fail(self, error: EngineError) -> EngineError: ...
-
-    def queue_batch(self, batch: Batch) -> None: ...
-
-    async def store_at_once(self, batches: tuple[Batch, ...]) -> None: ...
-
-
 class Ingest:
-    """Accepts a memory's observations: producers and their sessions, the order of receipt, the backlog."""
+    """Accepts a memory's observations: the order of receipt, the backlog, direct commits."""
 
     def __init__(
         self, image: Image, decider: Decider, storage: Storage, models: EngineModels, runtime: Runtime
@@ -84,20 +64,6 @@ class Ingest:
         self._storage = storage
         self._models = models
         self._runtime = runtime
-        waiting = {receipt.producer for receipt in image.pending}
-        self._producers = {  # those with observations that are not yet stored
-            producer.name: ProducerState(
-                producer.name,
-                producer.epoch,
-                producer.received,
-                producer.stored,
-                submitted=producer.received,
-                revision=image.record.revision,
-            )
-            for producer in image.producers
-            if producer.name in waiting
-        }
-        self._unnumbered: set[ProducerState] = set()
         self._next_position = image.next_position
         self._backlog = 0
         self._puts = 0
@@ -108,20 +74,17 @@ class Ingest:
         self._waiting: deque[Batch] = deque()
         """Batches that wait for a direct commit."""
         self._storing = 0
-        """Observations in direct batches that are not yet stored. If it equals the backlog, the next batch may be
-        direct too.
-        """
+        """Observations in direct batches that are not yet stored. The next batch may be direct if all others are."""
         self._at_once: asyncio.Task[None] | None = None
         """The task that runs a direct commit now."""
         self._answers: dict[str, asyncio.Future[None]] = {}
         """Calls that wait for a batch of an earlier process to be stored, by request key."""
-        self._sessions = 0
-        self._opening: set[asyncio.Task[ObserveSession]] = set()
+        self._sessions = Sessions(image, decider, storage.journal, self._order)
 
     def resume_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Queue the batches that an earlier process received and did not store."""
         for receipt in receipts:
-            self._enqueue_batch(Batch(receipt, self._producers.get(receipt.producer)))
+            self._enqueue_batch(Batch(receipt, self._sessions.find_producer(receipt.producer)))
 
     @property
     def backlog(self) -> int:
@@ -131,16 +94,16 @@ class Ingest:
     @property
     def sessions(self) -> int:
         """Open sessions of streams and calls."""
-        return self._sessions
+        return self._sessions.count
 
     def list_producers(self) -> list[ProducerState]:
         """All producers with a session or a backlog, including unnumbered calls."""
-        return [*self._producers.values(), *self._unnumbered]
+        return self._sessions.list_producers()
 
     @property
     def is_held(self) -> bool:
         """Whether a session is open or a journal write is in flight."""
-        return bool(self._tasks or self._sessions)
+        return bool(self._tasks or self._sessions.count)
 
     @property
     def is_idle(self) -> bool:
@@ -153,71 +116,16 @@ class Ingest:
 
     # ---- sessions
     async def open_session(self, name: str, *, outcomes: bool = False) -> ObserveSession:
-        """Open a session; an older session of the producer ends. `outcomes` keeps the outcomes of its observations.
-
-        Raises JournalUnavailable if the write fails.
-        """
-        self._decider.raise_if_failed()
-        self._sessions += 1
-        opening = asyncio.create_task(self._open_producer(name, outcomes))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The journal raises the producer's epoch anyway, so the state here must follow.
-            opening.add_done_callback(_close_unused)
-            raise
-
-    async def _open_producer(self, name: str, outcomes: bool) -> ObserveSession:
-        epoch = self._decider.working.record.epoch
-        try:
-            async with self._order:  # the commit compares the producer's epoch
-                pass
-            producer = await self._storage.journal.open_producer(self._decider.uid, epoch, name)
-            self._decider.raise_if_failed()
-        except (Conflict, OutcomeUnknown) as error:
-            self._sessions -= 1
-            raise self._decider.fail(
-                JournalUnavailable("the memory is loaded again: try again", retry_after_s=0.1)
-            ) from error
-        except BaseException:
-            self._sessions -= 1
-            raise
-        state = self._producers.setdefault(name, ProducerState(name, revision=self._decider.revision))
-        if state.session is not None:
-            state.session.fail(
-                ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
-            )
-        state.epoch, state.outcomes = producer.epoch, outcomes
-        state.received = state.submitted = producer.received
-        state.forget_after(state.received)
-        state.stored = max(state.stored, producer.stored)
-        session = ObserveSession(
-            self, state, Opened(state.received, state.stored, state.epoch, self._decider.uid, self._decider.revision)
-        )
-        state.session = session
-        return session
+        """See Sessions.open_session."""
+        return await self._sessions.open_session(self, name, outcomes)
 
     def open_anonymous(self, stored: int = 0) -> ObserveSession:
-        """A new session for the unnumbered observations of one call; `stored` of them are already stored."""
-        self._decider.raise_if_failed()
-        self._sessions += 1
-        state = ProducerState("", received=stored, stored=stored, submitted=stored, whole=True)
-        self._unnumbered.add(state)
-        state.session = ObserveSession(self, state, Opened(0, 0, 0, self._decider.uid, self._decider.revision))
-        return state.session
+        """See Sessions.open_anonymous."""
+        return self._sessions.open_anonymous(self, stored)
 
     def release_session(self, state: ProducerState) -> None:
         """A session of this producer was closed."""
-        self._sessions -= 1
-        self._unnumbered.discard(state)
-        self._drop_if_done(state)
-
-    def _drop_if_done(self, state: ProducerState) -> None:
-        """Drop a producer that the journal can restore; otherwise every producer ever seen would stay in RAM."""
-        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
-            del self._producers[state.name]
+        self._sessions.release_session(state)
 
     @property
     def journal(self) -> Journal:
@@ -257,11 +165,9 @@ class Ingest:
             self._puts -= 1
 
     def _admit_items(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
-        return (
-            fragment_quota.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
-            if most
-            else items
-        )
+        if not most:
+            return items
+        return fragment_quota.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
 
     # ---- receipts
     def submit(
@@ -328,7 +234,7 @@ class Ingest:
         gatherer, embeddings = self._models.enricher, self._models.embeddings
         space = self._decider.working.embedding
         return (
-            not (self._opening or batch.receipt.rejections)
+            not (self._sessions.is_opening or batch.receipt.rejections)
             and self._backlog == self._storing
             and sum(one.size for one in self._waiting) + batch.size <= AT_ONCE_MAX
             and space.model.instant
@@ -437,7 +343,7 @@ class Ingest:
                 )
             state.submitted = state.received
             state.forget_after(state.received)
-            self._drop_if_done(state)
+            self._sessions.drop_if_done(state)
         if isinstance(error, EngineError):
             return error  # the actor ended before the batch was stored
         if isinstance(error, StorageFull):
@@ -468,7 +374,7 @@ class Ingest:
                 state.session.add_outcomes([outcomes[part.position].of(number) for number, part in numbered])
             last = receipt.last_sequence
             state.advance_levels(received=last, stored=last, revision=self._decider.revision)
-            self._drop_if_done(state)
+            self._sessions.drop_if_done(state)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
@@ -484,9 +390,7 @@ class Ingest:
         """End all open sessions and direct batches with `error`."""
         if self._at_once is not None and self._at_once is not asyncio.current_task():
             self._at_once.cancel()
-        for state in self.list_producers():
-            if state.session is not None:
-                state.session.fail(error)
+        self._sessions.fail_all(error)
         for waiter in self._answers.values():
             waiter.set_exception(error)
             waiter.exception()  # marks it as retrieved: all callers may have left
@@ -495,8 +399,3 @@ class Ingest:
 
 def _request_of(batch: Batch) -> str:
     return "" if batch.receipt.answer is None else batch.receipt.answer.request
-
-
-def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

@@ -218,10 +218,10 @@ class WorkingSet:
         window_s = self.record.policy.short_term.echo_window_s
         if not window_s or not self._recalled:
             return ""
-        told = self._recalled.get((fragment.session, _digest_of(fragment.content)))
-        if told is None or fragment.create_time_us - told[0] > window_s * 1_000_000:
+        recalled = self._recalled.get((fragment.session, _digest_of(fragment.content)))
+        if recalled is None or fragment.create_time_us - recalled[0] > window_s * 1_000_000:
             return ""
-        return told[1] if self.tier_of(told[1]) is not None and not self.is_forgotten(told[1]) else ""
+        return recalled[1] if self.tier_of(recalled[1]) is not None and not self.is_forgotten(recalled[1]) else ""
 
     # ---- after a commit
     def apply_commit(self, commit: Commit, decision: Decision) -> None:

@@ -26,7 +26,7 @@ from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDow
 from memstream_server.engine.memory.build_commit import pack_vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import Embedded, compares_content, enhances_short_term
-from memstream_server.engine.operations.runner import OperationCancelled, Progress
+from memstream_server.engine.operations.progress import OperationCancelled, Progress
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job, MemoryRecord
@@ -235,7 +235,7 @@ class Reembedding:
         self._embeddings.in_force, self._embeddings.next, self._embeddings.candidate = embedding, None, None
         self._indexer.use_spaces(space, spaces.old)
         log.info("space_in_force", space=embedding.name, dimension=embedding.model.dimension)
-        await self._registry.move_to_space(self._indexer.list_unsettled)
+        await self._registry.move_to_space(self._indexer.overlays.list_unsettled)
         self._indexer.use_spaces(space)
         await self._backfill_leftovers(refused)
         if spaces.old is not None and self._registry.ownership.leads:

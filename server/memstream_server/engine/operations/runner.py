@@ -34,6 +34,7 @@ from memstream_server.engine.errors import (
     ShuttingDown,
     StorageIsFull,
 )
+from memstream_server.engine.operations.progress import OperationCancelled, Progress
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
 from memstream_server.ports.journal.records import Answer
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 2
-SAVE_INTERVAL_S = 1.0
-"""Shortest interval between two writes of the progress."""
 KEPT_US = 7 * 24 * 3600 * 1_000_000
 """How long an ended operation can be read."""
 TIDY_INTERVAL_S = 3600.0
@@ -57,45 +56,6 @@ LOOK_S = 0.25
 """Poll interval for an operation of another process."""
 
 T = TypeVar("T")
-
-
-class OperationCancelled(Exception):
-    """Ends the work; what it has done stays."""
-
-
-class Progress:
-    """The work reports its progress here and is notified of a cancellation."""
-
-    def __init__(self, operation: Operation, save: Callable[[Operation], Awaitable[bool]], clock: Clock) -> None:
-        self.operation = operation
-        self._save = save
-        self._clock = clock
-        self._saved_s = clock.monotonic_s()
-        self.advanced = False
-        """Whether the work went beyond earlier attempts since this was set to False."""
-        self._most = operation.done
-
-    async def report_wait(self, why: Failure | None) -> None:
-        """Report what the work waits for (None: nothing), shown as the `error` of the running operation."""
-        if self.operation.error != why:
-            self.operation = replace(self.operation, error=why)
-            await self._save(self.operation)
-
-    async def report_done(self, done: int, total: int) -> None:
-        """Report `done` of `total` (0: unknown). Raises OperationCancelled."""
-        self.advanced = self.advanced or done > self._most
-        self._most = max(self._most, done)
-        self.operation = replace(self.operation, done=done, total=total)
-        if self._clock.monotonic_s() - self._saved_s >= SAVE_INTERVAL_S:
-            self._saved_s = self._clock.monotonic_s()
-            if await self._save(self.operation):
-                self.operation = replace(self.operation, cancel_asked=True)
-        if self.operation.cancel_asked:
-            raise OperationCancelled
-
-    async def check_cancelled(self) -> None:
-        """Report no progress. Raises OperationCancelled."""
-        await self.report_done(self.operation.done, self.operation.total)
 
 
 Work: TypeAlias = Callable[[Operation, Progress], Awaitable[None]]
@@ -299,7 +259,7 @@ class OperationRunner:
                 raise  # the process stops, or may no longer run it
             await self._end_operation(live, OperationState.CANCELLED)
         except Exception:  # the row is unfinished: the next start resumes it
-            log.exception("operation_left", operation=operation.id, type=operation.type)
+            log.exception("operation_interrupted", operation=operation.id, type=operation.type)
         finally:
             del self._live[operation.id]
             live.ended.set()
@@ -377,7 +337,7 @@ class OperationRunner:
             try:
                 await self._store.claim(operation.id, None, operation.process)
             except JournalError as error:
-                log.warning("operation_not_given_away", operation=operation.id, reason=error, retry_in_s=pause)
+                log.warning("operation_claim_not_released", operation=operation.id, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, RETRY_MAX_S)
             else:
@@ -388,7 +348,7 @@ class OperationRunner:
             try:
                 await self._store.remove_ended(self._clock.now_us() - KEPT_US)
             except JournalError as error:
-                log.warning("operations_not_tidied", reason=error)
+                log.warning("operations_cleanup_failed", reason=error)
             await asyncio.sleep(TIDY_INTERVAL_S)
 
 

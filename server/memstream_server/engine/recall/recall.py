@@ -9,30 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 
-from memstream_server.core import ranking, ranking_dbgpt
+from memstream_server.core import ranking
 from memstream_server.core.budget import Fit, Item, fit
-from memstream_server.core.columns import Mask
-from memstream_server.core.dense import Cosines, DenseMatrix
-from memstream_server.core.filters import Filter, mask, passes
+from memstream_server.core.dense import Cosines
+from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
-from memstream_server.core.policy import Policy, RankingRule
-from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
+from memstream_server.core.policy import RankingRule
+from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import expired
-from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.recall.rank_memory import (
+    Found,
+    allowed_mask,
+    limit_of,
+    no_cosines,
+    rank_memory,
+    score_legs,
+)
 from memstream_server.engine.recall.reranking import Ranked, Reranking
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.index import IndexLost, IndexUnavailable
-from memstream_server.ports.models import EmbeddingModel, ModelError
+from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
@@ -42,24 +49,6 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """A ranking of one revision."""
-
-    revision: int
-    eligible: int
-    results: tuple[Scored, ...]
-    considered: ranking.Considered
-    near_misses: tuple[NearMiss, ...]
-    folded: Mapping[str, tuple[str, ...]]
-    formula: str
-    limit: int | None = None
-    """Size of the answer after reranking; None: the results are final."""
-    beta: float = 0.0
-    degraded: str = ""
-    """Why it was not reranked."""
 
 
 class _Stopwatch:
@@ -141,24 +130,24 @@ class Recaller:
 
     async def _search_memory(
         self, working: WorkingSet, query: Query, vector: Vector | None, watch: _Stopwatch
-    ) -> tuple[_Found, str]:
+    ) -> tuple[Found, str]:
         question = self._build_question(working, query, vector)
         if working.dense is not None:
-            cosines, legs = await _score_legs(working, working.dense, question)
+            cosines, legs = await score_legs(working, working.dense, question)
         if working.dense is None:  # it may have outgrown RAM since the check above
             return await self._search_index(working, query, question, watch)
-        found = self._rank_memory(working, query, question, cosines, legs)
+        found = self._rank(working, query, question, cosines, legs)
         watch.record_step("score")
         return found, ""
 
     async def _search_index(
         self, working: WorkingSet, query: Query, question: Question, watch: _Stopwatch
-    ) -> tuple[_Found, str]:
+    ) -> tuple[Found, str]:
         """Search a memory that is too large for RAM: candidates from index and overlay, their vectors from the
         journal.
         """
         if question.vector is None:
-            found = self._rank_memory(working, query, question, _no_cosines(len(working.columns)))
+            found = self._rank(working, query, question, no_cosines(len(working.columns)))
             watch.record_step("score")
             return found, ""
         degraded = self._index_health.degraded
@@ -174,24 +163,24 @@ class Recaller:
             if isinstance(error, IndexLost):
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
-        allowed = _allowed_mask(working, query.filter, self._runtime.clock.now_us())
+        allowed = allowed_mask(working, query.filter, self._runtime.clock.now_us())
         words, around = (leg.shares for leg in working.lexical.legs(question.terms))
         none = np.empty(0, np.int64)
         lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
         if question.fold:  # folding needs their vectors too
-            unseen = _no_cosines(len(words))
+            unseen = no_cosines(len(words))
             lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
         packed = await self._storage.journal.vectors(working.record.uid, working.embedding.name, missing)
         watch.record_step("search")
         vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
-        cosines = _no_cosines(len(working.columns))
+        cosines = no_cosines(len(working.columns))
         held = [(slot, vector) for id_, vector in vectors.items() if (slot := working.columns.slot(id_)) is not None]
         if held:
             matrix = np.stack([vector for _, vector in held])
             cosines[[slot for slot, _ in held]] = matrix @ question.vector
-        found = self._rank_memory(working, query, question, cosines)
+        found = self._rank(working, query, question, cosines)
         watch.record_step("score")
         return found, degraded
 
@@ -199,7 +188,7 @@ class Recaller:
         policy = working.record.policy
         terms = self._models.analyzer.terms(query.text, policy.language, working.record.namespace)
         given = policy.recall
-        limit, reranking = _limit_of(policy, query), self._find_reranking(working)
+        limit, reranking = limit_of(policy, query), self._find_reranking(working)
         ranked = limit if reranking is None else max(limit, reranking.candidates)
         return Question(
             text=query.text,
@@ -214,48 +203,11 @@ class Recaller:
             preferred=query.preferred,
         )
 
-    def _rank_memory(
-        self,
-        working: WorkingSet,
-        query: Query,
-        question: Question,
-        cosines: Cosines,
-        legs: Legs | None = None,
-    ) -> _Found:
-        """Rank the working set.
-
-        cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. legs: the lexical
-        legs, if already computed.
-        """
-        allowed = _allowed_mask(working, query.filter, self._runtime.clock.now_us())
-        policy, columns = working.record.policy, working.columns
-        if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
-            return _rank_whole(working, query, question, allowed, cosines)
-        if policy.recall.ranking is RankingRule.DBGPT:
-            return _rank_dbgpt(working, query, question, allowed, cosines)
-        legs = legs or working.lexical.legs(question.terms)
-        weights = weights_of(policy, query, working.embedding.model)
-        if working.dense is not None:
-            ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
-        else:
-            words, around = (leg.shares for leg in legs)
-            dense = ranking.best(cosines, allowed, question.per_leg)
-            chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
-            if question.fold:
-                chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
-            signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
-            ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
-        return _Found(
-            working.record.revision,
-            int(allowed.sum()),
-            ranked.results,
-            ranked.considered,
-            ranked.near_misses,
-            ranked.folded,
-            ranking.FORMULA,
-            None if self._find_reranking(working) is None else _limit_of(policy, query),
-            weights.beta,
-        )
+    def _rank(
+        self, working: WorkingSet, query: Query, question: Question, cosines: Cosines, legs: Legs | None = None
+    ) -> Found:
+        rerank = self._find_reranking(working) is not None
+        return rank_memory(working, query, question, cosines, self._runtime.clock.now_us(), rerank, legs)
 
     def _find_reranking(self, working: WorkingSet) -> Reranking | None:
         """None without a reranker, for a memory that answers in order of receipt, and with DB-GPT's ranking."""
@@ -279,7 +231,7 @@ class Recaller:
             return contextlib.nullcontext()
         return self._runtime.scheduler.slot(working.record.namespace, Lane.READ)
 
-    async def _read_ranked(self, working: WorkingSet, found: _Found) -> dict[str, Fragment]:
+    async def _read_ranked(self, working: WorkingSet, found: Found) -> dict[str, Fragment]:
         """The ranked fragments by id, without those that have left the memory."""
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
         return held | await self._read_fragments(working, [one.id for one in found.results if one.id not in held])
@@ -296,7 +248,7 @@ class Recaller:
         return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
 
     async def _read_answer(
-        self, actor: Actor, query: Query, found: _Found, known: dict[str, Fragment], watch: _Stopwatch
+        self, actor: Actor, query: Query, found: Found, known: dict[str, Fragment], watch: _Stopwatch
     ) -> RecallAnswer:
         """Build the answer from a ranking; skips fragments that have left the memory since."""
         working = actor.working
@@ -333,118 +285,6 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
         ) from None
 
 
-async def _score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
-    """Cosines of the fragments that exist on return, and the lexical legs if they were computed meanwhile.
-
-    The scan of a large memory runs in a thread, so that only its caller waits for it.
-    """
-    vector = question.vector
-    if vector is None or not dense.large:
-        cosines = _no_cosines(len(dense)) if vector is None else dense.cosines(vector)
-        return cosines, None
-    with dense.scan(vector) as scan:
-        scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
-        revision, legs = working.record.revision, working.lexical.legs(question.terms)
-        await scanning
-        working.refresh_search()  # the scan covers only what was applied when it began
-        return scan.cosines(), legs if working.record.revision == revision else None
-
-
-def _no_cosines(count: int) -> Cosines:
-    return np.full(count, np.nan, np.float32)
-
-
-def _limit_of(policy: Policy, query: Query) -> int:
-    return policy.recall.limit if query.limit is None else query.limit
-
-
-def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
-    """The weights of the formula: from the query, else the policy, else the embedding model."""
-    given = policy.recall
-    return Weights(
-        alpha=given.alpha if query.alpha is None else query.alpha,
-        beta=given.beta if query.beta is None else query.beta,
-        gamma=given.gamma if query.gamma is None else query.gamma,
-        decay_per_hour=given.decay_per_hour,
-        dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
-        lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
-        context=embedding.context_weight if given.context_weight is None else given.context_weight,
-        speaker_bonus=given.speaker_bonus,
-        cosine_low=embedding.cosine_low,
-        cosine_high=embedding.cosine_high,
-    )
-
-
-def _allowed_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
-    """The filter's mask. Expiry follows the server's clock; the query's `now` affects only recency."""
-    recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
-    if not chosen.tiers and not recalls_sensory:
-        chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
-    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
-
-
-def _rank_whole(
-    working: WorkingSet,
-    query: Query,
-    question: Question,
-    allowed: Mask,
-    cosines: Cosines,
-) -> _Found:
-    """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
-    slots = allowed.nonzero()[0]
-    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
-    signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
-    everything = replace(question, limit=max(1, len(slots)), fold=False)
-    weights = weights_of(working.record.policy, query, working.embedding.model)
-    ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
-    in_order = sorted(ranked.results, key=lambda scored: scored.slot)
-    latest = in_order if query.limit is None else in_order[-query.limit :]
-    return _Found(
-        working.record.revision,
-        len(slots),
-        tuple(latest),
-        ranked.considered,
-        ranked.near_misses,
-        ranked.folded,
-        ranking.FORMULA,
-    )
-
-
-def _rank_dbgpt(
-    working: WorkingSet,
-    query: Query,
-    question: Question,
-    allowed: Mask,
-    cosines: Cosines,
-) -> _Found:
-    """DB-GPT's ranking: long-term by closeness, then all of short-term."""
-    columns = working.columns
-    by_words = question.vector is None
-    closeness = working.lexical.bm25(question.terms).shares if by_words else cosines
-    ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
-    chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
-    alone = working.record.kind is MemoryKind.LONG_TERM
-    usual = ranking_dbgpt.LONG_TERM_WEIGHTS if alone else ranking_dbgpt.HYBRID_WEIGHTS
-    weights = ranking_dbgpt.DbgptWeights(
-        alpha=usual.alpha if query.alpha is None else query.alpha,
-        beta=usual.beta if query.beta is None else query.beta,
-        gamma=usual.gamma if query.gamma is None else query.gamma,
-    )
-    short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
-    ranked = ranking_dbgpt.rank_dbgpt(
-        columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
-    )
-    return _Found(
-        working.record.revision,
-        int(allowed.sum()),
-        ranked.results + ranked.appended,
-        ranked.considered,
-        ranked.near_misses,
-        ranked.folded,
-        ranking_dbgpt.FORMULA,
-    )
-
-
 def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
     """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
     retention = working.record.policy.retention
@@ -457,7 +297,7 @@ def _budget_item(fragment: Fragment) -> Item:
 
 
 def _build_answer(
-    found: _Found,
+    found: Found,
     ranked: Ranked,
     short_term: Sequence[Fragment],
     fitted: Fit,

@@ -84,12 +84,12 @@ class Reinforcement:
             await self._handle_next_answer()  # a function of its own: its locals keep no actor alive
 
     async def _handle_next_answer(self) -> None:
-        told = await self._answers.get()
+        queued = await self._answers.get()
         await asyncio.sleep(0)  # the answer is sent in this iteration
         try:
-            self._handle_answer(*told)
+            self._handle_answer(*queued)
         except Exception:  # one failing answer must not end all reinforcement
-            log.exception("reinforcement_broke")
+            log.exception("reinforcement_failed")
         finally:
             self._answers.task_done()
 
@@ -137,7 +137,7 @@ class Reinforcement:
         except (EngineError, ModelError, JournalError) as error:
             log.info("reinforcement_skipped", reason=error)
         except Exception:  # one failing offer must not end all reinforcement
-            log.exception("reinforcement_broke")
+            log.exception("reinforcement_failed")
         finally:
             self._offers.task_done()
 

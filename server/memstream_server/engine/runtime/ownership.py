@@ -116,7 +116,7 @@ class Ownership:
             try:
                 await self._processes.leave(number)
             except JournalError as error:  # the lease expires, and closing the connection frees the lock
-                log.warning("not_left", error=error)
+                log.warning("lease_release_failed", error=error)
 
     async def _lease_loop(self, processes: Processes) -> None:
         while True:
@@ -124,7 +124,7 @@ class Ownership:
             try:
                 await self._renew_if_due(processes)
             except Exception:  # an unexpected error must not leave the process without a lease
-                log.exception("lease_not_looked_after")
+                log.exception("lease_check_failed")
 
     async def _renew_if_due(self, processes: Processes) -> None:
         if not self.is_valid():
@@ -145,7 +145,7 @@ class Ownership:
         try:
             await self._join_processes(processes)
         except JournalError as error:
-            log.warning("no_lease_yet", error=error)
+            log.warning("lease_not_taken", error=error)
         else:
             log.info("lease_taken", process=self._number)
 
@@ -240,7 +240,7 @@ class Ownership:
         try:
             await self._processes.release(uid, self._number)
         except JournalError as error:
-            log.info("not_released", memory=uid, error=error)
+            log.info("memory_not_released", memory=uid, error=error)
 
     async def release_all(self) -> None:
         """Let other processes take all memories. The lease stays: it also covers work that belongs to no memory."""

@@ -277,10 +277,10 @@ class Registry:
             try:
                 await self.activate(uid)
             except JournalUnavailable as error:
-                log.warning("not_revived_yet", memory=uid, error=error)
+                log.warning("memory_not_reloaded_yet", memory=uid, error=error)
                 pause = min(max(pause * 2, REVIVE_PAUSE_S), REVIVE_PAUSE_MAX_S)
             except EngineError as error:
-                log.info("not_revived", memory=uid, error=error)
+                log.info("memory_not_reloaded", memory=uid, error=error)
                 return
             else:
                 return

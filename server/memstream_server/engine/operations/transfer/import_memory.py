@@ -23,7 +23,6 @@ from memstream_server.engine.errors import (
     DISK_FULL,
     NOT_WRITTEN,
     QUOTA_RETRY_S,
-    EngineError,
     JournalUnavailable,
     MemoryExists,
     MemoryNotFound,
@@ -33,14 +32,16 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import enhances_short_term
-from memstream_server.engine.operations.runner import OperationRunner, Progress
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.check_lines import Summary, Terms
 from memstream_server.engine.operations.transfer.compare_exports import same_conversation, same_memory
 from memstream_server.engine.operations.transfer.disk_space import Disk
+from memstream_server.engine.operations.transfer.import_cleanup import ImportCleanup
 from memstream_server.engine.operations.transfer.lines import ConversationLine, FragmentLine, MemoryLine, policy_of
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
 from memstream_server.engine.operations.transfer.read_lines import Reader, message_of, plan_of
-from memstream_server.engine.operations.transfer.upload import SUFFIX, Upload, invalid_field
+from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull
@@ -60,8 +61,6 @@ BATCH = 256
 """Fragments, or messages, per commit."""
 LOOK_S = 0.5
 """How often a wait for a model checks for cancellation."""
-TIDY_RETRY_S = 30.0
-"""Pause before a failed cleanup is retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class _Job:
 
 
 class Importer:
-    """The imports of a process. Call `start` once."""
+    """The imports of a process. Call `cleanup.start` once, before operations are resumed."""
 
     def __init__(
         self,
@@ -112,33 +111,10 @@ class Importer:
         self._conversations = conversations
         self._runner = runner
         self._disk = disk
-        self._delete = delete
         self._bytes_max = bytes_max
         self._name_bytes_max = name_bytes_max
-        self._tidying: set[asyncio.Task[None]] = set()
+        self.cleanup = ImportCleanup(storage.journal, conversations, runner, disk, delete)
         runner.register_type("import", "fragments", self._run_import, stays=True)
-
-    async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
-        """Remove what ended imports have left, and later what the unfinished ones leave."""
-        # In this order: another server may start an import at any time, and writes its operation first.
-        memories, names = await self._staged_memories(), await self._conversations.names("", "", 1_000_000)
-        going_on = {one.id: one for one in await unfinished() if one.type == "import"}
-        for record in memories:
-            if record.name.partition(".")[0] not in going_on:
-                await self._delete(record)
-        for name in names:
-            if name.partition(".")[0] not in going_on:
-                await self._conversations.discard(name)
-        kept = {json.loads(one.payload)["file"] for one in going_on.values()}
-        await asyncio.to_thread(self._remove_files, kept)
-        for operation in going_on.values():
-            self._tidy_after(operation)
-
-    async def stop(self) -> None:
-        """Stop the cleanup; the next start does it."""
-        for task in self._tidying:
-            task.cancel()
-        await asyncio.gather(*self._tidying, return_exceptions=True)
 
     # ---- called by the rpcs
     def open_upload(self, rename: str) -> Upload:
@@ -182,7 +158,7 @@ class Importer:
         except BaseException:
             intake.path.unlink(missing_ok=True)
             raise
-        self._tidy_after(operation)
+        self.cleanup.remove_after(operation)
         return operation
 
     # ---- the operation
@@ -311,7 +287,7 @@ class Importer:
         try:
             await self._journal.create_memory(record, (Event(EventType.MEMORY_CREATED, ""),))
         except AlreadyExists:
-            log.info("import_goes_on", operation=job.id)
+            log.info("import_resumed", operation=job.id)
         return record
 
     async def _import_fragments(
@@ -344,42 +320,6 @@ class Importer:
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
         await self._conversations.publish(staged, named, status)
-
-    # ---- cleanup
-    def _tidy_after(self, operation: Operation) -> None:
-        task = asyncio.create_task(self._tidy_up(operation))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
-
-    async def _tidy_up(self, operation: Operation) -> None:
-        """Remove what the operation leaves, after its end: an unfinished one may be resumed."""
-        while True:
-            try:
-                await self._runner.wait_for_end(operation.id)
-                await self._remove_leftovers(operation)
-            except (EngineError, JournalError) as error:
-                log.warning("import_not_tidied", operation=operation.id, error=error)
-                await asyncio.sleep(TIDY_RETRY_S)
-            else:
-                return
-
-    async def _remove_leftovers(self, operation: Operation) -> None:
-        path = self._disk.directory / json.loads(operation.payload)["file"]
-        await asyncio.to_thread(path.unlink, missing_ok=True)
-        for record in await self._staged_memories():
-            if record.name.startswith(f"{operation.id}."):
-                await self._delete(record)
-        for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
-            if name.startswith(f"{operation.id}."):
-                await self._conversations.discard(name)
-
-    async def _staged_memories(self) -> list[MemoryRecord]:
-        return await self._journal.list_memories("", "", 1_000_000)
-
-    def _remove_files(self, kept: set[str]) -> None:
-        for path in self._disk.directory.glob(f"*{SUFFIX}"):
-            if path.name not in kept:
-                path.unlink(missing_ok=True)
 
 
 def _old_name(target: Target, summary: Summary) -> str:

@@ -48,11 +48,11 @@ class Transfers:
 
     async def start(self) -> None:
         """Remove files and temporary memories of earlier imports that will not be resumed."""
-        await self.imports.start(self._operations.unfinished)
+        await self.imports.cleanup.start(self._operations.unfinished)
 
     async def stop(self) -> None:
         """Call after the operations have stopped."""
-        await self.imports.stop()
+        await self.imports.cleanup.stop()
 
     def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
         """Yields the lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
