@@ -1,4 +1,4 @@
-"""The engine as a driver of scenarios: the same files as the core's, through journal, actor and recall."""
+"""Drives the scenario files, which core shares, on the engine: through journal, actor and recall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMESPACE = "scenarios"
 
 
 class SettableClock:
-    """Real time, set forward by `offset_us`."""
+    """The real time plus `offset_us`."""
 
     def __init__(self) -> None:
         self.offset_us = 0
@@ -31,20 +31,20 @@ class SettableClock:
 
 
 def padded(vector: Vector | None, dimension: int) -> Vector | None:
-    """The same direction in more dimensions: every cosine stays."""
+    """The same direction in more dimensions: cosines do not change."""
     return None if vector is None else np.concatenate([vector, np.zeros(dimension - len(vector), np.float32)])
 
 
 def observation(
     content: str, structured: Structured | None = None, vector: Vector | None = None, **fields: object
 ) -> NewObservation:
-    """An observation as the wire would have validated it."""
+    """An observation as the rpc validates it."""
     digest = hashlib.blake2b(repr((content, structured, sorted(fields.items()))).encode(), digest_size=16).digest()
     return NewObservation(content=content, structured=structured, vector=vector, digest=digest, **fields)  # type: ignore[arg-type]  # tests name real fields
 
 
 class EngineMemory:
-    """The Driver protocol over one engine; each `create` makes a memory of its own."""
+    """The Driver protocol on one engine; each `create` makes a new memory."""
 
     def __init__(self, engine: Engine, clock: SettableClock) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""What an engine holds in RAM and in its journal stays bounded, however many come and go."""
+"""RAM and journal stay bounded over any number of producers, request_ids, memories and watches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def contents(engine: Engine, name: str) -> list[str]:
 # ---- producers
 
 
-async def test_producers_leave_ram_and_go_on_where_they_were(tmp_path: Path) -> None:
+async def test_producers_leave_ram_and_resume_where_they_were(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         engine = parts.engine
         await create(engine, "joy")
@@ -68,7 +68,7 @@ async def test_producers_leave_ram_and_go_on_where_they_were(tmp_path: Path) -> 
         assert len(await contents(engine, "joy")) == 61
 
 
-async def test_a_producer_let_go_stays_until_all_of_it_is_stored(tmp_path: Path) -> None:
+async def test_closed_producer_stays_until_its_batches_are_stored(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         release = parts.journal.hold("commit")
@@ -84,7 +84,7 @@ async def test_a_producer_let_go_stays_until_all_of_it_is_stored(tmp_path: Path)
         assert parts.engine.memory_stats().producers == 0
 
 
-async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_path: Path) -> None:
+async def test_request_id_leaves_the_journal_after_a_day(tmp_path: Path) -> None:
     clock = SettableClock()
     async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as parts:
         engine = parts.engine
@@ -100,7 +100,7 @@ async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_pa
         await engine.run_maintenance()
         assert [await _answer(parts, uid, name) for name in ("r7", "r299")] == [None, None]
         assert await _hashes(parts, uid, "lasting") == 1
-        await observe(engine, "joy", "said 7", "r7")  # too late to be told from a new one
+        await observe(engine, "joy", "said 7", "r7")  # too old to be distinguished from a new request
         page, *_ = await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 999)
         assert [one.content for one in page if one.duplicate_count] == ["said 7"]
 
@@ -116,8 +116,8 @@ async def _hashes(parts: Assembled, uid: str, producer: str) -> int:
 # ---- active memories
 
 
-async def test_memories_that_grow_while_active_are_held_to_the_bytes(tmp_path: Path) -> None:
-    """Both fit when they are activated and not when they have grown: the one used last stays."""
+async def test_growing_memories_stay_within_the_byte_bound(tmp_path: Path) -> None:
+    """Both fit when they are activated but not after they have grown: the one used last stays."""
     async with assembled(tmp_path, active_bytes_max=1 << 20) as parts:
         engine = parts.engine
         for name in ("sad", "joy"):
@@ -157,9 +157,7 @@ async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
 # ---- watchers
 
 
-async def test_a_watcher_reads_ahead_by_bytes_and_misses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_watch_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads, "EVENTS_BYTES_MAX", 2_000)
     async with assembled(tmp_path) as parts:
         engine = parts.engine

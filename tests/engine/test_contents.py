@@ -1,4 +1,4 @@
-"""The fragments kept for recall: the latest, within bounds, and never an older state than the journal's."""
+"""The fragment cache: has the latest fragments within its bounds, and never an older state than the journal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
     return Fragment(f"f{number:05}", content).but(**fields)
 
 
-def test_the_least_recently_used_leave_first() -> None:
+def test_least_recently_used_leave_first() -> None:
     contents = FragmentCache()
     contents.put(fragment(number) for number in range(FRAGMENTS_MAX))
     assert contents.get_many(["f00000"]), "asked for, so it is the latest now"
@@ -30,7 +30,7 @@ def test_long_contents_are_bounded_in_bytes() -> None:
     assert contents.bytes == 0
 
 
-def test_what_the_journal_gave_does_not_replace_what_was_committed_meanwhile() -> None:
+def test_journal_read_never_replaces_a_newer_commit() -> None:
     contents = FragmentCache()
     asked = contents.removals
     contents.put([fragment(1, "new")])
@@ -39,7 +39,7 @@ def test_what_the_journal_gave_does_not_replace_what_was_committed_meanwhile() -
     assert contents.get_many(["f00002"])["f00002"].content == "read"
 
 
-def test_what_the_journal_gave_is_not_kept_when_a_change_may_have_left_meanwhile() -> None:
+def test_journal_read_is_dropped_after_a_removal_meanwhile() -> None:
     contents = FragmentCache()
     asked = contents.removals
     contents.put([fragment(1, "new")])
@@ -48,7 +48,7 @@ def test_what_the_journal_gave_is_not_kept_when_a_change_may_have_left_meanwhile
     assert not contents.get_many(["f00001"])
 
 
-def test_accesses_are_counted_and_the_time_never_goes_back() -> None:
+def test_access_time_never_goes_back() -> None:
     contents = FragmentCache()
     contents.put([fragment(1, access_count=4, access_time_us=70)])
     contents.count_access(["f00001"], 90)
@@ -59,7 +59,7 @@ def test_accesses_are_counted_and_the_time_never_goes_back() -> None:
     assert (found["f00001"].access_count, found["f00001"].access_time_us) == (6, 90)
 
 
-def test_what_was_removed_while_the_journal_was_read_does_not_come_back() -> None:
+def test_fragment_removed_during_a_read_stays_removed() -> None:
     contents = FragmentCache()
     asked = contents.removals
     contents.remove("f00001")

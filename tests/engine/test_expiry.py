@@ -1,4 +1,4 @@
-"""What has expired is found by no read, long before maintenance comes to it."""
+"""No read finds an expired fragment, long before maintenance forgets it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
-    """Maintained by hand alone."""
+    """Maintenance runs only on demand."""
     async with open_engine(tmp_path / "data", clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as opened:
         yield opened
 
@@ -45,7 +45,9 @@ async def exported(engine: Engine) -> str:
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "policy"])
 @pytest.mark.parametrize("maintained", [False, True], ids=["before", "after"])
-async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, own: bool, maintained: bool) -> None:
+async def test_no_read_finds_expired_fragments(
+    engine: Engine, clock: SettableClock, own: bool, maintained: bool
+) -> None:
     await create(engine, MemoryKind.HYBRID, **{} if own else POLICY_TTL)
     keep = {} if own else {"ttl_us": 9_000 * SECOND_US}
     (gone,) = await tell(engine, "the heron by the canal", session="s", external_id="k", **OWN_TTL if own else {})
@@ -79,7 +81,7 @@ async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, 
     assert forgotten == {(gone, Reason.EXPIRED), (kept, Reason.REQUESTED)}
 
 
-async def test_what_is_pinned_does_not_expire(engine: Engine, clock: SettableClock) -> None:
+async def test_pinned_fragments_do_not_expire(engine: Engine, clock: SettableClock) -> None:
     await create(engine, MemoryKind.HYBRID)
     (pinned,) = await tell(engine, "the heron by the canal", ttl_us=SECOND_US)
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
@@ -115,13 +117,13 @@ async def test_key_of_expired_fragment_is_free(
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
-async def test_repeat_of_what_expired_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
+async def test_repeat_of_expired_fragment_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
     await create(engine, kind)
     (first,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     clock.offset_us += 30 * SECOND_US
     (again,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     assert [one.id for one in await listed(engine)] == [first]
-    clock.offset_us += 45 * SECOND_US  # past the first one's expiry, not past the repeat's
+    clock.offset_us += 45 * SECOND_US  # past the expiry of the first, not of the repeat
     assert [one.duplicate_count for one in await listed(engine)] == [1]
     clock.offset_us += 20 * SECOND_US
     assert await listed(engine) == []

@@ -1,4 +1,4 @@
-"""Forgetting in the background: by expiry, ttl, strength and room; erasure after the grace; pruned events."""
+"""Retention in the background: expiry, ttl, strength and capacity; erasure after the grace period; pruned events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
-    """Maintained by hand alone."""
+    """Maintenance runs only on demand."""
     given = Clock(now_us=clock.now_us)
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as opened:
         yield opened
@@ -51,7 +51,7 @@ async def why(engine: Engine) -> dict[str, Reason]:
     return {event.fragment: event.reason for event in await told(engine, EventType.FORGOTTEN)}
 
 
-async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engine, clock: SettableClock) -> None:
+async def test_expired_fragments_are_forgotten_unless_pinned(engine: Engine, clock: SettableClock) -> None:
     await create(engine, MemoryKind.HYBRID)
     (soon,) = await tell(engine, "soon", ttl_us=SECOND_US)
     (pinned,) = await tell(engine, "pinned", ttl_us=SECOND_US)
@@ -68,7 +68,7 @@ async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engi
     assert await contents(engine) == ["never"]
 
 
-async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
+async def test_failing_memory_does_not_block_maintenance_of_others(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
@@ -92,7 +92,7 @@ async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
     assert await contents(engine) == []
 
 
-async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: Engine, clock: SettableClock) -> None:
+async def test_ttl_counts_from_creation_without_an_expiry(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__ttl_s=100)
     old = await tell(engine, "old", observe_time_us=1)
     await tell(engine, "own", ttl_us=1_000 * SECOND_US)
@@ -106,7 +106,7 @@ async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: 
     assert await why(engine) == dict.fromkeys(old, Reason.EXPIRED)
 
 
-async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engine, clock: SettableClock) -> None:
+async def test_weak_fragments_are_forgotten_and_recalled_ones_kept(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__retention_min=0.4, retention__strength_half_life_s=100)
     await tell(engine, "the heron by the canal", "an umbrella in the hall")
     (weak,) = await tell(engine, "a trifle", importance=0.0)
@@ -116,13 +116,13 @@ async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engi
     clock.offset_us += 60 * SECOND_US
     assert (await engine.recall(*NAME, Query(text="heron", limit=1))).recollections
     await engine.wait_for_reinforcement()
-    await engine._reinforcement._write_accesses()  # what the background does every few seconds
+    await engine._reinforcement._write_accesses()  # the background task does it every few seconds
     clock.offset_us += 60 * SECOND_US
     await engine.run_maintenance()
     assert await contents(engine) == ["the heron by the canal"]
 
 
-async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: SettableClock) -> None:
+async def test_weakest_fragments_beyond_capacity_are_forgotten(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__long_term_capacity=3)
     for number, importance in enumerate((0.9, 0.1, 0.2, 0.8, 0.7, 0.0)):
         await tell(engine, f"line {number}", importance=importance)
@@ -136,7 +136,7 @@ async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: Sett
     assert len(await listed(engine)) == 3
 
 
-async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: SettableClock) -> None:
+async def test_fragment_is_erased_after_the_grace_period(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__forget_grace_s=100)
     ids = await tell(engine, "one", "two")
     await engine.fragments.forget(*NAME, ids[:1])
@@ -158,7 +158,7 @@ async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: Setta
     assert await engine._journal.vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
 
 
-async def test_a_memory_that_is_not_active_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
+async def test_inactive_memory_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
     given = Clock(now_us=clock.now_us)
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
         await create(engine, retention__ttl_s=100)
@@ -171,10 +171,10 @@ async def test_a_memory_that_is_not_active_is_maintained_too(tmp_path: Path, clo
 
 
 @pytest.mark.parametrize("lines_after", [0, 3])
-async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
+async def test_watch_before_pruned_events_fails_with_oldest_revision(
     engine: Engine, clock: SettableClock, lines_after: int
 ) -> None:
-    """Also when every event was pruned, and nothing is left to show the gap."""
+    """Also if every event was pruned, so that no event shows the gap."""
     await create(engine, retention__event_retention_s=100)
     await tell(engine, "one")
     await tell(engine, "two")
@@ -194,7 +194,7 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     await steps.aclose()
 
 
-async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
+async def test_purge_that_waits_for_another_server_is_cancellable(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def elsewhere(record: MemoryRecord) -> AsyncIterator[int]:

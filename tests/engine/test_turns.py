@@ -1,4 +1,4 @@
-"""Who computes next."""
+"""The order of slots in the fair scheduler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from memstream_server.engine.runtime.fair_scheduler import FairScheduler, Lane
 
 @pytest.fixture
 def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two computations are short enough to share a turn."""
+    """No two computations are short enough to share a slot."""
     monkeypatch.setattr(turns_module, "TURN_S", 0.0)
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
+async def test_namespaces_alternate_and_each_is_first_in_first_out() -> None:
     turns, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, name: str) -> None:
@@ -30,7 +30,7 @@ async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_a_namespace_that_writes_much_answers_questions_in_between() -> None:
+async def test_busy_writer_answers_reads_in_between() -> None:
     turns, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, lane: Lane, name: str) -> None:
@@ -43,7 +43,7 @@ async def test_a_namespace_that_writes_much_answers_questions_in_between() -> No
     assert served == ["w0", "w1", "b0", "r0", "w2", "r1", "w3"]
 
 
-async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_computations_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     turns, seen = FairScheduler(), list[str]()
     monkeypatch.setattr(turns_module, "TURN_S", 60.0)
 
@@ -66,7 +66,7 @@ async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(mo
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_one_at_a_time_and_others_run_between() -> None:
+async def test_one_slot_at_a_time_with_the_loop_between() -> None:
     turns, seen = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
@@ -87,7 +87,7 @@ async def test_one_at_a_time_and_others_run_between() -> None:
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
+async def test_cancelled_or_failed_task_frees_its_slot() -> None:
     turns, served = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
@@ -101,7 +101,7 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
     await asyncio.sleep(0)
     assert served == ["first"]
     tasks["waits"].cancel()
-    await asyncio.sleep(0)  # the turn is given to the next by now, who has not run since
+    await asyncio.sleep(0)  # the slot is now granted to the next task, which has not run yet
     tasks["is given"].cancel()
     done = await asyncio.gather(*tasks.values(), return_exceptions=True)
     assert served == ["first", "fails", "last"]
@@ -111,7 +111,7 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overrunning_slot_continues_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
     turns, seen = FairScheduler(), list[str]()
     begun = {name: asyncio.Event() for name in ("late", "next", "last")}

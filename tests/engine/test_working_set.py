@@ -1,4 +1,4 @@
-"""What is searched is the same whether somebody looked after every commit or once after many."""
+"""The search structures are the same whether they are refreshed after every commit or once after many."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ WORDS = ["apple", "plum", "bread", "river", "stone", "lamp", "letter", "window",
 
 
 class Twins:
-    """A memory's working set told of the same commits twice more: one looked at after each, one never."""
+    """Applies a memory's commits to two more working sets: one refreshed after each commit, one never."""
 
     def __init__(self, patch: pytest.MonkeyPatch, vectors: bool) -> None:
         self.looked_at: WorkingSet | None = None
         self.left_alone: WorkingSet | None = None
         self.waiting: list[int] = []
-        """Fragments that waited to be searched, after each commit."""
+        """Pending rows after each commit."""
         apply = WorkingSet.apply_commit
 
         def also(working: WorkingSet, commit: Commit, decision: Decision) -> None:
@@ -60,7 +60,7 @@ def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
 
 
 def _same_answers(one: WorkingSet, other: WorkingSet, ids: Sequence[str]) -> None:
-    """What decisions ask, which must not wait for anybody to look."""
+    """The queries of decisions, which must not wait for a refresh."""
     for id_ in (*ids, "unknown"):
         assert one.tier_of(id_) == other.tier_of(id_)
         assert one.is_forgotten(id_) == other.is_forgotten(id_)
@@ -70,7 +70,7 @@ def _same_answers(one: WorkingSet, other: WorkingSet, ids: Sequence[str]) -> Non
 
 
 def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
-    """Whatever slots they have: by id."""
+    """By id, whatever their slots."""
     assert one.fragment_count == other.fragment_count > 0
     ids = sorted(one.columns.live_ids())
     assert ids == sorted(other.columns.live_ids())
@@ -89,7 +89,7 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
 
 
 async def _live(parts: Assembled, chance: random.Random) -> None:
-    """One of the things that happen to a memory."""
+    """One change of a memory."""
     engine = parts.engine
     words = " ".join(chance.choices(WORDS, k=4))
     kind = chance.choice(["new"] * 6 + ["keyed", "change", "forget", "restore"])
@@ -108,7 +108,7 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors in RAM", "vectors in the index"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_looking_late_shows_the_same(
+async def test_late_refresh_shows_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, vectors: bool
 ) -> None:
     monkeypatch.setattr(working_set, "_UNSHOWN_MAX", 10_000)
@@ -123,9 +123,7 @@ async def test_looking_late_shows_the_same(
     _same_searches(twins.looked_at, twins.left_alone)
 
 
-async def test_no_more_wait_than_are_shown_in_half_a_millisecond(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pending_rows_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Twins(monkeypatch, True)
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
