@@ -6,22 +6,22 @@ import asyncio
 
 import pytest
 
-from memstream_server.engine.runtime import fair_scheduler as turns_module
+from memstream_server.engine.runtime import fair_scheduler
 from memstream_server.engine.runtime.fair_scheduler import FairScheduler, Lane
 
 
 @pytest.fixture
 def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """No two computations are short enough to share a slot."""
-    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+    monkeypatch.setattr(fair_scheduler, "SLOT_S", 0.0)
 
 
 @pytest.mark.usefixtures("one_each")
 async def test_namespaces_alternate_and_each_is_first_in_first_out() -> None:
-    turns, served = FairScheduler(), list[str]()
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, name: str) -> None:
-        async with turns.slot(namespace):
+        async with scheduler.slot(namespace):
             served.append(name)
 
     asked = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("a", "a4"), ("c", "c1"), ("b", "b2")]
@@ -31,10 +31,10 @@ async def test_namespaces_alternate_and_each_is_first_in_first_out() -> None:
 
 @pytest.mark.usefixtures("one_each")
 async def test_busy_writer_answers_reads_in_between() -> None:
-    turns, served = FairScheduler(), list[str]()
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, lane: Lane, name: str) -> None:
-        async with turns.slot(namespace, lane):
+        async with scheduler.slot(namespace, lane):
             served.append(name)
 
     written = [("a", Lane.WRITE, f"w{number}") for number in range(4)]
@@ -44,14 +44,14 @@ async def test_busy_writer_answers_reads_in_between() -> None:
 
 
 async def test_short_computations_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, seen = FairScheduler(), list[str]()
-    monkeypatch.setattr(turns_module, "TURN_S", 60.0)
+    scheduler, seen = FairScheduler(), list[str]()
+    monkeypatch.setattr(fair_scheduler, "SLOT_S", 60.0)
 
     async def compute(name: str) -> None:
-        async with turns.slot("a"):
+        async with scheduler.slot("a"):
             await asyncio.sleep(0)
             seen.append(name)
-            async with turns.slot("b", Lane.READ):
+            async with scheduler.slot("b", Lane.READ):
                 seen.append(f"{name} inside")
 
     async def other() -> None:
@@ -67,10 +67,10 @@ async def test_short_computations_share_a_slot(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("one_each")
 async def test_one_slot_at_a_time_with_the_loop_between() -> None:
-    turns, seen = FairScheduler(), list[str]()
+    scheduler, seen = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.slot("a"):
+        async with scheduler.slot("a"):
             seen.append(f"{name} begins")
             await asyncio.sleep(0)
             seen.append(f"{name} ends")
@@ -88,10 +88,10 @@ async def test_one_slot_at_a_time_with_the_loop_between() -> None:
 
 @pytest.mark.usefixtures("one_each")
 async def test_cancelled_or_failed_task_frees_its_slot() -> None:
-    turns, served = FairScheduler(), list[str]()
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.slot("a"):
+        async with scheduler.slot("a"):
             served.append(name)
             if name == "fails":
                 raise ValueError(name)
@@ -106,19 +106,19 @@ async def test_cancelled_or_failed_task_frees_its_slot() -> None:
     done = await asyncio.gather(*tasks.values(), return_exceptions=True)
     assert served == ["first", "fails", "last"]
     assert [type(each) for each in done[1:4]] == [asyncio.CancelledError, asyncio.CancelledError, ValueError]
-    async with asyncio.timeout(10), turns.slot("b"):
+    async with asyncio.timeout(10), scheduler.slot("b"):
         pass
 
 
 @pytest.mark.usefixtures("one_each")
 async def test_overrunning_slot_continues_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
-    turns, seen = FairScheduler(), list[str]()
+    monkeypatch.setattr(fair_scheduler, "SLOT_MAX_S", 0.01)
+    scheduler, seen = FairScheduler(), list[str]()
     begun = {name: asyncio.Event() for name in ("late", "next", "last")}
     goes_on, next_goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait(name: str, until: asyncio.Event) -> None:
-        async with turns.slot("a"):
+        async with scheduler.slot("a"):
             seen.append(f"{name} begins")
             begun[name].set()
             await until.wait()
@@ -129,7 +129,7 @@ async def test_overrunning_slot_continues_in_parallel(monkeypatch: pytest.Monkey
     following = asyncio.create_task(wait("next", next_goes_on))
     last = asyncio.create_task(wait("last", next_goes_on))
     await begun["next"].wait()
-    monkeypatch.setattr(turns_module, "TURN_MAX_S", 60.0)
+    monkeypatch.setattr(fair_scheduler, "SLOT_MAX_S", 60.0)
     goes_on.set()
     await late
     for _ in range(5):

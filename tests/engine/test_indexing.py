@@ -294,7 +294,7 @@ async def test_rebuild_progress_never_decreases_during_writes(tmp_path: Path, mo
         if len(told) == 8:
             enough.set()
 
-    monkeypatch.setattr(indexer, "LOOK_S", 0.01)
+    monkeypatch.setattr(indexer, "POLL_INTERVAL_S", 0.01)
     async with assembled(tmp_path, index_flush_interval_s=60.0) as parts:
         await filled(parts.engine)
         flush = parts.index.flush

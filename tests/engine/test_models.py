@@ -122,7 +122,7 @@ async def test_quarantined_job_is_done_once_its_cause_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
-    monkeypatch.setattr(jobs, "ASIDE_S", 0.05)
+    monkeypatch.setattr(jobs, "QUARANTINE_S", 0.05)
     do, tries = jobs.Jobs._run_job, 0
 
     async def full(self: jobs.Jobs, actor: Actor, job: Job, account: Account) -> None:

@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 
 __all__ = ["Engine", "ObserveSession"]
 
-JOURNAL_PATIENCE_S = 3.0
+JOURNAL_TIMEOUT_S = 3.0
 """Timeout of the journal in health checks."""
 BOUND_INTERVAL_S = 1.0
 """How often the bounds of active memories, which grow with use, are enforced."""
@@ -232,7 +232,7 @@ class Engine:
     async def _journal_answers(self) -> bool:
         if self._journal_check is None:
             self._journal_check = asyncio.create_task(self._journal.outbox_last())
-        await asyncio.wait({self._journal_check}, timeout=JOURNAL_PATIENCE_S)
+        await asyncio.wait({self._journal_check}, timeout=JOURNAL_TIMEOUT_S)
         if not self._journal_check.done():
             return False  # no second query: each occupies one of the journal's few readers
         asked, self._journal_check = self._journal_check, None

@@ -36,13 +36,13 @@ log = structlog.get_logger(__name__)
 
 UPSERT_ROWS = 2_048
 """Rows per upsert."""
-FOLLOW_S = 1.0
+FOLLOW_INTERVAL_S = 1.0
 """How often a process that does not lead checks the progress of the leader."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 """How often a call that waits for the indexer checks its progress."""
-REST = 4
+RECONCILE_PAUSE_FACTOR = 4
 """Pause between comparisons of the index with the journal, as a multiple of the last one's duration."""
 REBUILDING = "the vector index is being rebuilt"
 
@@ -128,7 +128,7 @@ class Indexer:
         while self._rebuilt < ticket:
             if self._dropped < ticket:
                 self._wake_now()  # again: a finished round has reset the event
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             if self._dropped >= ticket:
                 left = await self._storage.journal.outbox_size()
                 total = max(total, left, self._refilled)
@@ -153,7 +153,7 @@ class Indexer:
         """Wait until the collection of that space is open. Awaits `at` meanwhile; its errors end the wait."""
         while space.model not in self._open_spaces:
             self._wake_now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
     async def wait_for_outbox(self, at: Callable[[], Awaitable[None]]) -> None:
@@ -161,7 +161,7 @@ class Indexer:
         wanted = self._written + await self._storage.journal.outbox_size()
         while self._written < wanted:
             self._wake_now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
     async def _adopt_spaces(self) -> None:
@@ -182,7 +182,7 @@ class Indexer:
         _, last = (await journal.outbox_rows([uid])).get(uid, (0, 0))
         while 0 < (await journal.outbox_rows([uid])).get(uid, (0, 0))[0] <= last:
             self._wake_now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
     # ---- the task
@@ -290,7 +290,7 @@ class Indexer:
         """
         limits = self._runtime.limits
         if self._registry.ownership.shared:  # other processes add rows too, without waking this one
-            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
+            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_INTERVAL_S
             await self._wait_and_reconcile(self._full, min(limits.flush_interval_s, longest_s))
             return
         due = self.overlays.next_due_s()
@@ -311,7 +311,7 @@ class Indexer:
                 entries = await self._reconciler.reconcile_next()
                 if entries:
                     self.notify_rows(entries)
-                pause_s = min(left_s, REST * (now_s() - began_s))
+                pause_s = min(left_s, RECONCILE_PAUSE_FACTOR * (now_s() - began_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if pause_s == math.inf else pause_s):
                     await event.wait()

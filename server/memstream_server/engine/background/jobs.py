@@ -3,7 +3,7 @@ done once.
 
 Rule 1. A job's result and its end are one commit: a crash repeats the model call, but never the result.
 Rule 2. A job whose model is down is retried soon. A job that fails otherwise is quarantined after JOB_ATTEMPTS_MAX
-attempts and retried every ASIDE_S: the cause may pass (a full disk), but each attempt may call a model.
+attempts and retried every QUARANTINE_S: the cause may pass (a full disk), but each attempt may call a model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAGE = 100
 RETRY_S = 5.0
 JOB_ATTEMPTS_MAX = 5
 """Attempts per process before a job is quarantined; failures because a model is down do not count."""
-ASIDE_S = 600.0
+QUARANTINE_S = 600.0
 """Retry interval of quarantined jobs."""
 
 
@@ -101,7 +101,7 @@ class Jobs:
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASIDE_S if self._quarantined else None):
+                async with asyncio.timeout(QUARANTINE_S if self._quarantined else None):
                     await self._wake.wait()
 
     async def _run_round(self) -> bool:
@@ -165,7 +165,7 @@ class Jobs:
     def _record_failure(self, job: Job, error: Exception) -> None:
         self._failures[job.id] = self._failures.get(job.id, 0) + 1
         if self._failures[job.id] >= JOB_ATTEMPTS_MAX:
-            self._quarantined[job.id] = asyncio.get_running_loop().time() + ASIDE_S
+            self._quarantined[job.id] = asyncio.get_running_loop().time() + QUARANTINE_S
         log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=error)
 
     async def _finish_job(self, actor: Actor, job: Job) -> None:

@@ -35,7 +35,7 @@ BATCH = 128
 """Fragments forgotten or erased per decision; transitions pruned per write."""
 PAGE = 500
 """Fragments or memories read at once."""
-LOOKS_A_HALF_LIFE = 100
+CHECKS_PER_HALF_LIFE = 100
 """Computations of all strengths per half-life: a fragment falls at most 1 % below the minimum before it is forgotten.
 """
 _SECOND_US = 1_000_000
@@ -155,7 +155,7 @@ class Retention:
 
     # ---- by strength
     def _strengths_are_due(self, record: MemoryRecord, now_us: int) -> bool:
-        pause_us = record.policy.retention.strength_half_life_s * _SECOND_US // LOOKS_A_HALF_LIFE
+        pause_us = record.policy.retention.strength_half_life_s * _SECOND_US // CHECKS_PER_HALF_LIFE
         if now_us - self._computed_us.get(record.uid, -pause_us) < pause_us:
             return False
         self._computed_us[record.uid] = now_us

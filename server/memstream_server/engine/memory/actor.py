@@ -32,7 +32,7 @@ from memstream_server.engine.errors import (
     namespace_full,
 )
 from memstream_server.engine.memory.build_commit import commit_of
-from memstream_server.engine.memory.decide import TURN, decide_observations, effective_policy, jobs_of
+from memstream_server.engine.memory.decide import OBSERVATIONS_PER_SLOT, decide_observations, effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
@@ -271,8 +271,8 @@ class Actor:
         return self._runtime.scheduler.slot(self.working.record.namespace)
 
     def _slot_for(self, count: int) -> AbstractAsyncContextManager[None]:
-        """One slot for a decision on few observations; a larger decision takes one slot per TURN observations."""
-        return self._take_slot() if count <= TURN else contextlib.nullcontext()
+        """One slot for a small decision; a larger one takes a slot per OBSERVATIONS_PER_SLOT observations."""
+        return self._take_slot() if count <= OBSERVATIONS_PER_SLOT else contextlib.nullcontext()
 
     async def _wait_for_disk_space(self) -> None:
         """Pause until the disk may have space again, and run other decisions meanwhile: those that add data fail too,

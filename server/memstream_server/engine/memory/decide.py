@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
 
-TURN = 8
+OBSERVATIONS_PER_SLOT = 8
 """Observations decided per slot, about 0.7 ms; a small call waits that long at each of its event-loop iterations."""
 
 
@@ -60,9 +60,9 @@ async def decide_observations(
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
     state = working.state
-    for start in range(0, len(gathered), TURN):
+    for start in range(0, len(gathered), OBSERVATIONS_PER_SLOT):
         async with runtime.scheduler.slot(working.record.namespace):
-            for part in gathered[start : start + TURN]:
+            for part in gathered[start : start + OBSERVATIONS_PER_SLOT]:
                 step = _decide_one(working, state, part, policy, known, parts)
                 steps.append(step)
                 state = step.state

@@ -23,11 +23,11 @@ from memstream_server.ports.models import Account, Analyzer, ModelRefused, Model
 log = structlog.get_logger(__name__)
 
 
-BESIDE_PAUSE_S = 10.0
+OTHER_SPACE_PAUSE_S = 10.0
 """Pause of the second space's model after it did not answer in time."""
-TURN = 8
+ANALYZED_PER_SLOT = 8
 """Texts analyzed per slot, about 0.4 ms."""
-TEXTS = 32
+EMBEDDED_PER_SLOT = 32
 """Texts embedded per slot with an in-process model, about 0.7 ms."""
 
 
@@ -136,9 +136,9 @@ class Enricher:
         flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
         found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[EnrichedFragment] = []
-        for start in range(0, len(found), TURN):
+        for start in range(0, len(found), ANALYZED_PER_SLOT):
             async with self._scheduler.slot(record.namespace):
-                out.extend(self._enrich_one(*each, record) for each in found[start : start + TURN])
+                out.extend(self._enrich_one(*each, record) for each in found[start : start + ANALYZED_PER_SLOT])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
     def _own_vectors(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
@@ -184,7 +184,7 @@ class Enricher:
         except TimeoutError:
             made = []
         if not made or made[0].missing:  # later groups do not wait for it
-            self._other_retry_at_s = now_s + BESIDE_PAUSE_S
+            self._other_retry_at_s = now_s + OTHER_SPACE_PAUSE_S
             return [None] * len(fragments)
         return made
 
@@ -294,9 +294,9 @@ class Enricher:
         if not embedding.model.instant:
             return list(await embedding.embedder.embed(texts, record.namespace))
         rows: list[Vector] = []
-        for start in range(0, len(texts), TEXTS):
+        for start in range(0, len(texts), EMBEDDED_PER_SLOT):
             async with self._scheduler.slot(record.namespace):
-                rows.extend(await embedding.embedder.embed(texts[start : start + TEXTS], record.namespace))
+                rows.extend(await embedding.embedder.embed(texts[start : start + EMBEDDED_PER_SLOT], record.namespace))
         return rows
 
 

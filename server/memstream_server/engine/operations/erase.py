@@ -42,7 +42,7 @@ AT_ONCE = 64
 BATCH = 1_000
 """Fragments per decision."""
 PAGE = 1_000
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """How often a wait for unstored fragments checks for cancellation."""
 
 
@@ -119,7 +119,7 @@ class Erasing:
             await progress.report_done(0, len(ids))
             # checks for cancellation: a model that is down may delay it for hours
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+                async with asyncio.timeout(POLL_INTERVAL_S):
                     await actor.wait_for_revision(actor.revision + 1)
         while True:  # repeats until nothing derives from them: streams and jobs add fragments meanwhile
             derived = await _read_derived(actor.uid, self._storage)

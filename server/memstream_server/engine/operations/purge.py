@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import MemoryNotFound, OwnedElsewhere
 from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import LOOK_S, AnswerOf, OperationRunner
+from memstream_server.engine.operations.runner import POLL_INTERVAL_S, AnswerOf, OperationRunner
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Purging:
                 elsewhere.append((await self._runner.start(TYPE, record.namespace, record.name, "{}")).id)
         for id in elsewhere:  # their owners run these
             while not (part := await self._runner.get(id)).ended:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
                 await progress.report_done(done, 0)
             done += part.done
             await progress.report_done(done, 0)

@@ -52,7 +52,7 @@ TIDY_INTERVAL_S = 3600.0
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 TRIES = 10
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 """Poll interval for an operation of another process."""
 
 T = TypeVar("T")
@@ -226,7 +226,7 @@ class OperationRunner:
             if live is not None:
                 await live.ended.wait()
             else:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
         return operation
 
     def _leave_all(self) -> None:

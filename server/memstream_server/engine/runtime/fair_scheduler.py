@@ -14,11 +14,11 @@ from collections import OrderedDict, deque
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
 
-TURN_S = 0.0002
+SLOT_S = 0.0002
 """Target length of a slot, in one computation or several; each loop iteration has a cost. A recall takes five
 iterations: with 500 observations per second its latency was 6.5 ms with slots of 1 ms and 3.8 ms with these.
 """
-TURN_MAX_S = 0.02
+SLOT_MAX_S = 0.02
 """How long a slot may block the others if its holder itself waits, e.g. for a disk or a remote database."""
 
 
@@ -33,19 +33,19 @@ class FairScheduler:
     """`async with scheduler.slot(namespace):` around each computation.
 
     Namespaces are served round-robin, then the lanes of a namespace, then first come, first served. Computations that
-    fit into TURN_S together share a slot, and a task that requests a slot again soon stays in the current one. A short
+    fit into SLOT_S together share a slot, and a task that requests a slot again soon stays in the current one. A short
     read of the journal may be part of a slot: its thread needs the interpreter too and is fast while no other task
-    computes. If a slot exceeds TURN_MAX_S, the next one starts in parallel.
+    computes. If a slot exceeds SLOT_MAX_S, the next one starts in parallel.
     """
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._number = 0
         """Number of the latest slot."""
         self._taken = False
         self._began_s = 0.0
         self._computing = 0
         """How many tasks compute in the current slot; 0 if all have finished."""
-        self._each_s = TURN_S
+        self._each_s = SLOT_S
         """Moving average of the duration of one computation."""
         self._overrun_timer: asyncio.TimerHandle | None = None
         """Timer for the next overrun check; one timer serves many slots."""
@@ -61,10 +61,10 @@ class FairScheduler:
         """Number of the slot, once it starts."""
         if not self._taken:
             self._begin_slot(1)
-            return self._turn
-        if not self._waiting and time.monotonic() - self._began_s + self._each_s < TURN_S:
+            return self._number
+        if not self._waiting and time.monotonic() - self._began_s + self._each_s < SLOT_S:
             self._computing += 1
-            return self._turn
+            return self._number
         mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(namespace, OrderedDict()).setdefault(lane, deque()).append(mine)
         try:
@@ -74,49 +74,49 @@ class FairScheduler:
                 self.finish_slot(mine.result())
             raise
 
-    def finish_slot(self, turn: int, took_s: float | None = None) -> None:
+    def finish_slot(self, number: int, took_s: float | None = None) -> None:
         """One task of the slot has finished."""
         if took_s is not None:
-            self._each_s += (min(took_s, TURN_MAX_S) - self._each_s) / 16
-        if turn == self._turn and self._taken:  # else the slot overran, and the next one has started
+            self._each_s += (min(took_s, SLOT_MAX_S) - self._each_s) / 16
+        if number == self._number and self._taken:  # else the slot overran, and the next one has started
             self._computing -= 1
             if not self._computing:
-                asyncio.get_running_loop().call_soon(self._end_slot, turn)  # other tasks run before the next slot
+                asyncio.get_running_loop().call_soon(self._end_slot, number)  # other tasks run before the next slot
 
     def _begin_slot(self, computing: int) -> None:
-        self._turn += 1
+        self._number += 1
         self._taken = True
         self._computing = computing
         self._began_s = time.monotonic()
         if self._overrun_timer is None:
-            self._overrun_timer = asyncio.get_running_loop().call_later(TURN_MAX_S, self._check_overrun)
+            self._overrun_timer = asyncio.get_running_loop().call_later(SLOT_MAX_S, self._check_overrun)
 
     def _check_overrun(self) -> None:
         self._overrun_timer = None
         if self._taken:
-            left_s = self._began_s + TURN_MAX_S - time.monotonic()
+            left_s = self._began_s + SLOT_MAX_S - time.monotonic()
             if left_s > 0:
                 self._overrun_timer = asyncio.get_running_loop().call_later(left_s, self._check_overrun)
             else:
-                self._pass_on(self._turn)
+                self._pass_on(self._number)
 
-    def _end_slot(self, turn: int) -> None:
+    def _end_slot(self, number: int) -> None:
         if not self._computing:  # no task has joined since
-            self._pass_on(turn)
+            self._pass_on(number)
 
-    def _pass_on(self, turn: int) -> None:
-        if turn != self._turn or not self._taken:
+    def _pass_on(self, number: int) -> None:
+        if number != self._number or not self._taken:
             return
         self._taken = False
         given: list[asyncio.Future[int]] = []
-        while self._waiting and (not given or len(given) * self._each_s < TURN_S):
+        while self._waiting and (not given or len(given) * self._each_s < SLOT_S):
             mine = self._next_waiter()
             if not mine.done():
                 given.append(mine)
         if given:
             self._begin_slot(len(given))
             for mine in given:
-                mine.set_result(self._turn)
+                mine.set_result(self._number)
 
     def _next_waiter(self) -> asyncio.Future[int]:
         namespace, lanes = self._waiting.popitem(last=False)
@@ -134,22 +134,22 @@ class _Computing:
     each.
     """
 
-    __slots__ = ("_began_s", "_lane", "_namespace", "_task", "_turn", "_turns")
+    __slots__ = ("_began_s", "_lane", "_namespace", "_number", "_scheduler", "_task")
 
-    def __init__(self, turns: FairScheduler, namespace: str, lane: Lane) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: FairScheduler, namespace: str, lane: Lane) -> None:
+        self._scheduler = scheduler
         self._namespace = namespace
         self._lane = lane
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self._turn = 0
-        if self._task not in self._turns.tasks_inside:
-            self._turn = await self._turns.take_slot(self._namespace, self._lane)
+        self._number = 0
+        if self._task not in self._scheduler.tasks_inside:
+            self._number = await self._scheduler.take_slot(self._namespace, self._lane)
             self._began_s = time.monotonic()
-            self._turns.tasks_inside.add(self._task)
+            self._scheduler.tasks_inside.add(self._task)
 
     async def __aexit__(self, *error: object) -> None:
-        if self._turn:
-            self._turns.tasks_inside.remove(self._task)
-            self._turns.finish_slot(self._turn, time.monotonic() - self._began_s)
+        if self._number:
+            self._scheduler.tasks_inside.remove(self._task)
+            self._scheduler.finish_slot(self._number, time.monotonic() - self._began_s)

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 MARGIN = 0.1
 """Safety margin as a share of the lease: clocks run at different speeds."""
-LOOKS = 6
+CHECKS_PER_RENEWAL = 6
 """Lease checks per renewal interval."""
 RETRY_AFTER_S = 0.2
 
@@ -120,7 +120,7 @@ class Ownership:
 
     async def _lease_loop(self, processes: Processes) -> None:
         while True:
-            await asyncio.sleep(self._times.renew_s / LOOKS)
+            await asyncio.sleep(self._times.renew_s / CHECKS_PER_RENEWAL)
             try:
                 await self._renew_if_due(processes)
             except Exception:  # an unexpected error must not leave the process without a lease

@@ -32,7 +32,7 @@ PAGE = 100
 """Names of memories or conversations read at once."""
 PART_BYTES = 256 << 10
 """Approximate size of one message; a line is never split."""
-PENDING_LOOK_S = 0.05
+PENDING_POLL_INTERVAL_S = 0.05
 CHECK_LINES = 1_000
 """How often a spool checks the disk space and whether its client is still there."""
 
@@ -146,7 +146,7 @@ class Exporter:
                 async with self._reading:
                     if await self._journal.scan(record.uid, vectors, read):
                         break
-                await asyncio.sleep(PENDING_LOOK_S)
+                await asyncio.sleep(PENDING_POLL_INTERVAL_S)
             yield head[0], file
 
     @contextlib.asynccontextmanager

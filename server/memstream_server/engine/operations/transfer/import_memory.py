@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 BATCH = 256
 """Fragments, or messages, per commit."""
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """How often a wait for a model checks for cancellation."""
 
 
@@ -344,7 +344,7 @@ async def _while_wanted(work: Coroutine[None, None, T], wanted: Callable[[], Awa
     """The work's result; cancels it if `wanted` raises."""
     task = asyncio.create_task(work)
     try:
-        while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
+        while not (await asyncio.wait({task}, timeout=POLL_INTERVAL_S))[0]:
             await wanted()
         return task.result()
     finally:
