@@ -94,7 +94,7 @@ def test_refusal_delay_grows_up_to_a_bound() -> None:
     def told_in_s(principal: str = "key:a") -> float:
         with pytest.raises(QuotaExceeded) as raised, admission.admitted(principal, "calls"):
             admission.call(principal, pb.RecallOnceRequest())
-        return raised.value.told_in_s
+        return raised.value.refusal_delay_s
 
     admission.call("key:a", pb.RecallOnceRequest())
     admission.call("key:b", pb.RecallOnceRequest())

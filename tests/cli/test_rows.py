@@ -14,7 +14,7 @@ from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_id
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.operations.transfer.check_lines import Checker, Terms
-from memstream_server.engine.operations.transfer.lines import End, FragmentLine, decoded, encoded
+from memstream_server.engine.operations.transfer.lines import End, FragmentLine, decode_line, encode_line
 
 NOW_US = 1_700_000_000_000_000
 COLUMNS = Columns(
@@ -43,7 +43,7 @@ ROW: dict[str, Any] = {
 def line(row: dict[str, Any], adoption: Adoption = PLAIN, position: int = 0) -> FragmentLine:
     raw = fragment_line(row, position, adoption)
     assert raw is not None
-    found = decoded(raw)
+    found = decode_line(raw)
     assert isinstance(found, FragmentLine)
     return found
 
@@ -135,12 +135,12 @@ def test_rows_become_a_deterministic_export() -> None:
         body = [fragment_line(ROW | {"pk": key}, place, PLAIN) or b"" for place, key in enumerate((1, 2))]
         digest = sha256(head + b"".join(body)).hexdigest()
         end = End(memories=1, fragments=2, conversations=0, messages=0, plans=0, sha256=digest)
-        return (head + b"".join(body) + encoded(end)).splitlines()
+        return (head + b"".join(body) + encode_line(end)).splitlines()
 
-    checker = Checker(Terms(dimension=3, model="tiny", name_bytes_max=100, speaks=lambda _: True))
+    checker = Checker(Terms(dimension=3, model="tiny", name_bytes_max=100, has_stemmer=lambda _: True))
     for raw in whole():
-        checker.line(raw)
-    assert checker.summary().fragments == 2
+        checker.check_line(raw)
+    assert checker.summarize_export().fragments == 2
     assert whole() == whole()
     memory = json.loads(whole()[1])
     assert (memory["kind"], memory["policy"]["profile"], memory["namespace"], memory["name"]) == (

@@ -26,7 +26,7 @@ async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
 
 async def say(talks: Conversations, times: int = 1) -> None:
     for _ in range(times):
-        await talks.append(TALK, Message("joy"))
+        await talks.append_message(TALK, Message("joy"))
 
 
 async def rest(talks: Conversations, after: int = 0) -> list[int]:
@@ -59,7 +59,7 @@ async def test_watch_ignores_completion_before_it_began(talks: Conversations) ->
 async def test_write_wakes_watches_of_its_conversation(talks: Conversations) -> None:
     ending = [asyncio.create_task(rest(talks)) for _ in range(3)]
     await asyncio.sleep(0.1)  # lets the watches wait; without it the test is weaker, not wrong
-    await talks.append(ConversationName("comedy", "tuesday"), Message("joy"))
+    await talks.append_message(ConversationName("comedy", "tuesday"), Message("joy"))
     await say(talks, 2)
     await talks.complete(TALK)
     assert await asyncio.gather(*ending) == [[1, 2]] * 3
@@ -82,14 +82,14 @@ async def test_deleted_messages_do_not_block_watch(talks: Conversations) -> None
     await talks.delete_messages(TALK)
     await talks.complete(TALK)
     assert await rest(talks) == []
-    assert await talks.messages(TALK, MessageQuery()) == []
+    assert await talks.list_messages(TALK, MessageQuery()) == []
 
 
 async def test_message_of_cancelled_sender_wakes_watches(talks: Conversations) -> None:
     """The write is committed even if its caller is cancelled; without a notification the watch polls after quiet_s."""
     ending = asyncio.create_task(rest(talks))
     await asyncio.sleep(0.1)
-    for writing in (talks.append(TALK, Message("joy")), talks.complete(TALK)):
+    for writing in (talks.append_message(TALK, Message("joy")), talks.complete(TALK)):
         leaving = asyncio.create_task(writing)
         await asyncio.sleep(0)
         leaving.cancel()

@@ -1,4 +1,4 @@
-"""An engine put together by a test: any index, any models, its journal behind a `FaultyJournal`, short pauses."""
+"""Builds an engine for a test: any index and models, a journal behind a `FaultyJournal`, short pauses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMESPACE = "test"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """The engine with what it stands on."""
+    """The engine with its stores."""
 
     engine: Engine
     journal: FaultyJournal
@@ -47,7 +47,7 @@ class Assembled:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses before something is tried again, shortened."""
+    """Shortens the retry pauses."""
     for module, name in (
         (actor, "STORAGE_RETRY_S"),
         (registry, "REVIVE_PAUSE_S"),
@@ -68,7 +68,7 @@ async def assembled(
     clock: Clock | None = None,
     **settings: object,
 ) -> AsyncIterator[Assembled]:
-    """An engine on `data_dir`. A MemoryIndex given again stands for an index that outlived the process."""
+    """Run an engine on `data_dir`. Passing an earlier MemoryIndex simulates an index that outlived its process."""
     values = {"index_flush_interval_s": 0.05, "access_flush_interval_s": 0.05} | settings
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
@@ -89,17 +89,17 @@ async def assembled(
         await stored.close()
 
 
-# ---- what holds at any time
+# ---- invariants
 
 
 async def image_of(engine: Engine, name: str) -> Image:
-    """What a restart would read."""
+    """The image that a restart would load."""
     record = await engine.memories.get(NAMESPACE, name)
     return await engine._journal.load(record.uid, engine.info().embedding.name, 1_000_000)
 
 
 async def events_of(engine: Engine, uid: str) -> list[Event]:
-    """All events of a memory, having checked that its revisions are contiguous."""
+    """All events of a memory; checks that its revisions are contiguous."""
     recorded: list[Recorded] = []
     while page := await engine._journal.events(uid, len(recorded), 100_000):
         recorded += page
@@ -108,9 +108,9 @@ async def events_of(engine: Engine, uid: str) -> list[Event]:
 
 
 async def check(engine: Engine, name: str) -> Image:
-    """Journal, RAM and events of a memory tell the same; returns what the journal has.
+    """Check that journal, RAM and events of a memory agree; returns the journal's image.
 
-    Looked at in the memory's own order, since background work may commit at any other time.
+    Reads in the memory's order, because background tasks may commit at any other time.
     """
     looks: list[tuple[Image, MemoryRecord, State, set[str], list[Event]]] = []
 
@@ -139,10 +139,10 @@ async def check(engine: Engine, name: str) -> Image:
 
 
 async def check_index(parts: Assembled, name: str) -> None:
-    """In the end the index has what belongs there, and nothing waits."""
+    """Wait until the index is complete and the outbox is empty."""
     uid = (await parts.engine.memories.get(NAMESPACE, name)).uid
 
-    async def settled() -> bool:  # a loss that was found by a search empties the index after the outbox
+    async def settled() -> bool:  # a search that finds the index lost empties it after the outbox
         indexable = set(await parts.engine._journal.indexable(uid))
         return await parts.engine._journal.outbox_size() == 0 and parts.index.stored(uid) == indexable
 
@@ -150,7 +150,7 @@ async def check_index(parts: Assembled, name: str) -> None:
 
 
 async def gone(engine: Engine, name: str) -> bool:
-    """Whether there is no such memory."""
+    """Whether the memory does not exist."""
     try:
         await engine.memories.get(NAMESPACE, name)
     except MemoryNotFound:
@@ -159,5 +159,5 @@ async def gone(engine: Engine, name: str) -> bool:
 
 
 def passing(error: EngineError) -> bool:
-    """Whether a good client tries again."""
+    """Whether a client should retry."""
     return error.retry_after_s is not None

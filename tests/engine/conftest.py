@@ -1,4 +1,4 @@
-"""A real engine on a real journal and a real Milvus Lite, without the wire."""
+"""A real engine on a real journal and a real Milvus Lite, without rpcs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OpenEngine = Callable[..., AbstractAsyncContextManager[Engine]]
 async def open_engine(
     data_dir: Path, *, models: Models | None = None, clock: Clock | None = None, **settings: object
 ) -> AsyncIterator[Engine]:
-    """An engine on `data_dir`, composed as the server composes it."""
+    """An engine on `data_dir`, composed as in the server."""
     chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     journal = await journals.opened(data_dir, now.now_us)

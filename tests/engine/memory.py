@@ -1,4 +1,4 @@
-"""The engine as a driver of scenarios: the same files as the core's, through journal, actor and recall."""
+"""Drives the scenario files, which core shares, on the engine: through journal, actor and recall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMESPACE = "scenarios"
 
 
 class SettableClock:
-    """Real time, set forward by `offset_us`."""
+    """The real time plus `offset_us`."""
 
     def __init__(self) -> None:
         self.offset_us = 0
@@ -31,20 +31,20 @@ class SettableClock:
 
 
 def padded(vector: Vector | None, dimension: int) -> Vector | None:
-    """The same direction in more dimensions: every cosine stays."""
+    """The same direction in more dimensions: cosines do not change."""
     return None if vector is None else np.concatenate([vector, np.zeros(dimension - len(vector), np.float32)])
 
 
 def observation(
     content: str, structured: Structured | None = None, vector: Vector | None = None, **fields: object
 ) -> NewObservation:
-    """An observation as the wire would have validated it."""
+    """An observation as the rpc validates it."""
     digest = hashlib.blake2b(repr((content, structured, sorted(fields.items()))).encode(), digest_size=16).digest()
     return NewObservation(content=content, structured=structured, vector=vector, digest=digest, **fields)  # type: ignore[arg-type]  # tests name real fields
 
 
 class EngineMemory:
-    """The Driver protocol over one engine; each `create` makes a memory of its own."""
+    """The Driver protocol on one engine; each `create` makes a new memory."""
 
     def __init__(self, engine: Engine, clock: SettableClock) -> None:
         self.engine = engine
@@ -92,7 +92,7 @@ class EngineMemory:
             vector=padded(query.vector, self.engine.dimension),
         )
         answer = await self.engine.recall(NAMESPACE, self.name, asked)
-        await self.engine.settled()
+        await self.engine.wait_for_reinforcement()
         return [found.fragment.id for found in answer.recollections]
 
     async def clear(self, tiers: Sequence[Tier]) -> None:
@@ -132,8 +132,8 @@ class EngineMemory:
         return found
 
     async def fragments(self) -> list[Fragment]:
-        live, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
-        forgotten, _, _, _ = await self.engine.fragments.page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
+        live, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
+        forgotten, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
         return sorted([*live, *forgotten], key=lambda fragment: fragment.position)
 
     async def extra(self, command: Command) -> list[str]:
@@ -147,6 +147,6 @@ class EngineMemory:
             self.clock.offset_us += int(command.words[0]) * 1_000_000
             return []
         if command.name == "recollect":
-            await self.engine.reinforce(NAMESPACE, self.name, command.words)
+            await self.engine.reinforce_fragments(NAMESPACE, self.name, command.words)
             return []
         raise ValueError(f"the engine driver does not know {command.name}")

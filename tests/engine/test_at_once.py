@@ -1,4 +1,4 @@
-"""A small batch whose client waits for *stored* is received by being stored, and what goes wrong with that."""
+"""Direct commits: a small batch whose client waits for *stored* skips its receipt; their failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_ORDER = ["receive", "commit"]
 
 
 def writes(parts: Assembled) -> list[str]:
-    """Receipts and commits since the journal was armed or asked last."""
+    """Receipts and commits since the journal was armed or last read."""
     found = [name for name in parts.journal.written if name in IN_ORDER]
     parts.journal.written.clear()
     return found
@@ -40,17 +40,17 @@ def writes(parts: Assembled) -> list[str]:
         (AT_ONCE_MAX + 1, STORED, IN_ORDER),
     ],
 )
-async def test_who_waits_for_stored_waits_for_one_commit(
+async def test_waiting_for_stored_takes_one_commit(
     parts: Assembled, count: int, level: AckLevel, expected: list[str]
 ) -> None:
     session = await opened(parts.engine)
     writes(parts)
     await session.submit(1, LINES[:count], level)
-    progress = await session.reached(STORED, count)
+    progress = await session.wait_for_level(STORED, count)
     assert (progress.received, progress.stored) == (count, count)
     assert writes(parts) == expected
     assert await contents(parts.engine) == words(LINES[:count])
-    again = await sent(await opened(parts.engine), 1, LINES[: count + 1])  # repeats, and one that is new
+    again = await sent(await opened(parts.engine), 1, LINES[: count + 1])  # repeats and one new observation
     assert (again.received, again.stored) == (count + 1, count + 1)
     assert await contents(parts.engine) == words(LINES[: count + 1])
 
@@ -64,7 +64,7 @@ async def in_the_commit(parts: Assembled) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_few_that_come_meanwhile_are_stored_together_in_the_order_they_came(parts: Assembled) -> None:
+async def test_small_batches_meanwhile_share_a_commit_in_order(parts: Assembled) -> None:
     session, other = await opened(parts.engine), await opened(parts.engine, "other")
     writes(parts)
     release = parts.journal.hold("commit")
@@ -75,13 +75,13 @@ async def test_a_few_that_come_meanwhile_are_stored_together_in_the_order_they_c
     opening = asyncio.create_task(opened(parts.engine, "third"))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert parts.journal.written == ["commit"]  # nothing passes it, no newer stream of a producer either
+    assert parts.journal.written == ["commit"]  # no batch overtakes it, not even a newer stream of its producer
     assert not any(one.done() for one in (first, *later))
     release()
     await asyncio.gather(first, *later, opening)
-    progress = await session.reached(STORED, 3)
+    progress = await session.wait_for_level(STORED, 3)
     assert (progress.received, progress.stored) == (3, 3)
-    await other.reached(STORED, 1)
+    await other.wait_for_level(STORED, 1)
     assert writes(parts) == ["commit", "commit"]
     assert await contents(parts.engine) == words(LINES[:4])
     again = await sent(await opened(parts.engine), 1, LINES[:3])
@@ -89,7 +89,7 @@ async def test_a_few_that_come_meanwhile_are_stored_together_in_the_order_they_c
     assert await contents(parts.engine) == words(LINES[:4])
 
 
-async def test_what_is_more_than_that_is_received_after_it_and_nothing_passes_it(parts: Assembled) -> None:
+async def test_larger_batches_are_received_after_a_direct_commit(parts: Assembled) -> None:
     session, other = await opened(parts.engine), await opened(parts.engine, "other")
     writes(parts)
     release = parts.journal.hold("commit")
@@ -100,39 +100,39 @@ async def test_what_is_more_than_that_is_received_after_it_and_nothing_passes_it
     later.append(other.submit(2, LINES[2 + AT_ONCE_MAX : 3 + AT_ONCE_MAX], STORED))
     release()
     await asyncio.gather(first, *later)
-    await session.reached(STORED, 1 + AT_ONCE_MAX)
-    await other.reached(STORED, 2)
+    await session.wait_for_level(STORED, 1 + AT_ONCE_MAX)
+    await other.wait_for_level(STORED, 2)
     assert writes(parts)[:4] == ["commit", "commit", "receive", "receive"]
     assert await contents(parts.engine) == words(LINES[: 3 + AT_ONCE_MAX])
 
 
-async def test_of_several_that_fail_together_each_hears_why_and_none_is_lost_or_doubled(parts: Assembled) -> None:
+async def test_failed_shared_commit_loses_and_doubles_nothing(parts: Assembled) -> None:
     session, other = await opened(parts.engine), await opened(parts.engine, "other")
     release = parts.journal.hold("commit")
     first = session.submit(1, LINES[:1], STORED)
     await in_the_commit(parts)
     later = [session.submit(number, LINES[number - 1 : number], STORED) for number in (2, 3)]
     independent = other.submit(1, LINES[3:4], STORED)
-    parts.journal.fail_at(2, Fault.FULL, "commit")  # the first is the one that is held
+    parts.journal.fail_at(2, Fault.FULL, "commit")  # the first one is held
     release()
     await first
     for waiting in later:
         with pytest.raises(StorageIsFull):
             await waiting
-    await independent  # there was room for it when its own turn came
-    await other.reached(STORED, 1)
+    await independent  # the disk had space when its own turn came
+    await other.wait_for_level(STORED, 1)
     assert await contents(parts.engine) == words([LINES[0], LINES[3]])
     await sent(await opened(parts.engine), 2, LINES[1:3])
     assert await contents(parts.engine) == words([LINES[0], LINES[3], *LINES[1:3]])
 
 
-async def test_while_a_stream_opens_nothing_is_received_by_being_stored(parts: Assembled) -> None:
+async def test_no_direct_commit_while_a_stream_opens(parts: Assembled) -> None:
     session, other = await opened(parts.engine), await opened(parts.engine, "other")
     release = parts.journal.hold("open_producer")
     opening = asyncio.create_task(opened(parts.engine))
     await asyncio.sleep(0)
     writes(parts)
-    await session.submit(1, LINES[:1], STORED)  # refused, it would end the whole memory's streams
+    await session.submit(1, LINES[:1], STORED)  # if the journal refused it, all streams of the memory would end
     assert "receive" in parts.journal.written
     release()
     newer = await opening
@@ -144,7 +144,7 @@ async def test_while_a_stream_opens_nothing_is_received_by_being_stored(parts: A
     assert await contents(parts.engine) == words(LINES[:3])
 
 
-async def test_what_the_disk_has_no_room_for_is_refused_and_taken_later(parts: Assembled) -> None:
+async def test_full_disk_refuses_a_batch_that_succeeds_later(parts: Assembled) -> None:
     session = await opened(parts.engine)
     parts.journal.fail_at(1, Fault.FULL, "commit")
     with pytest.raises(StorageIsFull):
@@ -153,12 +153,12 @@ async def test_what_the_disk_has_no_room_for_is_refused_and_taken_later(parts: A
     session = await opened(parts.engine)
     assert (session.opened.received, session.opened.stored) == (0, 0)
     await session.submit(1, LINES[:1], STORED)
-    await session.reached(STORED, 1)
+    await session.wait_for_level(STORED, 1)
     assert await contents(parts.engine) == words(LINES[:1])
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.DONE, Fault.CONFLICT])
-async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assembled, fault: Fault) -> None:
+async def test_reopening_shows_whether_a_batch_was_stored(parts: Assembled, fault: Fault) -> None:
     session = await opened(parts.engine)
     parts.journal.fail_at(1, fault, "commit")
     receiving = session.submit(1, LINES[:1], STORED)
@@ -167,13 +167,13 @@ async def test_whether_it_was_stored_is_learned_by_opening_again(parts: Assemble
         with pytest.raises(JournalUnavailable):
             await waiting
     session = await opened(parts.engine)
-    there = 2 if fault is Fault.DONE else 0  # both came before the first was begun, and were one commit
+    there = 2 if fault is Fault.DONE else 0  # both arrived before the first commit began, and shared one commit
     assert (session.opened.received, session.opened.stored) == (there, there)
     await sent(session, 1, LINES[:2])
     assert await contents(parts.engine) == words(LINES[:2])
 
 
-async def test_who_waits_behind_it_is_told_when_it_ends_the_memory(parts: Assembled) -> None:
+async def test_waiting_batch_fails_when_direct_commit_ends_the_actor(parts: Assembled) -> None:
     session = await opened(parts.engine)
     release = parts.journal.hold("commit")
     receiving = session.submit(1, LINES[:1], STORED)
@@ -191,7 +191,7 @@ async def test_who_waits_behind_it_is_told_when_it_ends_the_memory(parts: Assemb
 
 
 async def until_taken(actor: Actor) -> None:
-    """Waits until one of two decisions is taken, and only the other waits to be."""
+    """Wait until the actor runs one of two decisions and only the other one is queued."""
 
     async def taken() -> bool:
         return actor._inbox.qsize() == 1
@@ -199,17 +199,17 @@ async def until_taken(actor: Actor) -> None:
     await until(taken)
 
 
-async def test_a_memory_that_ends_before_it_is_begun_says_so(parts: Assembled) -> None:
+async def test_direct_batch_fails_when_the_actor_ends_before_it(parts: Assembled) -> None:
     session = await opened(parts.engine)
     receiving = session.submit(1, LINES[:1], STORED)
-    parts.engine._registry.actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
-    with pytest.raises(JournalUnavailable):  # a cancellation would be no answer to whoever waits
+    parts.engine._registry.list_actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    with pytest.raises(JournalUnavailable):  # the waiting caller must not see a cancellation as its answer
         await receiving
     await sent(await opened(parts.engine), 1, LINES[:1])
     assert await contents(parts.engine) == words(LINES[:1])
 
 
-async def test_a_server_that_stops_meanwhile_has_all_of_it_or_nothing(tmp_path: Path) -> None:
+async def test_stop_during_direct_commit_is_all_or_nothing(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         session = await opened(parts.engine)

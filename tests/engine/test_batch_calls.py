@@ -1,4 +1,4 @@
-"""ObserveBatch with a request_id: the first answer whole, conflicts, calls at once, what a crash leaves."""
+"""ObserveBatch with a request_id: the complete first answer, conflicts, concurrent calls, crashes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def batch(
     producer: str = "",
     first: int = 1,
 ) -> Progress:
-    """As the wire calls it: the digest is of all that is asked."""
+    """Calls as the rpc does: the digest covers the whole request."""
     said = repr((name, producer, first, level, [item.digest for item in items]))
     digest = hashlib.blake2b(said.encode(), digest_size=16).digest()
     return await parts.engine.observe_batch(NAMESPACE, name, producer, first, items, level, request, digest)
@@ -66,7 +66,7 @@ async def contents(parts: Assembled, name: str = "joy") -> list[str]:
 
 
 async def eventually(parts: Assembled, items: Sequence[NewObservation], **given: str) -> Progress:
-    """Repeats the call until it is answered, as a client does."""
+    """Repeat the call until it is answered, as a client does."""
     for _ in range(200):
         try:
             return await batch(parts, items, **given)
@@ -131,12 +131,12 @@ async def test_other_request_conflicts(parts: Assembled, other: dict[str, object
 
 
 @pytest.mark.parametrize("producer", ["request:r", "r", "\n", f"{NAMESPACE}\nObserveBatchRequest"])
-async def test_producer_name_never_meets_request_id(parts: Assembled, producer: str) -> None:
+async def test_producer_name_never_collides_with_request_id(parts: Assembled, producer: str) -> None:
     await batch(parts, LINES[:2])
     session = await parts.engine.open_observe(NAMESPACE, "joy", producer)
     assert session.opened.received == 0
     await session.submit(1, LINES[2:4])
-    await session.reached(AckLevel.STORED, 2)
+    await session.wait_for_level(AckLevel.STORED, 2)
     assert (await batch(parts, LINES[:2])).received == 2
     assert [one.name for one in (await check(parts.engine, "joy")).producers] == [producer]
 
@@ -152,7 +152,7 @@ async def test_request_id_counts_within_its_memory(parts: Assembled) -> None:
     assert await contents(parts, "ann") == ["line 6 of the log"]
 
 
-async def test_calls_at_once_share_one_answer(parts: Assembled) -> None:
+async def test_concurrent_calls_share_one_answer(parts: Assembled) -> None:
     for request, producer in (("r", ""), ("s", "p")):
         calls = [batch(parts, LINES[:3], request=request, producer=producer) for _ in range(5)]
         calls.append(batch(parts, LINES[3:4], request=request, producer=producer))
@@ -160,7 +160,7 @@ async def test_calls_at_once_share_one_answer(parts: Assembled) -> None:
         assert len({repr(answer) for answer in answers}) == 1
         assert isinstance(answers[0], Progress)
         assert isinstance(conflict, RequestIdConflict)
-    assert len(await contents(parts)) == 6 - 3  # the second call's words are repeats of held ones
+    assert len(await contents(parts)) == 6 - 3  # the second call repeats the texts of held fragments
 
 
 async def test_small_batch_is_one_write(parts: Assembled) -> None:
@@ -209,7 +209,7 @@ async def test_failed_call_leaves_its_id_free(parts: Assembled) -> None:
 @pytest.mark.parametrize("write", ["receive", "commit"])
 @pytest.mark.parametrize("count", [2, 30])
 async def test_lost_write_is_answered_by_the_repeat(parts: Assembled, write: str, fault: Fault, count: int) -> None:
-    """Two are received by being stored, thirty are received first: each with its write lost on either side."""
+    """Two use a direct commit, thirty are received first; each loses its write before or after it takes effect."""
     parts.journal.fail_at(1, fault, write)
     answer = await eventually(parts, LINES[:count])
     assert (answer.stored, [one.sequence for one in answer.outcomes]) == (count, list(range(1, count + 1)))
@@ -220,11 +220,11 @@ async def test_lost_write_is_answered_by_the_repeat(parts: Assembled, write: str
 
 
 async def test_repeat_after_crash_waits_for_received_batch(tmp_path: Path) -> None:
-    """The batch is in the journal and nothing of it is stored: as if the process had been killed in between."""
+    """The journal has received the batch but not stored it, as if the process had been killed in between."""
     async with assembled(tmp_path) as parts:
         await create(parts)
         parts.journal.fail_at(1, Fault.LOST, "commit")
-        release = parts.journal.hold("own")  # the memory cannot be activated again here
+        release = parts.journal.hold("own")  # this engine cannot activate the memory again
         with pytest.raises(EngineError):
             await batch(parts, LINES)
         release()
@@ -238,7 +238,7 @@ async def test_repeat_after_crash_waits_for_received_batch(tmp_path: Path) -> No
 
 
 async def test_repeat_of_numbers_gets_first_outcomes(tmp_path: Path) -> None:
-    """Without a request_id, too: a numbered batch is safe to send again."""
+    """Also without a request_id: a numbered batch is safe to send again."""
     async with assembled(tmp_path) as parts:
         await create(parts)
         items = [*LINES[:3], LINES[0]]
@@ -255,10 +255,10 @@ async def test_call_with_producer_supersedes_its_stream(parts: Assembled) -> Non
     session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
     await batch(parts, LINES[:2], producer="p")
     with pytest.raises(ProducerSuperseded):
-        session.progress()
+        session.take_progress()
     newer = await parts.engine.open_observe(NAMESPACE, "joy", "p")
-    await batch(parts, LINES[:2], producer="p")  # the stored answer, which opens no stream
-    assert newer.progress().received == 2
+    await batch(parts, LINES[:2], producer="p")  # the stored answer; opens no stream
+    assert newer.take_progress().received == 2
 
 
 async def test_erasure_leaves_answer_without_digest(parts: Assembled) -> None:

@@ -1,4 +1,4 @@
-"""What an engine holds in RAM and in its journal stays bounded, however many come and go."""
+"""RAM and journal stay bounded over any number of producers, request_ids, memories and watches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def contents(engine: Engine, name: str) -> list[str]:
 # ---- producers
 
 
-async def test_producers_leave_ram_and_go_on_where_they_were(tmp_path: Path) -> None:
+async def test_producers_leave_ram_and_resume_where_they_were(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         engine = parts.engine
         await create(engine, "joy")
@@ -53,38 +53,38 @@ async def test_producers_leave_ram_and_go_on_where_they_were(tmp_path: Path) -> 
             await engine.observe_batch(NAMESPACE, "joy", producer, 1, [observation(producer)], STORED)
             await observe(engine, "joy", f"request {number}", f"r{number}")
             await observe(engine, "joy", f"nobody {number}")
-        assert (engine.held().producers, engine.held().sessions) == (0, 0)
+        assert (engine.memory_stats().producers, engine.memory_stats().sessions) == (0, 0)
         session = await engine.open_observe(NAMESPACE, "joy", "p3")
-        assert (session.opened.received, session.opened.stored, engine.held().producers) == (1, 1, 1)
+        assert (session.opened.received, session.opened.stored, engine.memory_stats().producers) == (1, 1, 1)
         await session.submit(1, [observation("p3")])  # a repeat
         await session.submit(2, [observation("more of p3")])
-        await session.reached(STORED, 2)
+        await session.wait_for_level(STORED, 2)
         session.close()
         session = await engine.open_observe(NAMESPACE, "joy", "p4")
         with pytest.raises(SequenceConflict):
             await session.submit(1, [observation("something else")])
         session.close()
-        assert (engine.held().producers, engine.held().sessions) == (0, 0)
+        assert (engine.memory_stats().producers, engine.memory_stats().sessions) == (0, 0)
         assert len(await contents(engine, "joy")) == 61
 
 
-async def test_a_producer_let_go_stays_until_all_of_it_is_stored(tmp_path: Path) -> None:
+async def test_closed_producer_stays_until_its_batches_are_stored(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         release = parts.journal.hold("commit")
         session = await parts.engine.open_observe(NAMESPACE, "joy", "p")
         await session.submit(1, [observation("one")])
         session.close()
-        assert parts.engine.held().producers == 1
+        assert parts.engine.memory_stats().producers == 1
         again = await parts.engine.open_observe(NAMESPACE, "joy", "p")
         assert (again.opened.received, again.opened.stored) == (1, 0)
         release()
-        assert (await again.reached(STORED, 1)).stored == 1
+        assert (await again.wait_for_level(STORED, 1)).stored == 1
         again.close()
-        assert parts.engine.held().producers == 0
+        assert parts.engine.memory_stats().producers == 0
 
 
-async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_path: Path) -> None:
+async def test_request_id_leaves_the_journal_after_a_day(tmp_path: Path) -> None:
     clock = SettableClock()
     async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as parts:
         engine = parts.engine
@@ -93,15 +93,15 @@ async def test_a_request_id_is_kept_for_a_day_and_then_leaves_the_journal(tmp_pa
         for number in range(300):  # more than one slice
             await observe(engine, "joy", f"said {number}", f"r{number}")
         clock.offset_us += DAY_US - 60_000_000
-        await engine.maintain()
+        await engine.run_maintenance()
         await observe(engine, "joy", "said 7", "r7")
         assert len(await contents(engine, "joy")) == 301
         clock.offset_us += 120_000_000
-        await engine.maintain()
+        await engine.run_maintenance()
         assert [await _answer(parts, uid, name) for name in ("r7", "r299")] == [None, None]
         assert await _hashes(parts, uid, "lasting") == 1
-        await observe(engine, "joy", "said 7", "r7")  # too late to be told from a new one
-        page, *_ = await engine.fragments.page(NAMESPACE, "joy", Filter(), False, -1, 999)
+        await observe(engine, "joy", "said 7", "r7")  # too old to be distinguished from a new request
+        page, *_ = await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 999)
         assert [one.content for one in page if one.duplicate_count] == ["said 7"]
 
 
@@ -116,25 +116,25 @@ async def _hashes(parts: Assembled, uid: str, producer: str) -> int:
 # ---- active memories
 
 
-async def test_memories_that_grow_while_active_are_held_to_the_bytes(tmp_path: Path) -> None:
-    """Both fit when they are activated and not when they have grown: the one used last stays."""
+async def test_growing_memories_stay_within_the_byte_bound(tmp_path: Path) -> None:
+    """Both fit when they are activated but not after they have grown: the one used last stays."""
     async with assembled(tmp_path, active_bytes_max=1 << 20) as parts:
         engine = parts.engine
         for name in ("sad", "joy"):
             await create(engine, name)
             await observe(engine, name, f"{name} begins")
-        assert engine.held().memories == 2
+        assert engine.memory_stats().memories == 2
         for name in ("sad", "joy"):
             lines = [observation(f"{name} {number} {'x' * 1_000}") for number in range(130)]
             await engine.observe_batch(NAMESPACE, name, "p", 1, lines, STORED)
 
         async def within() -> bool:
-            held = engine.held()
+            held = engine.memory_stats()
             return held.memories == 1 and held.size_bytes <= 1 << 20
 
         await until(within)
-        assert not (await engine.memories.statistics(NAMESPACE, "sad")).active
-        assert (await engine.memories.statistics(NAMESPACE, "joy")).active
+        assert not (await engine.memories.get_statistics(NAMESPACE, "sad")).active
+        assert (await engine.memories.get_statistics(NAMESPACE, "joy")).active
         found = await engine.recall(NAMESPACE, "sad", Query(text="sad begins", limit=1))
         assert [one.fragment.content for one in found.recollections] == ["sad begins"]
 
@@ -145,11 +145,11 @@ async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
         for number in range(10):
             await create(engine, f"m{number}")
             await observe(engine, f"m{number}", "hello")
-            await engine.maintain()
+            await engine.run_maintenance()
         for number in range(10):
             await engine.memories.delete(NAMESPACE, f"m{number}")
-        await engine.maintain()
-        held = engine.held()
+        await engine.run_maintenance()
+        held = engine.memory_stats()
         assert (held.memories, held.size_bytes, held.producers, held.watchers) == (0, 0, 0, 0)
         assert not engine.ownership._epochs
 
@@ -157,9 +157,7 @@ async def test_deleted_memories_leave_nothing_in_ram(tmp_path: Path) -> None:
 # ---- watchers
 
 
-async def test_a_watcher_reads_ahead_by_bytes_and_misses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_watch_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads, "EVENTS_BYTES_MAX", 2_000)
     async with assembled(tmp_path) as parts:
         engine = parts.engine
@@ -180,4 +178,4 @@ async def test_a_watcher_reads_ahead_by_bytes_and_misses_nothing(
                 if revision == 32:
                     break
         assert seen == list(range(1, 33))
-        assert engine.held().watchers == 0
+        assert engine.memory_stats().watchers == 0

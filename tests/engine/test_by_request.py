@@ -1,4 +1,4 @@
-"""Fragments changed by request: ids and filters, preconditions, answers to repeats that survive a restart."""
+"""Fragments changed by request: ids and filters, etags, and answers to repeats that survive a restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
 
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
-    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 10_000))[0]
+    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 10_000))[0]
 
 
 async def told(engine: Engine, *types: EventType) -> list[Event]:
@@ -55,7 +55,7 @@ async def told(engine: Engine, *types: EventType) -> list[Event]:
 
 @dataclass
 class Kept:
-    """Makes answers of results and remembers them."""
+    """Makes answers from results and remembers them."""
 
     key: str = "ns\nCall\nr1"
     result: object = None
@@ -83,7 +83,7 @@ async def test_put_observes_and_then_updates_by_key(engine: Engine) -> None:
     assert (read, revision) == (again.fragment, again.revision)
 
 
-async def test_put_is_refused_unless_the_etag_is_current(engine: Engine) -> None:
+async def test_put_needs_the_current_etag(engine: Engine) -> None:
     await create(engine)
     with pytest.raises(EtagMismatch):
         await engine.fragments.put(*NAME, observation("a", external_id="k"), etag="any")
@@ -97,7 +97,7 @@ async def test_put_is_refused_unless_the_etag_is_current(engine: Engine) -> None
     assert [one.content for one in await listed(engine)] == ["b"]
 
 
-async def test_a_forgotten_fragment_that_is_put_again_is_remembered(engine: Engine) -> None:
+async def test_put_restores_a_forgotten_fragment(engine: Engine) -> None:
     await create(engine)
     first = (await engine.fragments.put(*NAME, observation("the harbour is closed", external_id="k"))).fragment
     assert first is not None
@@ -110,7 +110,7 @@ async def test_a_forgotten_fragment_that_is_put_again_is_remembered(engine: Engi
     assert [found.fragment.content for found in answer.recollections] == ["the harbour is open"]
 
 
-async def test_what_the_policy_does_not_keep_is_no_fragment(engine: Engine) -> None:
+async def test_put_returns_no_fragment_that_the_policy_drops(engine: Engine) -> None:
     await create(engine, MemoryKind.SENSORY, sensory__capacity=0)
     put = await engine.fragments.put(*NAME, observation("gone", external_id="k"))
     assert (put.fragment, put.created) == (None, False)
@@ -118,7 +118,7 @@ async def test_what_the_policy_does_not_keep_is_no_fragment(engine: Engine) -> N
 
 
 # ---- update
-async def test_update_sets_what_is_given_and_finds_the_new_words(engine: Engine) -> None:
+async def test_update_changes_given_fields_and_recall_finds_new_text(engine: Engine) -> None:
     await create(engine)
     (id_,) = await tell(engine, "the ferry leaves at noon", expire_time_us=2**61)
     before = (await engine.fragments.get(*NAME, id=id_))[0]
@@ -146,7 +146,7 @@ async def test_update_sets_what_is_given_and_finds_the_new_words(engine: Engine)
 
 
 # ---- forget and restore
-async def test_forgetting_by_filter_takes_only_what_passes(engine: Engine) -> None:
+async def test_forget_by_filter_takes_only_matches(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID)
     await tell(engine, *(f"monday {n}" for n in range(15)), session="monday")
     await tell(engine, *(f"tuesday {n}" for n in range(5)), session="tuesday")
@@ -172,15 +172,15 @@ async def test_a_large_request_is_several_decisions(engine: Engine, monkeypatch:
     assert (await engine.fragments.restore(*NAME, Filter(tiers=(Tier.LONG_TERM,)))).count == 10
 
 
-async def test_forgetting_counts_fragments_and_not_what_follows(engine: Engine) -> None:
-    """An enhancer that is forgotten weakens what it enhanced: an event more, not a fragment more."""
+async def test_forget_counts_fragments_not_follow_up_events(engine: Engine) -> None:
+    """Forgetting an enhancer weakens its anchor: one more event, but not one more fragment."""
     await create(engine, MemoryKind.HYBRID, short_term__similarity_min=0.0)
     ids = await tell(engine, "tea in the garden", "tea in the garden again")
     assert (await engine.fragments.forget(*NAME, ids[1:])).count == 1
     assert len(await told(engine, EventType.WEAKENED)) == 1
 
 
-async def test_clear_counts_what_left_for_good(engine: Engine) -> None:
+async def test_clear_counts_removed_fragments(engine: Engine) -> None:
     await create(engine)
     ids = await tell(engine, "one", "two", "three")
     await engine.fragments.forget(*NAME, ids[:1])
@@ -190,7 +190,7 @@ async def test_clear_counts_what_left_for_good(engine: Engine) -> None:
     assert not (await engine.recall(*NAME, Query(text="two"))).recollections
 
 
-async def test_a_clone_has_structure_and_no_content(engine: Engine) -> None:
+async def test_clone_copies_structure_without_content(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, recall__limit=3)
     await tell(engine, "one")
     cloned = await engine.memories.clone(*NAME, "other", "copy")
@@ -198,13 +198,11 @@ async def test_a_clone_has_structure_and_no_content(engine: Engine) -> None:
     assert (cloned.kind, cloned.policy, cloned.labels) == (source.kind, source.policy, source.labels)
     assert cloned.uid != source.uid
     assert cloned.seed != source.seed
-    assert (await engine.memories.statistics("other", "copy")).counts.short_term == 0
+    assert (await engine.memories.get_statistics("other", "copy")).counts.short_term == 0
 
 
 # ---- answers
-async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(
-    engines: OpenEngine, tmp_path: Path
-) -> None:
+async def test_answer_commits_with_its_change_and_survives_restart(engines: OpenEngine, tmp_path: Path) -> None:
     kept = Kept()
     async with engines(tmp_path / "data") as engine:
         await create(engine)
@@ -220,7 +218,7 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(
         assert [one.content for one in await listed(engine)] == ["once"]
 
 
-async def test_an_answer_is_stored_also_where_nothing_changes(engine: Engine) -> None:
+async def test_answer_is_stored_even_if_nothing_changes(engine: Engine) -> None:
     await create(engine)
     before = (await engine.memories.get(*NAME)).revision
     kept = Kept()

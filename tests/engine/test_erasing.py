@@ -1,4 +1,4 @@
-"""Erasure beside everything else: failures on its way, insights and observations in flight, several at once."""
+"""Erasure with failing writes, insights and observations in flight, and concurrent erasures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RIPE = with_value(DEFAULT, "short_term.enhance_threshold", 1)
 
 async def erased(engine: Engine, *ids: str) -> OperationState:
     operation = await engine.erasing.start(NAMESPACE, "joy", ids)
-    return (await engine.operations.finished(operation.id)).state
+    return (await engine.operations.wait_for_end(operation.id)).state
 
 
 async def insights(engine: Engine) -> list[Fragment]:
@@ -44,7 +44,7 @@ async def insights(engine: Engine) -> list[Fragment]:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fault", list(Fault))
 @pytest.mark.parametrize("write", ["commit", "scrub", "outbox_refill"])
-async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
+async def test_erasure_completes_after_any_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, fault: Fault
 ) -> None:
     monkeypatch.setattr(runner, "RETRY_S", 0.01)
@@ -65,7 +65,7 @@ async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
 
 
 class Slow(ScriptedInsights):
-    """A model that answers when it is let."""
+    """A model that answers when its gate is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Slow(ScriptedInsights):
         return await super().promotion_insights(texts, account)
 
 
-async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_path: Path) -> None:
+async def test_erasing_a_source_discards_its_insight_in_flight(tmp_path: Path) -> None:
     slow = Slow()
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=slow)) as parts:
         await create(parts.engine, RIPE)
@@ -96,7 +96,7 @@ async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_p
         await check(parts.engine, "joy")
 
 
-async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_another_space(tmp_path: Path) -> None:
+async def test_insight_of_erased_source_is_dropped_after_space_switch(tmp_path: Path) -> None:
     slow = Slow()
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=slow)) as parts:
         await create(parts.engine, RIPE)
@@ -107,7 +107,7 @@ async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_anothe
         embeddings = parts.engine._models.embeddings
         now = embeddings.in_force
         embeddings.in_force = Embedding(replace(now.model, name="another"), now.embedder)
-        await parts.engine._registry.move(lambda _: ())
+        await parts.engine._registry.move_to_space(lambda _: ())
         slow.go.set()
 
         async def done() -> bool:
@@ -118,7 +118,7 @@ async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_anothe
         assert [one.content for one in await live(parts.engine)] == [f"{TEA} today"]
 
 
-async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> None:
+async def test_erasure_waits_for_unstored_observations(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         release = parts.journal.hold("commit")
@@ -138,7 +138,7 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
         assert told.count(EventType.ERASED) == 1
 
 
-async def test_cancelled_while_what_it_names_is_not_stored_it_ends(tmp_path: Path) -> None:
+async def test_cancel_ends_erasure_that_waits_for_unstored(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         release = parts.journal.hold("commit")
@@ -151,7 +151,7 @@ async def test_cancelled_while_what_it_names_is_not_stored_it_ends(tmp_path: Pat
         release()
 
 
-async def test_cancelled_while_the_index_is_away_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancel_ends_erasure_while_the_index_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away() -> None:
         raise IndexUnavailable("scripted: away")
 
@@ -164,7 +164,7 @@ async def test_cancelled_while_the_index_is_away_it_ends(tmp_path: Path, monkeyp
 
 
 async def cancelled(engine: Engine, id: str) -> None:
-    """An operation that waits at work ends though what it waits for does not come."""
+    """A running operation ends even if the thing that it waits for never comes."""
 
     async def at_work() -> bool:
         return (await engine.operations.get(id)).state is OperationState.RUNNING
@@ -173,10 +173,10 @@ async def cancelled(engine: Engine, id: str) -> None:
     await asyncio.sleep(0.3)
     await engine.operations.cancel(id)
     async with asyncio.timeout(5):
-        assert (await engine.operations.finished(id)).state is OperationState.CANCELLED
+        assert (await engine.operations.wait_for_end(id)).state is OperationState.CANCELLED
 
 
-async def test_erasures_that_wait_share_one_rebuild(tmp_path: Path) -> None:
+async def test_waiting_erasures_share_one_rebuild(tmp_path: Path) -> None:
     index = MemoryIndex()
     index.keeps_deleted = True
     async with assembled(tmp_path, index=index) as parts:

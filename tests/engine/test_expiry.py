@@ -1,4 +1,4 @@
-"""What has expired is found by no read, long before maintenance comes to it."""
+"""No read finds an expired fragment, long before maintenance forgets it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
-    """Maintained by hand alone."""
+    """Maintenance runs only on demand."""
     async with open_engine(tmp_path / "data", clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as opened:
         yield opened
 
@@ -45,7 +45,9 @@ async def exported(engine: Engine) -> str:
 
 @pytest.mark.parametrize("own", [True, False], ids=["own", "policy"])
 @pytest.mark.parametrize("maintained", [False, True], ids=["before", "after"])
-async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, own: bool, maintained: bool) -> None:
+async def test_no_read_finds_expired_fragments(
+    engine: Engine, clock: SettableClock, own: bool, maintained: bool
+) -> None:
     await create(engine, MemoryKind.HYBRID, **{} if own else POLICY_TTL)
     keep = {} if own else {"ttl_us": 9_000 * SECOND_US}
     (gone,) = await tell(engine, "the heron by the canal", session="s", external_id="k", **OWN_TTL if own else {})
@@ -53,7 +55,7 @@ async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, 
     etag = fragment_etag((await engine.fragments.get(*NAME, id=gone))[0])
     clock.offset_us += 61 * SECOND_US
     if maintained:
-        await engine.maintain()
+        await engine.run_maintenance()
     for key in ({"id": gone}, {"external_id": "k"}):
         with pytest.raises(FragmentNotFound):
             await engine.fragments.get(*NAME, **key)
@@ -62,24 +64,24 @@ async def test_no_read_finds_what_expired(engine: Engine, clock: SettableClock, 
     with pytest.raises(EtagMismatch):
         await engine.fragments.put(*NAME, observation("a crane", external_id="k"), etag)
     assert [one.id for one in await listed(engine)] == [kept]
-    assert [one.id for one in await engine.fragments.read(*NAME, [gone, kept])] == [kept]
+    assert [one.id for one in await engine.fragments.read_many(*NAME, [gone, kept])] == [kept]
     answer = await engine.recall(*NAME, Query(text="heron"))
     assert [one.fragment.id for one in answer.recollections] == [kept]
     assert answer.working_ids == (kept,)
     text = await exported(engine)
     assert gone not in text
     assert '"fragments":1' in text
-    assert (await engine.memories.statistics(*NAME)).counts.short_term == 1
+    assert (await engine.memories.get_statistics(*NAME)).counts.short_term == 1
     assert (await engine.fragments.forget(*NAME, [gone])).count == 0
     assert (await engine.fragments.forget(*NAME, Filter(sessions=("s",)))).count == 1
     assert (await engine.fragments.restore(*NAME, [gone])).count == 0
     assert (await engine.fragments.restore(*NAME, Filter(sessions=("s",)))).count == 1
-    await engine.maintain()
+    await engine.run_maintenance()
     forgotten = {(one.fragment, one.reason) for one in await told(engine, EventType.FORGOTTEN)}
     assert forgotten == {(gone, Reason.EXPIRED), (kept, Reason.REQUESTED)}
 
 
-async def test_what_is_pinned_does_not_expire(engine: Engine, clock: SettableClock) -> None:
+async def test_pinned_fragments_do_not_expire(engine: Engine, clock: SettableClock) -> None:
     await create(engine, MemoryKind.HYBRID)
     (pinned,) = await tell(engine, "the heron by the canal", ttl_us=SECOND_US)
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
@@ -99,7 +101,7 @@ async def test_key_of_expired_fragment_is_free(
     (gone,) = await tell(engine, "the heron by the canal", external_id="k")
     clock.offset_us += 61 * SECOND_US
     if maintained:
-        await engine.maintain()
+        await engine.run_maintenance()
     if put:
         made = await engine.fragments.put(*NAME, observation("the crane by the lake", external_id="k"))
         assert made.created
@@ -115,13 +117,13 @@ async def test_key_of_expired_fragment_is_free(
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
-async def test_repeat_of_what_expired_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
+async def test_repeat_of_expired_fragment_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
     await create(engine, kind)
     (first,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     clock.offset_us += 30 * SECOND_US
     (again,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     assert [one.id for one in await listed(engine)] == [first]
-    clock.offset_us += 45 * SECOND_US  # past the first one's expiry, not past the repeat's
+    clock.offset_us += 45 * SECOND_US  # past the expiry of the first, not of the repeat
     assert [one.duplicate_count for one in await listed(engine)] == [1]
     clock.offset_us += 20 * SECOND_US
     assert await listed(engine) == []

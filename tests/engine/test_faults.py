@@ -1,6 +1,6 @@
-"""Every write of a session failed once, in every way a write can fail: nothing acknowledged is lost or doubled.
+"""Fails every write of a session once, in every way a write can fail: nothing acknowledged is lost or doubled.
 
-In the manner of SQLite's tests for lack of memory: the n-th call fails, for every n, until a run meets no failure.
+As in SQLite's out-of-memory tests, the n-th call fails, for every n, until a run meets no failure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 Item = NewObservation | Refusal
 TRIES_MAX = 50
 READS_MAX = 2
-"""Reads of a name that are made to fail: some are made now and then, so that there is no last one."""
+"""Failing reads per method: background tasks read now and then, so there is no last one."""
 BATCH = 3
 SMALL = with_value(DEFAULT, "short_term.capacity", 3)
 REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
@@ -50,7 +50,7 @@ FIRST: list[Item] = [
     observation("the otter eats fish"),
     observation("the otter eats fish today"),
     REFUSED,
-    observation("a heron stands in the reeds"),
+    observation("a heron waits in the reeds"),
     observation("it rained on Monday"),
     observation("the otter eats fish again"),
     observation("badgers dig at night"),
@@ -59,11 +59,11 @@ SECOND: list[Item] = [observation(f"line {number} of the log") for number in ran
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """Ask again while the engine says that it helps."""
+    """Repeat the call while the engine's error is retryable."""
     for _ in range(TRIES_MAX):
         try:
             return await call()
-        except OutcomeUnknown:  # of a read: the wire says JOURNAL_UNAVAILABLE
+        except OutcomeUnknown:  # failed reads: the rpc maps them to JOURNAL_UNAVAILABLE
             await asyncio.sleep(0.01)
         except EngineError as error:
             if not passing(error):
@@ -73,8 +73,9 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 
 
 async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> None:
-    """A good client: many batches in flight; after an error it opens again and continues from `opened`. Each time it
-    asks for all refusals and outcomes, and gets those of every number that is stored."""
+    """A correct client: many batches in flight; after an error it opens again and continues from `opened`. Each time it
+    requests all rejections and outcomes, and gets them for every stored number.
+    """
 
     async def once() -> None:
         session = await engine.open_observe(NAMESPACE, memory, producer, outcomes=True)
@@ -91,7 +92,7 @@ async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> 
             for answer in answers:
                 if answer is not None:
                     raise answer
-            await session.reached(AckLevel.STORED, len(items))
+            await session.wait_for_level(AckLevel.STORED, len(items))
         finally:
             session.close()
 
@@ -102,7 +103,7 @@ async def remove(engine: Engine, name: str) -> None:
     try:
         await insist(lambda: engine.memories.delete(NAMESPACE, name))
     except MemoryNotFound:
-        return  # deleted by a try whose outcome was unknown
+        return  # an earlier attempt with an unknown outcome deleted it
 
 
 async def scripted_session(engine: Engine, run: str) -> None:
@@ -117,7 +118,7 @@ async def scripted_session(engine: Engine, run: str) -> None:
     change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2))
     await insist(lambda: engine.memories.update(NAMESPACE, one, change))
     await insist(lambda: engine.recall(NAMESPACE, one, Query(text="what does the otter eat?", limit=4)))
-    await engine.settled()
+    await engine.wait_for_reinforcement()
     await remove(engine, three)
     await say(engine, two, "left", [*SECOND, *FIRST])
 
@@ -157,15 +158,15 @@ async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault:
                 await verify(parts, runs[-1])
                 failed.add(parts.journal.failed)
     assert {"open_producer", "receive", "commit"} <= failed
-    # Taking a memory, which follows on a failure only, is made to fail in test_registry.py.
+    # test_registry.py fails the taking of a memory, which only follows another failure.
     assert fault is Fault.CONFLICT or {"create_memory", "delete_memory", "outbox_done"} <= failed
-    async with assembled(tmp_path, index=index) as parts:  # and a restart finds the same
+    async with assembled(tmp_path, index=index) as parts:  # a restart must find the same
         for run in runs:
             await verify(parts, run)
 
 
 async def read_everything(engine: Engine, name: str) -> None:
-    """What the wire asks for beside recalls, each until it is answered."""
+    """The other reads of the rpcs, each repeated until it is answered."""
 
     async def watched() -> None:
         uid = (await engine.memories.get(NAMESPACE, name)).uid
@@ -173,15 +174,15 @@ async def read_everything(engine: Engine, name: str) -> None:
             assert (await anext(steps))[1] == 1
 
     await insist(watched)
-    await insist(lambda: engine.memories.statistics(NAMESPACE, name))
-    await insist(lambda: engine.memories.page(NAMESPACE, "", 10))
-    page = await insist(lambda: engine.fragments.page(NAMESPACE, name, Filter(), False, -1, 100))
-    await insist(lambda: engine.reinforce(NAMESPACE, name, [one.id for one in page[0][:1]]))
+    await insist(lambda: engine.memories.get_statistics(NAMESPACE, name))
+    await insist(lambda: engine.memories.list_page(NAMESPACE, "", 10))
+    page = await insist(lambda: engine.fragments.list_page(NAMESPACE, name, Filter(), False, -1, 100))
+    await insist(lambda: engine.reinforce_fragments(NAMESPACE, name, [one.id for one in page[0][:1]]))
     assert await insist(lambda: engine.stored_answer("none")) is None
 
 
 async def nothing_waits(parts: Assembled) -> bool:
-    """Asked of the journal itself."""
+    """Reads the journal directly."""
     return bool(await parts.journal._journal.outbox_size() == 0)
 
 
@@ -199,10 +200,10 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
                 await read_everything(parts.engine, f"one-{runs[-1]}")
                 await until(lambda: nothing_waits(parts))
                 failing = parts.journal.failed
-                parts.journal.fail_at(0, Fault.LOST)  # looking is not to fail
+                parts.journal.fail_at(0, Fault.LOST)  # these reads must not fail
                 await verify(parts, runs[-1])
                 failed.add(failing)
-    # Of the others some come with long work alone, and some where RAM does not know.
+    # The remaining reads happen only in long operations, or if RAM lacks the answer.
     others = {
         "indexable",
         "jobs",
@@ -222,7 +223,7 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
 
 
 class FailingEmbedder(ScriptedEmbedder):
-    """Fails its n-th call."""
+    """Fails on its n-th call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +241,7 @@ async def talk(engine: Engine, name: str, policy: Policy) -> None:
     await create(engine, name, MemoryKind.HYBRID, policy)
     await say(engine, name, "left", FIRST)
     await insist(lambda: engine.recall(NAMESPACE, name, Query(text="what does the otter eat?", limit=4)))
-    await engine.settled()
+    await engine.wait_for_reinforcement()
     await say(engine, name, "right", SECOND)
 
 
@@ -248,9 +249,7 @@ async def talk(engine: Engine, name: str, policy: Policy) -> None:
     ("profile", "error"),
     [(DEFAULT, ModelUnavailable("down")), (DEFAULT, ModelRefused("no", (0,))), (DBGPT, ModelUnavailable("down"))],
 )
-async def test_no_failing_call_of_the_embedder_loses_anything(
-    tmp_path: Path, profile: Policy, error: ModelError
-) -> None:
+async def test_no_failing_embedder_call_loses_anything(tmp_path: Path, profile: Policy, error: ModelError) -> None:
     embedder = FailingEmbedder()
     embedder.error = error
     policy = with_value(with_value(profile, "short_term.capacity", 3), "short_term.overflow", "promote")
@@ -264,7 +263,7 @@ async def test_no_failing_call_of_the_embedder_loses_anything(
             contents = [row.fragment.content for row in (await check(parts.engine, name)).rows]
             if profile is DEFAULT:
                 assert sorted(contents) == texts(*FIRST, *SECOND)
-            else:  # merged texts are contents there
+            else:  # merged texts are contents in this memory
                 assert set(texts(*FIRST, *SECOND)) == {part for content in contents for part in content.split(";")}
             if isinstance(error, ModelUnavailable):
                 await until(lambda name=name: all_have_vectors(parts.engine, name))  # type: ignore[misc]  # a lambda's default has no type
@@ -277,7 +276,7 @@ async def all_have_vectors(engine: Engine, name: str) -> bool:
 
 
 class Nth(Outages):
-    """The n-th call fails, for the n set as `left`."""
+    """Fails on its n-th call, n being `left`."""
 
     left = 0
 
@@ -289,11 +288,11 @@ class Nth(Outages):
 
 
 class NthScorer(Nth, ScriptedScorer):
-    """Rates."""
+    """A scorer."""
 
 
 class NthInsights(Nth, ScriptedInsights):
-    """Derives."""
+    """An LLM for insights."""
 
 
 async def kept(engine: Engine, name: str) -> list[tuple[str, str, float]]:
@@ -301,7 +300,7 @@ async def kept(engine: Engine, name: str) -> list[tuple[str, str, float]]:
     return sorted((row.fragment.kind.value, row.fragment.content, row.fragment.importance) for row in rows)
 
 
-async def test_no_failing_call_of_an_llm_loses_or_doubles_anything(tmp_path: Path) -> None:
+async def test_no_failing_llm_call_loses_or_doubles_anything(tmp_path: Path) -> None:
     scorer, insights = NthScorer({"it rained on Monday": 0.9}), NthInsights()
     models = Models(ScriptedEmbedder(), scorer, insights)
     policy = with_value(SMALL, "short_term.enhance_threshold", 1)
@@ -324,7 +323,7 @@ async def test_no_failing_call_of_an_llm_loses_or_doubles_anything(tmp_path: Pat
 
 
 async def no_jobs(parts: Assembled) -> bool:
-    """Asked of the journal itself."""
+    """Reads the journal directly."""
     return not await parts.journal._journal.jobs(1)
 
 
@@ -332,7 +331,7 @@ async def no_jobs(parts: Assembled) -> bool:
 
 
 @pytest.mark.parametrize("error", [IndexUnavailable, IndexLost])
-async def test_no_failing_call_of_the_index_leaves_it_wanting(tmp_path: Path, error: type[IndexUnavailable]) -> None:
+async def test_no_failing_index_call_leaves_it_incomplete(tmp_path: Path, error: type[IndexUnavailable]) -> None:
     index = MemoryIndex()
     async with assembled(tmp_path, index=index, dense_in_memory_max=0) as parts:
         for call in ("upsert", "flush", "search", "delete"):
@@ -358,17 +357,15 @@ async def nothing_indexed(index: MemoryIndex) -> bool:
     return not index.flushed
 
 
-async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that waits for room holds up no clearing, and is tried again after it."""
+async def test_deletions_work_on_a_full_disk_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An observation that waits for disk space does not delay a clear, and is stored after it."""
     monkeypatch.setattr(actor, "STORAGE_RETRY_S", 3_600.0)
     async with assembled(tmp_path) as parts:
         engine = parts.engine
         await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         session = await engine.open_observe(NAMESPACE, "joy", "p")
         await session.submit(1, [observation("the first")])
-        await session.reached(AckLevel.STORED, 1)
+        await session.wait_for_level(AckLevel.STORED, 1)
         parts.journal.fail_at(1, Fault.FULL, "commit")
         for number in (2, 3):
             await session.submit(number, [observation(f"number {number}")])
@@ -378,6 +375,6 @@ async def test_while_the_disk_is_full_what_removes_goes_on_and_makes_room(
 
         await until(refused)
         assert (await engine.fragments.clear(NAMESPACE, "joy", ())).count == 1
-        await session.reached(AckLevel.STORED, 3)
+        await session.wait_for_level(AckLevel.STORED, 3)
         session.close()
         assert [row.fragment.content for row in (await check(engine, "joy")).rows] == ["number 2", "number 3"]

@@ -1,4 +1,4 @@
-"""Forgetting in the background: by expiry, ttl, strength and room; erasure after the grace; pruned events."""
+"""Retention in the background: expiry, ttl, strength and capacity; erasure after the grace period; pruned events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock() -> SettableClock:
 
 @pytest.fixture
 async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
-    """Maintained by hand alone."""
+    """Maintenance runs only on demand."""
     given = Clock(now_us=clock.now_us)
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as opened:
         yield opened
@@ -51,24 +51,24 @@ async def why(engine: Engine) -> dict[str, Reason]:
     return {event.fragment: event.reason for event in await told(engine, EventType.FORGOTTEN)}
 
 
-async def test_expired_fragments_are_forgotten_and_pinned_ones_stay(engine: Engine, clock: SettableClock) -> None:
+async def test_expired_fragments_are_forgotten_unless_pinned(engine: Engine, clock: SettableClock) -> None:
     await create(engine, MemoryKind.HYBRID)
     (soon,) = await tell(engine, "soon", ttl_us=SECOND_US)
     (pinned,) = await tell(engine, "pinned", ttl_us=SECOND_US)
     await tell(engine, "never")
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["soon", "pinned", "never"]
     clock.offset_us += 2 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["pinned", "never"]
     assert await why(engine) == {soon: Reason.EXPIRED}
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=False))
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["never"]
 
 
-async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
+async def test_failing_memory_does_not_block_maintenance_of_others(
     engine: Engine, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
@@ -87,68 +87,68 @@ async def test_a_memory_that_fails_keeps_no_other_from_what_is_due(
     await engine.observe_batch(NAME[0], "other", "", 1, items, AckLevel.STORED)
     clock.offset_us += 2 * SECOND_US
     monkeypatch.setattr(engine._registry, "use_uid", failing)
-    await engine.maintain()
+    await engine.run_maintenance()
     monkeypatch.undo()
     assert await contents(engine) == []
 
 
-async def test_the_ttl_counts_from_creation_for_those_without_an_expiry(engine: Engine, clock: SettableClock) -> None:
+async def test_ttl_counts_from_creation_without_an_expiry(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__ttl_s=100)
     old = await tell(engine, "old", observe_time_us=1)
     await tell(engine, "own", ttl_us=1_000 * SECOND_US)
     clock.offset_us += 60 * SECOND_US
     await tell(engine, "young")
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["old", "own", "young"]
     clock.offset_us += 60 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["own", "young"]
     assert await why(engine) == dict.fromkeys(old, Reason.EXPIRED)
 
 
-async def test_what_faded_is_forgotten_and_what_is_recalled_is_kept(engine: Engine, clock: SettableClock) -> None:
+async def test_weak_fragments_are_forgotten_and_recalled_ones_kept(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__retention_min=0.4, retention__strength_half_life_s=100)
     await tell(engine, "the heron by the canal", "an umbrella in the hall")
     (weak,) = await tell(engine, "a trifle", importance=0.0)
     clock.offset_us += 50 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await why(engine) == {weak: Reason.RETENTION}
     clock.offset_us += 60 * SECOND_US
     assert (await engine.recall(*NAME, Query(text="heron", limit=1))).recollections
-    await engine.settled()
-    await engine._reinforcement._write_accesses()  # what the background does every few seconds
+    await engine.wait_for_reinforcement()
+    await engine._reinforcement._write_accesses()  # the background task does it every few seconds
     clock.offset_us += 60 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["the heron by the canal"]
 
 
-async def test_beyond_the_capacity_the_weakest_leave(engine: Engine, clock: SettableClock) -> None:
+async def test_weakest_fragments_beyond_capacity_are_forgotten(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__long_term_capacity=3)
     for number, importance in enumerate((0.9, 0.1, 0.2, 0.8, 0.7, 0.0)):
         await tell(engine, f"line {number}", importance=importance)
     pinned = (await listed(engine))[5]
     await engine.fragments.update(*NAME, FragmentChange(id=pinned.id, pinned=True))
     clock.offset_us += 3_000_000 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await contents(engine) == ["line 0", "line 3", "line 5"]
     assert set((await why(engine)).values()) == {Reason.CAPACITY}
-    await engine.maintain()
+    await engine.run_maintenance()
     assert len(await listed(engine)) == 3
 
 
-async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: SettableClock) -> None:
+async def test_fragment_is_erased_after_the_grace_period(engine: Engine, clock: SettableClock) -> None:
     await create(engine, retention__forget_grace_s=100)
     ids = await tell(engine, "one", "two")
     await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert (await engine.fragments.restore(*NAME, ids[:1])).count == 1
     await engine.fragments.forget(*NAME, ids[:1])
     clock.offset_us += 90 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert [one.id for one in await listed(engine, forgotten=True)] == ids[:1]
     clock.offset_us += 20 * SECOND_US
-    await engine.maintain()
+    await engine.run_maintenance()
     assert await listed(engine, forgotten=True) == []
     assert await contents(engine) == ["two"]
     erased = await told(engine, EventType.ERASED)
@@ -158,23 +158,23 @@ async def test_after_the_grace_a_fragment_is_erased(engine: Engine, clock: Setta
     assert await engine._journal.vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
 
 
-async def test_a_memory_that_is_not_active_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
+async def test_inactive_memory_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
     given = Clock(now_us=clock.now_us)
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
         await create(engine, retention__ttl_s=100)
         await tell(engine, "old")
     clock.offset_us += 200 * SECOND_US
     async with open_engine(tmp_path / "data", clock=given, maintenance_interval_s=OFF_S) as engine:
-        await engine.maintain()
+        await engine.run_maintenance()
         assert await listed(engine) == []
         assert len(await listed(engine, forgotten=True)) == 1
 
 
 @pytest.mark.parametrize("lines_after", [0, 3])
-async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
+async def test_watch_before_pruned_events_fails_with_oldest_revision(
     engine: Engine, clock: SettableClock, lines_after: int
 ) -> None:
-    """Also when every event was pruned, and nothing is left to show the gap."""
+    """Also if every event was pruned, so that no event shows the gap."""
     await create(engine, retention__event_retention_s=100)
     await tell(engine, "one")
     await tell(engine, "two")
@@ -182,7 +182,7 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     clock.offset_us += 200 * SECOND_US
     for number in range(lines_after):
         await tell(engine, f"late {number}")
-    await engine.maintain()
+    await engine.run_maintenance()
     for cursor in (0, pruned - 1):
         steps = engine.watch(*NAME, "", cursor, 0)
         with pytest.raises(CursorCompacted) as refused:
@@ -194,7 +194,7 @@ async def test_a_watch_from_before_the_events_kept_is_told_where_they_begin(
     await steps.aclose()
 
 
-async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
+async def test_purge_that_waits_for_another_server_is_cancellable(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def elsewhere(record: MemoryRecord) -> AsyncIterator[int]:
@@ -202,7 +202,7 @@ async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
         yield 0
 
     await create(engine, MemoryKind.LONG_TERM)
-    monkeypatch.setattr(engine._forgetting, "purge", elsewhere)
+    monkeypatch.setattr(engine._retention, "purge_memory", elsewhere)
     operation = await engine.purging.start(NAME[0], "")
 
     async def left_to_another() -> bool:
@@ -212,4 +212,4 @@ async def test_a_purge_that_waits_for_another_server_can_be_cancelled(
     await until(left_to_another)
     await engine.operations.cancel(operation.id)
     async with asyncio.timeout(5):
-        assert (await engine.operations.finished(operation.id)).state is OperationState.CANCELLED
+        assert (await engine.operations.wait_for_end(operation.id)).state is OperationState.CANCELLED

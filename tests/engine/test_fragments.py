@@ -1,4 +1,4 @@
-"""What requests, restarts and clocks do to fragments behind the engine: names, etags, echoes, jobs, order."""
+"""Effects of requests, restarts and clocks on fragments: external ids, etags, echoes, jobs, order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memstream_server.engine.background import jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.memory.build_commit import packed
+from memstream_server.engine.memory.build_commit import pack_vector
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import IndexUnavailable, Point
@@ -49,7 +49,7 @@ async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel 
 
 
 async def live(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
 
 
 def keyed(text: str, key: str = "k") -> NewObservation:
@@ -57,7 +57,7 @@ def keyed(text: str, key: str = "k") -> NewObservation:
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
-async def test_a_forgotten_fragment_said_again_under_its_external_id_is_back(tmp_path: Path, kind: MemoryKind) -> None:
+async def test_observing_the_external_id_restores_a_forgotten_fragment(tmp_path: Path, kind: MemoryKind) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, kind=kind)
         (first,) = await observe(parts.engine, keyed("the otter eats fish"))
@@ -69,7 +69,7 @@ async def test_a_forgotten_fragment_said_again_under_its_external_id_is_back(tmp
         await check_index(parts, "joy")
 
 
-async def test_an_external_id_promoted_and_said_again_in_one_group_stays_promoted(tmp_path: Path) -> None:
+async def test_external_id_promoted_and_updated_in_one_group_stays(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.capacity", 2))
         (first,) = await observe(parts.engine, keyed("the otter eats fish"))
@@ -79,7 +79,7 @@ async def test_an_external_id_promoted_and_said_again_in_one_group_stays_promote
         await check(parts.engine, "joy")
 
 
-async def test_an_external_id_dropped_and_said_again_in_one_group_is_there_anew(tmp_path: Path) -> None:
+async def test_external_id_dropped_and_sent_again_in_one_group_is_new(tmp_path: Path) -> None:
     policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
     async with assembled(tmp_path) as parts:
         await create(parts.engine, policy)
@@ -92,7 +92,7 @@ async def test_an_external_id_dropped_and_said_again_in_one_group_is_there_anew(
         await check(parts.engine, "joy")
 
 
-async def test_the_etag_of_a_held_fragment_is_the_one_it_is_listed_with(tmp_path: Path) -> None:
+async def test_held_fragment_has_the_etag_of_its_listing(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         (id_,) = await observe(parts.engine, "the otter eats fish")
@@ -106,12 +106,12 @@ async def test_the_etag_of_a_held_fragment_is_the_one_it_is_listed_with(tmp_path
             await parts.engine.fragments.update(NAMESPACE, "joy", change)
 
 
-async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> None:
+async def test_text_of_a_forgotten_fragment_is_no_echo(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         uid = await create(parts.engine)
         (first,) = await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # an answer takes longer than that to whoever asked
+        await parts.engine.wait_for_reinforcement()  # an answer takes longer than that to reach its caller
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
         await parts.engine.fragments.forget(NAMESPACE, "joy", [first])
@@ -119,12 +119,12 @@ async def test_the_words_of_a_forgotten_fragment_are_no_echo(tmp_path: Path) -> 
         assert [one.id for one in await live(parts.engine)] == [second]
 
 
-async def test_what_a_fragment_said_before_it_was_changed_is_no_echo(tmp_path: Path) -> None:
+async def test_former_text_of_a_changed_fragment_is_no_echo(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         uid = await create(parts.engine)
         (first,) = await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # as above
+        await parts.engine.wait_for_reinforcement()  # as above
         await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(first, pinned=True))
         await observe(parts.engine, observation(TEA, session="s"))
         assert EventType.ECHOED in [event.type for event in await events_of(parts.engine, uid)]
@@ -133,12 +133,12 @@ async def test_what_a_fragment_said_before_it_was_changed_is_no_echo(tmp_path: P
         assert [one.content for one in await live(parts.engine)] == ["Bob likes coffee", TEA]
 
 
-async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
+async def test_echo_counts_as_an_access(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         await observe(parts.engine, observation(TEA, session="s"))
         await parts.engine.recall(NAMESPACE, "joy", Query(text="tea", session="s"))
-        await parts.engine.settled()  # as above
+        await parts.engine.wait_for_reinforcement()  # as above
         await observe(parts.engine, observation(TEA, session="s"))
 
         async def counted() -> bool:
@@ -147,13 +147,13 @@ async def test_an_echo_counts_as_an_access(tmp_path: Path) -> None:
         await until(counted)
 
 
-async def test_what_is_recalled_of_one_memory_is_not_compared_by_the_words_of_another(tmp_path: Path) -> None:
+async def test_offers_of_imported_memory_use_its_own_vectors(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         await observe(parts.engine, "the otter eats fish")
         await parts.engine.memories.create(NewMemory(NAMESPACE, "copy", MemoryKind.HYBRID, DEFAULT))
         (one,) = await live(parts.engine)
-        # As after an import of this memory under another name, where the fragment was changed as often as here.
+        # As after an import of this memory under another name, with as many changes of the fragment.
         other = one.but(content="badgers dig at night")
         found = []
         for name, fragment in (("joy", one), ("copy", other)):
@@ -164,7 +164,7 @@ async def test_what_is_recalled_of_one_memory_is_not_compared_by_the_words_of_an
                 np.testing.assert_array_equal(found[-1], expected)
 
 
-async def test_order_holds_when_the_clock_goes_back_across_a_restart(tmp_path: Path) -> None:
+async def test_order_holds_when_the_clock_goes_back(tmp_path: Path) -> None:
     clock = SettableClock()
     texts = [f"line {number} of the log" for number in range(1, 9)]
     for start in range(0, len(texts), 2):
@@ -178,10 +178,10 @@ async def test_order_holds_when_the_clock_goes_back_across_a_restart(tmp_path: P
         clock.offset_us -= 3_600_000_000
 
 
-async def test_more_jobs_than_are_taken_at_once_are_all_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_jobs_than_one_page_are_all_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "PAGE", 2)
     insights = ScriptedInsights()
-    insights.fail(times=12)  # so that all of them wait together
+    insights.fail(times=12)  # so that all of them wait at the same time
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         for subject in ("otters", "herons", "badgers", "foxes", "weasels"):
@@ -195,7 +195,7 @@ async def test_more_jobs_than_are_taken_at_once_are_all_done(tmp_path: Path, mon
         await check(parts.engine, "joy")
 
 
-async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
+async def test_jobs_of_a_deleted_memory_are_deleted(tmp_path: Path) -> None:
     insights = ScriptedInsights()
     insights.fail(times=1_000_000)
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
@@ -209,7 +209,7 @@ async def test_jobs_of_a_deleted_memory_go_with_it(tmp_path: Path) -> None:
         assert insights.calls <= calls + 1
 
 
-async def test_a_policy_that_makes_fragments_ripe_asks_for_their_insights(tmp_path: Path) -> None:
+async def test_policy_change_that_promotes_requests_insights(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as parts:
         await create(parts.engine)
@@ -225,7 +225,7 @@ async def test_a_policy_that_makes_fragments_ripe_asks_for_their_insights(tmp_pa
         await check(parts.engine, "joy")
 
 
-async def test_a_memory_that_outgrows_ram_finds_what_the_index_has_not_got_yet(tmp_path: Path) -> None:
+async def test_memory_that_outgrows_ram_finds_unindexed_fragments(tmp_path: Path) -> None:
     texts = [f"{animal} at the river" for animal in ("otters", "herons", "badgers", "foxes", "weasels", "martens")]
     async with assembled(tmp_path, dense_in_memory_max=2, index_flush_interval_s=3_600.0) as parts:
         await create(parts.engine)
@@ -242,9 +242,7 @@ async def test_a_memory_that_outgrows_ram_finds_what_the_index_has_not_got_yet(t
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
-async def test_what_was_forgotten_while_the_model_was_down_has_its_vector_when_it_is_restored(
-    tmp_path: Path, kind: MemoryKind
-) -> None:
+async def test_fragment_forgotten_without_vector_gets_it_for_restore(tmp_path: Path, kind: MemoryKind) -> None:
     embedder = ScriptedEmbedder()
     async with assembled(tmp_path, models=Models(embedder)) as parts:
         await create(parts.engine, kind=kind)
@@ -265,7 +263,7 @@ async def test_what_was_forgotten_while_the_model_was_down_has_its_vector_when_i
 
 
 class DownIndex(MemoryIndex):
-    """Takes nothing while it is `down`."""
+    """Refuses writes while it is `down`."""
 
     down = False
 
@@ -275,7 +273,7 @@ class DownIndex(MemoryIndex):
         await super().upsert(points, model)
 
 
-async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_has_it_again(tmp_path: Path) -> None:
+async def test_changed_fragment_is_found_before_it_is_reindexed(tmp_path: Path) -> None:
     texts = [f"{animal} at the river" for animal in ("otters", "herons", "foxes", "weasels")]
     index = DownIndex()
     async with assembled(tmp_path, index=index, dense_in_memory_max=1, index_overlay_s=0.5) as parts:
@@ -290,7 +288,7 @@ async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_ha
                 return not actor.working.fresh.keys() & set(others)
 
             await until(let_go)
-            assert list(actor.working.fresh) == actor.working.unsettled() == [id_]
+            assert list(actor.working.fresh) == actor.working.list_unsettled() == [id_]
             index.down = False
 
             async def all_let_go() -> bool:
@@ -299,7 +297,7 @@ async def test_what_is_changed_after_it_was_indexed_is_found_before_the_index_ha
             await until(all_let_go)
 
 
-async def test_what_is_indexed_anew_is_found_until_the_index_has_had_time_to_show_it(tmp_path: Path) -> None:
+async def test_reindexed_fragment_is_found_before_the_index_shows_it(tmp_path: Path) -> None:
     now_s, overlay_s = [0.0], 100.0
     clock = Clock(monotonic_s=lambda: now_s[0])
     async with assembled(
@@ -315,7 +313,7 @@ async def test_what_is_indexed_anew_is_found_until_the_index_has_had_time_to_sho
 
             async def at(part: float, text: str) -> None:
                 now_s[0] = part * overlay_s
-                await observe(parts.engine, text)  # the indexer looks at the time when there is something to do
+                await observe(parts.engine, text)  # the indexer checks the time when it has work
                 await check_index(parts, "joy")
 
             assert await left() == [id_, *others]
@@ -338,7 +336,7 @@ async def test_what_is_indexed_anew_is_found_until_the_index_has_had_time_to_sho
 
 
 class GatedEmbedder(ScriptedEmbedder):
-    """Holds the calls with a text about otters until `gate` is set."""
+    """Blocks calls with a text about otters until `gate` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +352,7 @@ class GatedEmbedder(ScriptedEmbedder):
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.SHORT_TERM])
-async def test_what_overtakes_a_received_observation_stands_behind_it(tmp_path: Path, kind: MemoryKind) -> None:
+async def test_put_that_overtakes_an_observation_follows_it_in_order(tmp_path: Path, kind: MemoryKind) -> None:
     embedder = GatedEmbedder()
     async with assembled(tmp_path, models=Models(embedder)) as parts:
         await create(parts.engine, kind=kind)
@@ -371,10 +369,10 @@ async def test_what_overtakes_a_received_observation_stands_behind_it(tmp_path: 
             return len(await live(parts.engine)) == 2
 
         await until(both)
-        await check(parts.engine, "joy")  # else a restart would change which is the oldest
+        await check(parts.engine, "joy")  # otherwise a restart would change which one is the oldest
 
 
-async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -> None:
+async def test_late_vector_does_not_undo_a_change(tmp_path: Path) -> None:
     embedder = GatedEmbedder()
     embedder.fail()
     async with assembled(tmp_path, models=Models(embedder)) as parts:
@@ -395,5 +393,5 @@ async def test_a_vector_that_comes_late_does_not_undo_a_change(tmp_path: Path) -
         (found,) = await live(parts.engine)
         assert found.content == "badgers dig at night"
         (vector,) = await embedder.embed([indexed_text(found)])
-        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: packed(vector)}
+        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
         await check(parts.engine, "joy")

@@ -1,4 +1,6 @@
-"""Repeats in long-term and over restarts, filters that bind the whole answer, folding, and what a put replaces."""
+"""Repeats in long-term and across restarts, filters for the whole answer, folding, and the values that a put
+replaces.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ ALL = tuple(EventType)
 
 
 async def tell_among_talk(engine: Engine, times: int, session: str = "s") -> list[str]:
-    """The sentence so many times, each followed by more talk than short-term holds."""
+    """Send the sentence repeatedly, each time followed by more observations than short-term holds."""
     ids = []
     for number in range(times):
         ids += await tell(engine, KEY, session=session)
@@ -33,7 +35,7 @@ async def tell_among_talk(engine: Engine, times: int, session: str = "s") -> lis
 
 
 async def check_fold(engine: Engine) -> None:
-    """What the events say of every fragment is what is listed."""
+    """The events of every fragment equal its listing."""
     there = [*await listed(engine), *await listed(engine, forgotten=True)]
     events = [event for event in await told(engine, *ALL) if event.fragment]
     folded, places = fold_all(events), {one.id: place_of(one) for one in there}
@@ -45,11 +47,11 @@ async def check_fold(engine: Engine) -> None:
         )
 
 
-async def test_thirty_times_among_talk_is_one(tmp_path: Path) -> None:
+async def test_thirty_repeats_make_one_fragment(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         await create(engine, MemoryKind.HYBRID)
         first, *_ = await tell_among_talk(engine, 15)
-    async with open_engine(tmp_path) as engine:  # the index of identities is made again from the journal
+    async with open_engine(tmp_path) as engine:  # the identity index is rebuilt from the journal
         await tell_among_talk(engine, 15)
         alike = [one for one in await listed(engine) if one.content == KEY]
         assert [(one.id, one.tier, one.duplicate_count) for one in alike] == [(first, Tier.LONG_TERM, 29)]
@@ -72,7 +74,7 @@ async def test_repeat_refreshes_the_last_access(engine: Engine) -> None:
     (first,) = await tell(engine, KEY)
     before, _, _ = await engine.fragments.get(*NAME, id=first)
     await tell(engine, KEY)
-    await engine._reinforcement._write_accesses()  # what the background does every few seconds
+    await engine._reinforcement._write_accesses()  # the background task does it every few seconds
     after, _, _ = await engine.fragments.get(*NAME, id=first)
     assert after.access_time_us > before.access_time_us
 
@@ -113,7 +115,7 @@ async def test_repeats_follow_update_forget_and_erase(engine: Engine) -> None:
     ],
     ids=str,
 )
-async def test_filter_binds_working_memory(engine: Engine, chosen: Filter) -> None:
+async def test_filter_applies_to_working_memory(engine: Engine, chosen: Filter) -> None:
     await create(engine, MemoryKind.HYBRID)
     alice = {"session": "a", "speaker": "alice", "observe_time_us": 1_000_000, "importance": 0.2}
     bob = {"session": "b", "speaker": "bob", "observe_time_us": 3_000_000, "importance": 0.9}
@@ -130,7 +132,7 @@ async def test_filter_binds_working_memory(engine: Engine, chosen: Filter) -> No
     assert answer.tokens == sum(-(-len(found.fragment.content) // 4) for found in answer.recollections)
 
 
-async def test_sessions_fold_unless_told_not_to(engine: Engine) -> None:
+async def test_sessions_fold_by_default(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID)
     ids = [id_ for n in range(30) for id_ in await tell(engine, KEY, session=f"s{n}")]
     await tell(engine, *(f"the key number {n} is lost" for n in range(20)), session="other")
@@ -187,7 +189,9 @@ async def test_put_replaces_all_a_client_gives(tmp_path: Path, kind: MemoryKind,
         assert (found.expire_time_us, found.ttl_us, found.token_count) == (None, None, 0)
         assert found.observe_time_us >= found.create_time_us
         in_session = Filter(sessions=("monday",))
-        assert found.id not in [one.id for one in (await engine.fragments.page(*NAME, in_session, False, -1, 99))[0]]
+        assert found.id not in [
+            one.id for one in (await engine.fragments.list_page(*NAME, in_session, False, -1, 99))[0]
+        ]
         query = Query(text="canal lake heron", limit=9, now_us=found.observe_time_us, reinforce=False)
         before = await engine.recall(*NAME, query)
     async with open_engine(tmp_path) as engine:  # the neighbours of another session are linked as after a restart

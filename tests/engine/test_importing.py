@@ -1,4 +1,4 @@
-"""Imports beside everything else: callers that leave, and what fails on the way."""
+"""Imports whose callers leave, and failures during an import."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import runner
-from memstream_server.engine.operations.runner import Progress
-from memstream_server.engine.operations.transfer import import_memory
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.transfer import import_cleanup
 from memstream_server.engine.operations.transfer.import_memory import BATCH, Target
-from memstream_server.engine.operations.transfer.upload import Intake
+from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.ports.operations import Operation, OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
 from tests.engine.test_fragments import live
@@ -24,26 +24,26 @@ from tests.transfer.exports import HEADER, ended, fragment, memory
 __all__ = ["hasty"]  # a fixture
 
 
-def taken(engine: Engine, fragments: int) -> Intake:
-    """An import of a memory "joy" that was sent whole."""
-    intake = engine.transfers.imports.intake("")
+def taken(engine: Engine, fragments: int) -> Upload:
+    """An import of a memory "joy" that was uploaded completely."""
+    intake = engine.transfers.imports.open_upload("")
     lines = [HEADER, memory(fragments=fragments), *(fragment(number) for number in range(1, fragments + 1))]
-    intake.take(b"".join(ended(lines)))
+    intake.add_lines(b"".join(ended(lines)))
     return intake
 
 
-async def begun(engine: Engine, intake: Intake) -> Operation:
+async def begun(engine: Engine, intake: Upload) -> Operation:
     try:
-        return await engine.transfers.imports.begin(intake, intake.finish(), Target(NAMESPACE, ""), None)
+        return await engine.transfers.imports.begin_import(intake, intake.finish(), Target(NAMESPACE, ""), None)
     finally:
         intake.close()
 
 
 async def imports(engine: Engine) -> list[Operation]:
-    return await engine.operations.page(NAMESPACE, "", "", 10)
+    return await engine.operations.list_page(NAMESPACE, "", "", 10)
 
 
-async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_same(tmp_path: Path) -> None:
+async def test_import_completes_after_its_caller_leaves(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         intake = taken(parts.engine, 3)
         beginning = asyncio.create_task(begun(parts.engine, intake))
@@ -51,7 +51,7 @@ async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_s
         beginning.cancel()
         await asyncio.gather(beginning, return_exceptions=True)
         (operation,) = await until(lambda: imports(parts.engine))
-        ended_ = await parts.engine.operations.finished(operation.id)
+        ended_ = await parts.engine.operations.wait_for_end(operation.id)
         assert ended_.state is OperationState.SUCCEEDED, ended_.error
         assert len(await live(parts.engine)) == 3
         await check(parts.engine, "joy")
@@ -62,13 +62,11 @@ async def test_an_import_whose_caller_leaves_while_it_is_begun_is_done_all_the_s
         await until(gone)
 
 
-async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when the lease is lost with the database: the operation is gone on with once that is back."""
-    monkeypatch.setattr(import_memory, "TIDY_RETRY_S", 0.05)
+async def test_import_keeps_its_file_until_its_end_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the lease were lost together with the database: the operation resumes when both are back."""
+    monkeypatch.setattr(import_cleanup, "TIDY_RETRY_S", 0.05)
     async with assembled(tmp_path) as parts:
-        finished, asked = parts.engine.operations.finished, asyncio.Event()
+        finished, asked = parts.engine.operations.wait_for_end, asyncio.Event()
 
         async def away(id: str) -> Operation:
             if not asked.is_set():
@@ -76,7 +74,7 @@ async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
                 raise JournalUnavailable("scripted: away", retry_after_s=0.1)
             return await finished(id)
 
-        monkeypatch.setattr(parts.engine.operations, "finished", away)
+        monkeypatch.setattr(parts.engine.operations, "wait_for_end", away)
         release = parts.journal.hold("commit")
         intake = taken(parts.engine, 3)
         operation = await begun(parts.engine, intake)
@@ -93,23 +91,21 @@ async def test_an_import_keeps_its_file_while_nobody_knows_whether_it_has_ended(
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_an_import_that_is_tried_again_tells_no_less_than_it_has_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retried_import_never_reports_less_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RETRY_S", 0.01)
     told: list[int] = []
-    at = Progress.at
+    at = Progress.report_done
 
     async def telling(self: Progress, done: int, total: int) -> None:
         told.append(done)
         await at(self, done, total)
 
-    monkeypatch.setattr(Progress, "at", telling)
+    monkeypatch.setattr(Progress, "report_done", telling)
     async with assembled(tmp_path) as parts:
         intake = taken(parts.engine, 2 * BATCH + 1)
         parts.journal.fail_at(2, Fault.LOST, "commit")
         operation = await begun(parts.engine, intake)
-        finished = await parts.engine.operations.finished(operation.id)
+        finished = await parts.engine.operations.wait_for_end(operation.id)
         assert (finished.state, finished.done) == (OperationState.SUCCEEDED, 2 * BATCH + 1)
         assert parts.journal.failed == "commit"
         assert told == sorted(told)

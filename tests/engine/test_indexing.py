@@ -1,4 +1,4 @@
-"""The vector index behind the engine: lost, late, orphaned or out of reach, recall answers all the same."""
+"""The vector index in the engine: recall answers although it is lost, late, orphaned or unreachable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:
 
 
 async def unindexed(engine: Engine) -> int:
-    return (await engine.memories.statistics("test", "zoo")).counts.unindexed
+    return (await engine.memories.get_statistics("test", "zoo")).counts.unindexed
 
 
 async def indexed(engine: Engine) -> bool:
@@ -49,12 +49,12 @@ async def first(engine: Engine, text: str) -> str:
     return answer.recollections[0].fragment.content
 
 
-async def test_indexed_is_reached_when_the_outbox_is_empty(engine: Engine) -> None:
+async def test_indexed_level_follows_the_empty_outbox(engine: Engine) -> None:
     await filled(engine, AckLevel.INDEXED)
     assert await indexed(engine)
 
 
-async def test_a_memory_too_large_for_ram_answers_the_same_from_the_index(tmp_path: Path) -> None:
+async def test_memory_beyond_ram_answers_the_same_from_the_index(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         await filled(engine, AckLevel.INDEXED)
         in_ram = [await engine.recall("test", "zoo", Query(text=text, reinforce=False)) for text in TEXTS]
@@ -77,7 +77,7 @@ async def healthy(engine: Engine) -> bool:
     return engine.info().degraded == ""
 
 
-async def test_fresh_fragments_of_a_large_memory_are_found_before_the_index_has_them(tmp_path: Path) -> None:
+async def test_fresh_fragments_beyond_ram_are_found_before_indexing(tmp_path: Path) -> None:
     async with open_engine(tmp_path, dense_in_memory_max=1, index_flush_rows=100_000) as engine:
         await filled(engine)
         assert [await first(engine, text) for text in TEXTS] == TEXTS
@@ -85,7 +85,7 @@ async def test_fresh_fragments_of_a_large_memory_are_found_before_the_index_has_
         assert [await first(engine, text) for text in TEXTS] == TEXTS
 
 
-async def test_while_the_index_is_gone_a_large_memory_answers_from_the_words_and_says_so(tmp_path: Path) -> None:
+async def test_lost_index_degrades_recall_to_lexical_search(tmp_path: Path) -> None:
     async with open_engine(tmp_path, dense_in_memory_max=0) as engine:
         await filled(engine, AckLevel.INDEXED)
         await engine._storage.index.close()
@@ -94,7 +94,7 @@ async def test_while_the_index_is_gone_a_large_memory_answers_from_the_words_and
         assert "vector index unavailable" in answer.degraded
 
 
-async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_the_next_start(tmp_path: Path) -> None:
+async def test_start_repairs_missing_and_orphaned_index_rows(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         uid = await filled(engine, AckLevel.INDEXED)
         ids = set(await engine._journal.indexable(uid))
@@ -122,7 +122,7 @@ async def test_a_deleted_memory_leaves_the_index(engine: Engine) -> None:
     await until(empty)
 
 
-async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path: Path) -> None:
+async def test_immediate_stop_leaves_the_outbox_to_the_next_engine(tmp_path: Path) -> None:
     async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
         await filled(engine)
         await asyncio.sleep(0)
@@ -133,9 +133,9 @@ async def test_an_engine_stopped_at_once_leaves_its_outbox_to_the_next(tmp_path:
 
 
 class BusyIndex(MemoryIndex):
-    """More is stored during every flush, so that the outbox is never found empty.
+    """Stores more observations during every flush, so that the outbox is never empty.
 
-    The engine is awaited; None: no more.
+    The engine is a future; None ends the writes.
     """
 
     def __init__(self) -> None:
@@ -155,28 +155,28 @@ class BusyIndex(MemoryIndex):
             await engine.observe_batch("test", "zoo", "", 0, [observation(f"sight {self.said}")], AckLevel.STORED)
 
 
-async def test_with_writes_that_never_stop_what_was_indexed_is_still_let_go(tmp_path: Path) -> None:
+async def test_overlay_shrinks_during_steady_writes(tmp_path: Path) -> None:
     busy = BusyIndex()
     async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_in_memory_max=0) as parts:
         uid = await filled(parts.engine)
         busy.engine.set_result(parts.engine)
         actor = parts.engine._registry.peek(uid)
         assert actor is not None
-        first_ids = set(actor.working.unsettled())
+        first_ids = set(actor.working.list_unsettled())
         assert len(first_ids) >= len(TEXTS)
 
         async def let_go() -> bool:
-            return not first_ids & set(actor.working.unsettled())
+            return not first_ids & set(actor.working.list_unsettled())
 
         await until(let_go)
         said = busy.said
         assert await parts.engine.observe_batch("test", "zoo", "", 0, [observation("a last one")], AckLevel.INDEXED)
-        assert busy.said > said  # it went on all the while
+        assert busy.said > said  # the writes did not stop
         busy.rest()
 
 
 class GatedIndex(MemoryIndex):
-    """Its first flush waits to be let through."""
+    """A flush waits until `gate` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class GatedIndex(MemoryIndex):
         await super().flush()
 
 
-async def test_what_came_during_a_round_has_waited_since_then(tmp_path: Path) -> None:
+async def test_wait_of_rows_counts_from_the_running_round(tmp_path: Path) -> None:
     ahead_s, interval_s = [0.0], 3_600.0
     index, clock = GatedIndex(), Clock(monotonic_s=lambda: time.monotonic() + ahead_s[0])
     settings = {"index_flush_interval_s": interval_s, "index_flush_rows": len(TEXTS)}
@@ -201,15 +201,13 @@ async def test_what_came_during_a_round_has_waited_since_then(tmp_path: Path) ->
         await until(lambda: indexed(parts.engine))
 
 
-async def test_the_outbox_is_emptied_under_a_clock_that_stands_still(tmp_path: Path) -> None:
+async def test_outbox_is_written_with_a_stopped_clock(tmp_path: Path) -> None:
     async with assembled(tmp_path, clock=Clock(monotonic_s=lambda: 0.0)) as parts:
         await asyncio.wait_for(filled(parts.engine, AckLevel.INDEXED), 60)
         assert await indexed(parts.engine)
 
 
-async def test_beside_writes_that_never_stop_the_index_is_compared_and_nothing_on_its_way_is_taken_for_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reconcile_ignores_in_flight_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_engine(tmp_path, index_flush_rows=100_000) as engine:
         await filled(engine)
     entered = entries_made(monkeypatch)
@@ -222,7 +220,7 @@ async def test_beside_writes_that_never_stop_the_index_is_compared_and_nothing_o
         busy.rest()
 
 
-async def test_what_the_index_lacks_is_found_beside_writes_that_never_stop(
+async def test_reconcile_finds_missing_rows_during_steady_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = BusyIndex()
@@ -243,25 +241,25 @@ async def test_what_the_index_lacks_is_found_beside_writes_that_never_stop(
 
 
 class SlowlyRead(MemoryIndex):
-    """Takes its time to tell a memory's ids."""
+    """Lists a memory's ids slowly."""
 
     async def ids(self, memory: str, model: str = "") -> list[str]:
         await asyncio.sleep(0.1)
         return await super().ids(memory, model)
 
 
-async def test_a_comparison_of_many_memories_does_not_hold_up_what_is_to_be_indexed(tmp_path: Path) -> None:
+async def test_reconcile_of_many_memories_does_not_delay_indexing(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         for number in range(50):
             new = NewMemory("test", f"zoo {number}", MemoryKind.LONG_TERM, DEFAULT)
             await parts.engine.memories.create(new)
     async with assembled(tmp_path, index=SlowlyRead()) as parts:
         await filled(parts.engine, AckLevel.INDEXED)
-        assert not await compared(parts.engine)  # which takes five seconds without a rest
+        assert not await compared(parts.engine)  # takes five seconds without a pause
 
 
 def entries_made(monkeypatch: pytest.MonkeyPatch) -> list[IndexEntry]:
-    """All that comparisons find from now on."""
+    """The entries that all later comparisons make."""
     made: list[IndexEntry] = []
     enter = SqlJournal.outbox_enter
 
@@ -274,7 +272,7 @@ def entries_made(monkeypatch: pytest.MonkeyPatch) -> list[IndexEntry]:
 
 
 async def compared(engine: Engine) -> bool:
-    return engine._indexer._reconciliation.done
+    return engine._indexer._reconciler.done
 
 
 async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
@@ -285,9 +283,7 @@ async def said(busy: BusyIndex, times: int) -> bool:
     return busy.said >= times
 
 
-async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rebuild_progress_never_decreases_during_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, told, enough = [len(TEXTS), 2, 7, 7, 1], list[tuple[int, int]](), asyncio.Event()
 
     async def left() -> int:
@@ -298,7 +294,7 @@ async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
         if len(told) == 8:
             enough.set()
 
-    monkeypatch.setattr(indexer, "LOOK_S", 0.01)
+    monkeypatch.setattr(indexer, "POLL_INTERVAL_S", 0.01)
     async with assembled(tmp_path, index_flush_interval_s=60.0) as parts:
         await filled(parts.engine)
         flush = parts.index.flush
@@ -309,6 +305,6 @@ async def test_a_rebuild_beside_steady_writes_never_tells_less_than_before(
 
         monkeypatch.setattr(parts.index, "flush", slow)
         monkeypatch.setattr(parts.journal, "outbox_size", left, raising=False)
-        await parts.engine._indexer.rebuild(at)
+        await parts.engine._indexer.rebuild_index(at)
         assert told == sorted(told)
         assert all(done <= total for done, total in told)

@@ -1,4 +1,4 @@
-"""Memories whose texts are read in their own languages, and servers that cannot do that."""
+"""Memories with texts in several languages, and servers without a language detector."""
 
 # ruff: noqa: RUF001 - other alphabets have letters that look like Latin ones
 
@@ -30,13 +30,13 @@ TEXTS = (
 
 
 async def asked(engine: Engine, question: str) -> tuple[str, float]:
-    """The best answer, and its lexical leg."""
+    """The best answer and its lexical leg."""
     answer = await engine.recall("test", "joy", Query(question, reinforce=False, explain=True))
     best = answer.recollections[0]
     return best.fragment.content, dict(zip(best.scored.names, best.scored.values, strict=True))["lexical"]
 
 
-async def test_questions_find_what_is_said_in_other_endings_of_any_language(tmp_path: Path) -> None:
+async def test_recall_finds_inflected_words_in_any_language(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, AUTO))
         await engine.observe_batch("test", "joy", "", 1, [observation(text) for text in TEXTS], AckLevel.STORED)
@@ -48,9 +48,7 @@ async def test_questions_find_what_is_said_in_other_endings_of_any_language(tmp_
             assert lexical > 0
 
 
-async def test_a_server_that_cannot_tell_languages_apart_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_auto_language_without_detector_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_engine(tmp_path) as engine:
         await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, AUTO))
     languages._loaded.cache_clear()

@@ -1,4 +1,4 @@
-"""Large memories, whose cosines come from a thread: what is written meanwhile is in the answer, or no longer in it."""
+"""Large memories compute cosines in a thread: the answer reflects the changes made meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = [f"{animal} eats {food}" for animal in ("otter", "heron", "badger") for 
 
 
 class Gate:
-    """Holds every scan, once it has computed, until it is opened."""
+    """Blocks every computed scan until `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
@@ -44,7 +44,7 @@ class Gate:
 
 @pytest.fixture
 async def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Assembled]:
-    """Every memory is large from here on."""
+    """From now on every memory counts as large."""
     monkeypatch.setattr(dense, "_LARGE_BYTES", 0)
     async with assembled(tmp_path, dense_in_memory_max=10) as made:
         await made.engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT))
@@ -69,7 +69,7 @@ def contents(answer: RecallAnswer) -> list[str]:
     return [one.fragment.content for one in answer.recollections]
 
 
-async def test_a_large_memory_answers_as_any_other(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_memory_answers_as_any_other(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
     aside = [await asked(parts.engine, text) for text in TEXTS]
     monkeypatch.setattr(dense, "_LARGE_BYTES", 1 << 30)
     for text, found in zip(TEXTS, aside, strict=True):
@@ -78,9 +78,7 @@ async def test_a_large_memory_answers_as_any_other(parts: Assembled, monkeypatch
         assert contents(found)[0] == text
 
 
-async def test_what_is_written_during_a_scan_is_in_its_answer_and_what_is_forgotten_is_not(
-    parts: Assembled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answer_includes_changes_made_during_its_scan(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await asked(parts.engine, TEXTS[0])
     gate = Gate(monkeypatch)
     asking = asyncio.create_task(asked(parts.engine, "lynx eats hares"))
@@ -101,7 +99,7 @@ async def test_what_is_written_during_a_scan_is_in_its_answer_and_what_is_forgot
         assert one.scored.relevance == pytest.approx(other.scored.relevance)
 
 
-async def test_a_memory_that_outgrows_ram_during_a_scan_answers_from_its_index(
+async def test_memory_that_outgrows_ram_in_a_scan_uses_its_index(
     parts: Assembled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -113,7 +111,7 @@ async def test_a_memory_that_outgrows_ram_during_a_scan_answers_from_its_index(
     assert contents(await asking)[0] == "lynx number 7"
 
 
-async def test_a_question_that_is_given_up_leaves_no_scan(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_recall_leaves_no_scan(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     asking = asyncio.create_task(asked(parts.engine, TEXTS[0]))
     await until(gate.somebody_waits)
@@ -129,7 +127,7 @@ async def test_a_question_that_is_given_up_leaves_no_scan(parts: Assembled, monk
 
 
 @pytest.mark.parametrize(("dimension", "most"), [(384, 174_762), (1_536, 43_690), (3_072, 21_845), (1, 200_000)])
-def test_one_memory_takes_a_quarter_of_the_room_for_vectors(dimension: int, most: int) -> None:
+def test_one_memory_uses_at_most_a_quarter_of_vector_ram(dimension: int, most: int) -> None:
     limits = Limits(active_bytes_max=1 << 30)
     assert limits.dense_max(dimension) == most
     assert most * dimension * 4 <= limits.active_bytes_max / 4

@@ -1,4 +1,4 @@
-"""Update, put, forget, restore, clear behind the engine: preconditions, filters, one answer for a request's repeats."""
+"""Update, put, forget, restore, clear in the engine: etags, filters, and one answer for all repeats of a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **overrides: object) -> str:
-    """A memory whose policy has these values, dots written as two underscores. Returns its uid."""
+    """Create a memory with these policy values; two underscores stand for a dot. Returns its uid."""
     policy = DEFAULT
     for name, value in overrides.items():
         policy = with_value(policy, name.replace("__", "."), value)
@@ -37,7 +37,7 @@ async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **over
 
 
 async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
-    """Observe texts to stored; their fragments' ids."""
+    """Observe texts up to *stored*; returns the ids of their fragments."""
     new = [observation(text, **fields) for text in texts]  # type: ignore[arg-type]  # tests name real fields
     done = await engine.observe_batch(*NAME, "", 1, new, AckLevel.STORED)
     return [outcome.fragment for outcome in done.outcomes]
@@ -45,18 +45,18 @@ async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
     """All fragments, or all forgotten ones."""
-    return (await engine.fragments.page(*NAME, Filter(), forgotten, -1, 1_000))[0]
+    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 1_000))[0]
 
 
 async def told(engine: Engine, type_: EventType) -> list[Event]:
-    """All events of that type the journal has."""
+    """All events of that type in the journal."""
     uid = (await engine.memories.get(*NAME)).uid
     recorded = await engine._journal.events(uid, 0, 100_000)
     return [event for one in recorded for event in one.events if event.type is type_]
 
 
 def once(key: str, say: Callable[[T], str]) -> Once[T]:
-    """A call with a request_id, answered with what `say` makes of its result."""
+    """A call with a request_id; `say` makes the answer from its result."""
     return Once(key, lambda result: Answer(key, b"digest", say(result).encode(), time.time_ns() // 1_000))
 
 
@@ -70,7 +70,7 @@ def counted(changed: Changed) -> str:
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.LONG_TERM, MemoryKind.HYBRID])
-async def test_forgotten_by_filter_and_restored_by_filter(engine: Engine, kind: MemoryKind) -> None:
+async def test_forget_and_restore_work_by_filter(engine: Engine, kind: MemoryKind) -> None:
     await create(engine, kind)
     monday = await tell(engine, "the heron by the canal", "an umbrella in the hall", session="monday")
     (tuesday,) = await tell(engine, "the heron flew off", session="tuesday")
@@ -84,7 +84,7 @@ async def test_forgotten_by_filter_and_restored_by_filter(engine: Engine, kind: 
     assert [one.id for one in await listed(engine)] == [*monday, tuesday]
 
 
-async def test_a_request_for_many_is_several_decisions_with_one_answer(
+async def test_large_request_takes_several_decisions_and_one_answer(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "BATCH", 2)
@@ -97,7 +97,7 @@ async def test_a_request_for_many_is_several_decisions_with_one_answer(
     assert len(await told(engine, EventType.FORGOTTEN)) == 5
 
 
-async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(tmp_path: Path) -> None:
+async def test_answer_commits_with_its_change_and_survives_restart(tmp_path: Path) -> None:
     async with open_engine(tmp_path / "data") as engine:
         await create(engine)
         (id_,) = await tell(engine, "the heron by the canal")
@@ -109,14 +109,14 @@ async def test_the_answer_is_committed_with_the_change_and_survives_a_restart(tm
         assert [one.id for one in await listed(engine, forgotten=True)] == [id_]
 
 
-async def test_an_answer_is_kept_also_where_nothing_changed(engine: Engine) -> None:
+async def test_answer_is_kept_even_if_nothing_changed(engine: Engine) -> None:
     await create(engine)
     changed = await engine.fragments.forget(*NAME, ["nobody"], once("r", counted))
     assert changed == Changed(0, (await engine.memories.get(*NAME)).revision)
     assert await answered(engine, "r") == counted(changed)
 
 
-async def test_an_update_needs_the_current_etag_and_tells_the_next(engine: Engine) -> None:
+async def test_update_needs_the_current_etag_and_returns_the_next(engine: Engine) -> None:
     await create(engine)
     (id_,) = await tell(engine, "the heron by the canal")
     (first,) = await listed(engine)
@@ -130,7 +130,7 @@ async def test_an_update_needs_the_current_etag_and_tells_the_next(engine: Engin
         await engine.fragments.update(*NAME, FragmentChange("nobody", pinned=True))
 
 
-async def test_put_observes_once_and_updates_after(engine: Engine) -> None:
+async def test_put_observes_first_and_then_updates(engine: Engine) -> None:
     await create(engine)
     made = await engine.fragments.put(*NAME, observation("the heron by the canal", external_id="k"))
     assert made.created
@@ -144,7 +144,7 @@ async def test_put_observes_once_and_updates_after(engine: Engine) -> None:
         await engine.fragments.put(*NAME, observation("rain", external_id="k"), fragment_etag(made.fragment))
 
 
-async def test_clear_empties_the_tiers_named_for_good(engine: Engine) -> None:
+async def test_clear_permanently_empties_the_named_tiers(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     ids = await tell(engine, "the heron by the canal", "an umbrella in the hall", "it rained on Monday")
     await engine.fragments.forget(*NAME, ids[1:2])
@@ -155,11 +155,11 @@ async def test_clear_empties_the_tiers_named_for_good(engine: Engine) -> None:
     assert await listed(engine) == []
 
 
-async def test_a_clone_has_the_structure_and_not_the_content(engine: Engine) -> None:
+async def test_clone_has_the_structure_without_the_content(engine: Engine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     await tell(engine, "the heron by the canal")
     source = await engine.memories.get(*NAME)
     clone = await engine.memories.clone(*NAME, "test", "bliss")
     assert (clone.kind, clone.policy, clone.labels) == (source.kind, source.policy, source.labels)
     assert (clone.uid != source.uid, clone.seed != source.seed, clone.revision) == (True, True, 1)
-    assert (await engine.fragments.page("test", "bliss", Filter(), False, -1, 10))[0] == []
+    assert (await engine.fragments.list_page("test", "bliss", Filter(), False, -1, 10))[0] == []

@@ -1,4 +1,4 @@
-"""Scorer, insights and embedder as the engine uses them, with scripted models and everything else real."""
+"""Scorer, LLM and embedder in the engine: the models are scripted, everything else is real."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED
 
 
 async def fragments(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.page("test", "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page("test", "joy", Filter(), False, -1, 1_000))[0]
 
 
 async def insights(engine: Engine) -> list[Fragment]:
     return [one for one in await fragments(engine) if one.kind is FragmentKind.INSIGHT]
 
 
-async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: Path) -> None:
+async def test_scorer_rates_observations_without_importance(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer, scorer_name="scripted")) as engine:
         await memory(engine)
@@ -64,7 +64,7 @@ async def events(engine: Engine) -> list[Event]:
     return [event for one in await engine._journal.events(record.uid, 0, 1_000) for event in one.events]
 
 
-async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_back(tmp_path: Path) -> None:
+async def test_recovered_scorer_rates_defaults_of_its_outage(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     scorer.fail()
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
@@ -77,10 +77,10 @@ async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_bac
         (event,) = await until(rated)
         assert [(one.id, one.importance) for one in await fragments(engine)] == [(event.fragment, 0.9)]
         observed, *_ = [one for one in await events(engine) if one.type is EventType.OBSERVED]
-        assert observed.importance == 0.5  # what was decided at first
+        assert observed.importance == 0.5  # the values at the decision
 
 
-async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_alone(tmp_path: Path) -> None:
+async def test_late_rating_skips_refused_texts_and_changed_values(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9}, default=0.7)
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
@@ -102,7 +102,7 @@ async def test_what_is_rated_late_leaves_refused_texts_and_changed_importances_a
         }
 
 
-async def test_what_is_said_anew_while_the_scorer_is_down_is_rated_when_it_is_back(tmp_path: Path) -> None:
+async def test_recovered_scorer_rates_texts_updated_in_its_outage(tmp_path: Path) -> None:
     scorer = ScriptedScorer({"Bob likes tea": 0.2, "Bob likes coffee": 0.9})
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
@@ -118,12 +118,12 @@ async def test_what_is_said_anew_while_the_scorer_is_down_is_rated_when_it_is_ba
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
 
 
-async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
+async def test_quarantined_job_is_done_once_its_cause_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
-    monkeypatch.setattr(jobs, "ASIDE_S", 0.05)
-    do, tries = jobs.Jobs._do, 0
+    monkeypatch.setattr(jobs, "QUARANTINE_S", 0.05)
+    do, tries = jobs.Jobs._run_job, 0
 
     async def full(self: jobs.Jobs, actor: Actor, job: Job, account: Account) -> None:
         nonlocal tries
@@ -132,7 +132,7 @@ async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
             raise StorageIsFull("scripted", retry_after_s=0.01)
         await do(self, actor, job, account)
 
-    monkeypatch.setattr(jobs.Jobs, "_do", full)
+    monkeypatch.setattr(jobs.Jobs, "_run_job", full)
     scorer = ScriptedScorer({"Bob likes tea": 0.9})
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
         await memory(engine)
@@ -147,7 +147,7 @@ async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
     assert tries == jobs.JOB_ATTEMPTS_MAX + 3
 
 
-async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> None:
+async def test_llm_cost_is_an_event_of_the_memory(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     models = Models(ScriptedEmbedder(), ScriptedScorer(), insights=scripted)
     async with open_engine(tmp_path, models=models) as engine:
@@ -158,11 +158,11 @@ async def test_what_an_llm_took_is_an_event_of_the_memory(tmp_path: Path) -> Non
         uses = [event.use for event in await events(engine) if event.type is EventType.MODEL_ASKED]
         assert uses == [
             ModelUse(Purpose.IMPORTANCE, "scripted", 1, 40, 4),
-            ModelUse(Purpose.INSIGHT, "scripted", 2, 50, 5),  # the insight, and the rating of it
+            ModelUse(Purpose.INSIGHT, "scripted", 2, 50, 5),  # the insight and its rating
         ]
 
 
-async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
+async def test_dbgpt_profile_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
     scorer = ScriptedScorer({TEA: 0.9})
     scorer.fail()
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer)) as engine:
@@ -172,7 +172,7 @@ async def test_dbgpt_waits_for_a_scorer_that_is_down(tmp_path: Path) -> None:
         assert scorer.calls == 2
 
 
-async def test_enhancement_that_promotes_brings_an_insight_with_its_sources(tmp_path: Path) -> None:
+async def test_promotion_makes_an_insight_with_sources(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
         await memory(engine)
@@ -188,7 +188,7 @@ async def test_enhancement_that_promotes_brings_an_insight_with_its_sources(tmp_
         assert [found.fragment.id for found in answer.recollections] == [insight.id]
 
 
-async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_path: Path) -> None:
+async def test_reflection_cites_evidence_and_resets_the_aggregate(tmp_path: Path) -> None:
     scripted = ScriptedInsights(questions=["What does Bob like?"], reflections=[("Bob likes hot drinks", (0, 1))])
     policy = with_value(DEFAULT, "reflection.threshold", 1.5)
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
@@ -200,7 +200,7 @@ async def test_reflection_cites_its_evidence_and_starts_the_aggregate_anew(tmp_p
         assert (await engine.memories.get("test", "joy")).reflection_aggregate == 0.0
 
 
-async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_path: Path) -> None:
+async def test_insight_is_retried_after_an_outage_and_kept_once(tmp_path: Path) -> None:
     scripted = ScriptedInsights(["Bob is a tea drinker"])
     scripted.fail()
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as engine:
@@ -211,7 +211,7 @@ async def test_an_insight_is_asked_for_again_after_an_outage_and_kept_once(tmp_p
         assert len(await insights(engine)) == 1
 
 
-async def test_what_waits_for_one_model_hides_nothing_that_another_can_do(
+async def test_jobs_of_a_failing_model_do_not_block_other_types(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "PAGE", 2)
@@ -239,13 +239,11 @@ async def test_what_waits_for_one_model_hides_nothing_that_another_can_do(
         await until(embedded, deadline_s=5)
 
 
-async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failing_job_behind_waiting_ones_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "PAGE", 2)
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
     tries, rounds, llm, scorer = 0, 0, ScriptedInsights(), ScriptedScorer()
-    do, whole_round = jobs.Jobs._do, jobs.Jobs._round
+    do, whole_round = jobs.Jobs._run_job, jobs.Jobs._run_round
 
     async def counted(self: jobs.Jobs) -> bool:
         nonlocal rounds
@@ -259,8 +257,8 @@ async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
         tries += 1
         raise StorageIsFull("scripted", retry_after_s=0.01)
 
-    monkeypatch.setattr(jobs.Jobs, "_do", full)
-    monkeypatch.setattr(jobs.Jobs, "_round", counted)
+    monkeypatch.setattr(jobs.Jobs, "_run_job", full)
+    monkeypatch.setattr(jobs.Jobs, "_run_round", counted)
     llm.fail(times=1_000_000)
     async with open_engine(tmp_path, models=Models(ScriptedEmbedder(), scorer, insights=llm)) as engine:
         await memory(engine, policy=with_value(DEFAULT, "short_term.enhance_threshold", 1))
@@ -285,7 +283,7 @@ async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
         assert tries == jobs.JOB_ATTEMPTS_MAX
 
 
-async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_later(tmp_path: Path) -> None:
+async def test_lexical_search_answers_until_the_vector_is_made(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     async with open_engine(tmp_path, models=Models(embedder)) as engine:
         await memory(engine)
@@ -305,7 +303,7 @@ async def test_without_a_vector_the_words_still_answer_and_the_vector_comes_late
 
 
 class DownForMerged(ScriptedEmbedder):
-    """Does not answer the first time it is asked for a merged text."""
+    """Fails on the first call with a merged text."""
 
     failed = False
 
@@ -316,7 +314,7 @@ class DownForMerged(ScriptedEmbedder):
         return await super().embed(texts)
 
 
-async def test_a_merged_text_whose_vector_could_not_be_made_gets_it_later(tmp_path: Path) -> None:
+async def test_merged_text_without_a_vector_gets_it_later(tmp_path: Path) -> None:
     embedder = DownForMerged()
     policy = with_value(with_value(DEFAULT, "short_term.merge_content", True), "short_term.enhance_threshold", 1)
     async with open_engine(tmp_path, models=Models(embedder)) as engine:
@@ -332,7 +330,7 @@ async def test_a_merged_text_whose_vector_could_not_be_made_gets_it_later(tmp_pa
         assert f"{TEA};{TEA} today" in [one.content for one in await fragments(engine)]
 
 
-async def test_a_text_the_model_refuses_is_stored_without_a_vector_and_wedges_nothing(tmp_path: Path) -> None:
+async def test_refused_text_is_stored_without_a_vector(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     async with open_engine(tmp_path, models=Models(embedder)) as engine:
         await memory(engine)
@@ -360,7 +358,7 @@ async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
 
 
 class Noting(ScriptedEmbedder):
-    """Notes for which namespace it was asked."""
+    """Records the namespace of each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,8 +369,8 @@ class Noting(ScriptedEmbedder):
         return await super().embed(texts)
 
 
-async def test_words_are_embedded_for_their_own_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When observed, recalled, offered to short-term, forgotten and restored, and put: adapters keep words by it."""
+async def test_texts_are_embedded_under_their_own_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On observe, recall, offer, forget, restore and put: adapters cache texts by namespace."""
     embedder, analyzed = Noting(), set[str]()
     terms = SnowballAnalyzer.terms
 

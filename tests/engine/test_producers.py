@@ -1,4 +1,4 @@
-"""Producers: contiguous numbers, repeats, conflicts, rejections, newer streams, what a client that gives up leaves."""
+"""Producers: contiguous numbers, repeats, conflicts, rejections, newer streams, cancelled clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
 
 async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
     await session.submit(first, items)
-    return await session.reached(STORED, first + len(items) - 1)
+    return await session.wait_for_level(STORED, first + len(items) - 1)
 
 
 async def contents(engine: Engine) -> list[str]:
@@ -60,7 +60,7 @@ def words(items: Sequence[NewObservation]) -> list[str]:
     return [item.content for item in items]
 
 
-async def test_a_gap_is_refused_with_the_number_expected(parts: Assembled) -> None:
+async def test_gap_is_refused_with_the_expected_number(parts: Assembled) -> None:
     session = await opened(parts.engine)
     await sent(session, 1, LINES[:2])
     with pytest.raises(SequenceGap) as refused:
@@ -70,7 +70,7 @@ async def test_a_gap_is_refused_with_the_number_expected(parts: Assembled) -> No
     assert await contents(parts.engine) == words(LINES[:4])
 
 
-async def test_a_repeat_is_acknowledged_and_not_applied_again(parts: Assembled) -> None:
+async def test_repeat_is_acknowledged_and_not_applied_again(parts: Assembled) -> None:
     session = await opened(parts.engine)
     await sent(session, 1, LINES[:3])
     assert (await sent(session, 1, LINES[:3])).stored == 3
@@ -78,14 +78,14 @@ async def test_a_repeat_is_acknowledged_and_not_applied_again(parts: Assembled) 
     assert await contents(parts.engine) == words(LINES[:3])
 
 
-async def test_a_batch_that_is_part_repeat_and_part_new_adds_the_new_part(parts: Assembled) -> None:
+async def test_partly_repeated_batch_adds_its_new_part(parts: Assembled) -> None:
     session = await opened(parts.engine)
     await sent(session, 1, LINES[:3])
     assert (await sent(session, 2, LINES[1:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
 
 
-async def test_of_a_batch_that_conflicts_nothing_is_taken(parts: Assembled) -> None:
+async def test_conflicting_batch_adds_nothing(parts: Assembled) -> None:
     session = await opened(parts.engine)
     await sent(session, 1, LINES[:3])
     with pytest.raises(SequenceConflict) as refused:
@@ -95,7 +95,7 @@ async def test_of_a_batch_that_conflicts_nothing_is_taken(parts: Assembled) -> N
     assert await contents(parts.engine) == words(LINES[:3])
 
 
-async def test_rejections_take_their_numbers_and_are_told_again(tmp_path: Path) -> None:
+async def test_rejections_use_their_numbers_and_are_sent_again(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         session = await opened(parts.engine)
@@ -112,9 +112,7 @@ async def test_rejections_take_their_numbers_and_are_told_again(tmp_path: Path) 
         assert await contents(parts.engine) == words(LINES[:2])
 
 
-async def test_repeats_are_known_after_a_restart_and_past_what_ram_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_repeats_are_known_after_restart_and_beyond_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "RECENT_MAX", 4)
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
@@ -128,11 +126,11 @@ async def test_repeats_are_known_after_a_restart_and_past_what_ram_keeps(
         with pytest.raises(SequenceConflict):
             await session.submit(2, [LINES[7]])
         with pytest.raises(SequenceConflict):
-            await session.reached(AckLevel.INDEXED, len(LINES) + 1)
+            await session.wait_for_level(AckLevel.INDEXED, len(LINES) + 1)
         assert await contents(parts.engine) == words(LINES)
 
 
-async def test_a_repeat_of_what_is_in_flight_is_not_acknowledged_before_it(parts: Assembled) -> None:
+async def test_repeat_is_not_acknowledged_before_its_original(parts: Assembled) -> None:
     session = await opened(parts.engine)
     release = parts.journal.hold("receive")
     first, again = session.submit(1, LINES[:2]), session.submit(1, LINES[:2])
@@ -143,11 +141,11 @@ async def test_a_repeat_of_what_is_in_flight_is_not_acknowledged_before_it(parts
         session.submit(2, LINES[2:3])
     release()
     await asyncio.gather(first, again)
-    assert (await session.reached(STORED, 2)).received == 2
+    assert (await session.wait_for_level(STORED, 2)).received == 2
     assert await contents(parts.engine) == words(LINES[:2])
 
 
-async def test_a_newer_stream_counts_what_the_older_one_has_in_flight(parts: Assembled) -> None:
+async def test_newer_stream_counts_batches_in_flight_of_the_older(parts: Assembled) -> None:
     older = await opened(parts.engine)
     in_flight = [older.submit(1, LINES[:3]), older.submit(4, LINES[3:5])]
     newer = await opened(parts.engine)
@@ -159,7 +157,7 @@ async def test_a_newer_stream_counts_what_the_older_one_has_in_flight(parts: Ass
     assert await contents(parts.engine) == words(LINES[:8])
 
 
-async def test_what_an_older_stream_sends_too_late_is_refused_and_disturbs_nobody(parts: Assembled) -> None:
+async def test_late_batch_of_a_superseded_stream_is_refused(parts: Assembled) -> None:
     older = await opened(parts.engine)
     await sent(older, 1, LINES[:2])
     release = parts.journal.hold("receive")
@@ -174,22 +172,22 @@ async def test_what_an_older_stream_sends_too_late_is_refused_and_disturbs_nobod
     assert (await sent(newer, 6, LINES[5:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.receiving.backlog == 0
+        assert actor.ingest.backlog == 0
 
 
-async def test_who_stops_waiting_for_received_takes_nothing_with_them(parts: Assembled) -> None:
+async def test_cancelled_wait_for_received_loses_nothing(parts: Assembled) -> None:
     session = await opened(parts.engine)
     release = parts.journal.hold("receive")
     waiting = session.submit(1, LINES[:2])
     await asyncio.sleep(0)
     waiting.cancel()
     release()
-    assert (await session.reached(STORED, 2)).stored == 2
+    assert (await session.wait_for_level(STORED, 2)).stored == 2
     assert (await sent(session, 3, LINES[2:3])).stored == 3
     assert await contents(parts.engine) == words(LINES[:3])
 
 
-async def test_a_batch_call_cancelled_at_any_await_is_stored_whole_or_not_at_all(parts: Assembled) -> None:
+async def test_batch_call_cancelled_anywhere_is_all_or_nothing(parts: Assembled) -> None:
     expected: list[str] = []
     for steps in range(1, 40):
         new = [observation(f"try {steps}, item {item}") for item in (1, 2)]
@@ -201,16 +199,16 @@ async def test_a_batch_call_cancelled_at_any_await_is_stored_whole_or_not_at_all
         session = await opened(parts.engine, f"p-{steps}")
         assert session.opened.received in (0, 2)
         if session.opened.received:
-            await session.reached(STORED, 2)
+            await session.wait_for_level(STORED, 2)
             expected += words(new)
         session.close()
     assert sorted(await contents(parts.engine)) == sorted(expected)
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-        assert actor.receiving.backlog == 0
-    assert actor.idle
+        assert actor.ingest.backlog == 0
+    assert actor.is_idle
 
 
-async def test_an_open_that_was_given_up_supersedes_all_the_same_and_leaves_no_session(parts: Assembled) -> None:
+async def test_cancelled_open_still_supersedes_and_leaves_no_session(parts: Assembled) -> None:
     older = await opened(parts.engine)
     release = parts.journal.hold("open_producer")
     given_up = asyncio.create_task(opened(parts.engine))
@@ -219,18 +217,18 @@ async def test_an_open_that_was_given_up_supersedes_all_the_same_and_leaves_no_s
     await asyncio.gather(given_up, return_exceptions=True)
     release()
     with pytest.raises(ProducerSuperseded):
-        await older.reached(STORED, 1)
+        await older.wait_for_level(STORED, 1)
     older.close()
     async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
         assert actor.failed is None
 
     async def idle() -> bool:
-        return actor.idle
+        return actor.is_idle
 
     await until(idle)
 
 
-async def test_unnumbered_batches_keep_their_order_and_no_producer(parts: Assembled) -> None:
+async def test_unnumbered_batches_keep_order_without_a_producer(parts: Assembled) -> None:
     calls = [parts.engine.observe_batch(NAMESPACE, "joy", "", 1, [one], STORED) for one in LINES]
     assert {done.stored for done in await asyncio.gather(*calls)} == {1}
     image = await check(parts.engine, "joy")
@@ -238,7 +236,7 @@ async def test_unnumbered_batches_keep_their_order_and_no_producer(parts: Assemb
     assert image.producers == ()
 
 
-async def test_the_backlog_is_bounded_and_given_back(tmp_path: Path) -> None:
+async def test_backlog_is_bounded_and_shrinks_when_stored(tmp_path: Path) -> None:
     embedder = ScriptedEmbedder()
     policy = with_value(with_value(DEFAULT, "wait_for_models", True), "backlog_max", 4)
     async with assembled(tmp_path, models=Models(embedder)) as parts:
@@ -250,12 +248,12 @@ async def test_the_backlog_is_bounded_and_given_back(tmp_path: Path) -> None:
             session.submit(5, LINES[4:5])
         assert refused.value.retry_after_s
         embedder.heal()
-        await session.reached(STORED, 4)
+        await session.wait_for_level(STORED, 4)
         assert (await sent(session, 5, LINES[4:8])).stored == 8
         assert await contents(parts.engine) == words(LINES[:8])
 
 
-async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None:
+async def test_levels_only_rise_and_reach_the_last_number(parts: Assembled) -> None:
     session = await opened(parts.engine)
     seen: list[Progress] = []
 
@@ -263,7 +261,7 @@ async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None
         while not seen or seen[-1].indexed < len(LINES):
             await session.news.wait()
             session.news.clear()
-            seen.append(session.progress())
+            seen.append(session.take_progress())
 
     following = asyncio.create_task(follow())
     for first in range(0, len(LINES), 2):
@@ -276,7 +274,7 @@ async def test_levels_only_rise_and_end_at_all_of_them(parts: Assembled) -> None
     assert sorted(one.sequence for progress in seen for one in progress.outcomes) == list(range(1, len(LINES) + 1))
 
 
-async def test_what_was_indexed_before_a_restart_is_so_after_it(tmp_path: Path) -> None:
+async def test_indexed_level_survives_a_restart(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
         await parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, LINES, AckLevel.INDEXED)
@@ -287,14 +285,14 @@ async def test_what_was_indexed_before_a_restart_is_so_after_it(tmp_path: Path) 
             return parts.engine.info().degraded == ""
 
         await until(started)
-        await asyncio.sleep(0.2)  # the index has looked at the outbox, and nothing is to come
+        await asyncio.sleep(0.2)  # the indexer has read the outbox, and no row is to come
         again = await asyncio.wait_for(
             parts.engine.observe_batch(NAMESPACE, "joy", "p", 1, LINES, AckLevel.INDEXED), 30
         )
         assert again.indexed == len(LINES)
 
 
-async def test_who_waits_for_received_is_told_before_anything_is_computed(tmp_path: Path) -> None:
+async def test_received_is_acknowledged_before_any_computation(tmp_path: Path) -> None:
     order: list[str] = []
 
     class Watched(ScriptedEmbedder):
@@ -314,6 +312,6 @@ async def test_who_waits_for_received_is_told_before_anything_is_computed(tmp_pa
         watching = asyncio.create_task(watch())
         await asyncio.sleep(0)
         await session.submit(1, LINES[:1], AckLevel.RECEIVED)
-        await session.reached(STORED, 1)
+        await session.wait_for_level(STORED, 1)
         await watching
     assert order[:2] == ["told", "embedded"]

@@ -1,4 +1,4 @@
-"""Everything embedded anew beside everything else: cancelled while it is not at work."""
+"""Cancelled re-embedding that is not running at that time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import until
 
 
 def models() -> Models:
-    """With a next model that never answers but for its space."""
+    """The next model answers only requests for its space."""
     following = ScriptedEmbedder({TEA: [1.0, 0.0]}, dimension=2)
     following.fail(times=1_000_000)
     return Models(ScriptedEmbedder(), next=Candidate(following))
@@ -32,7 +32,7 @@ async def spaces(engine: Engine) -> Spaces:
 
 
 async def alone(engine: Engine) -> bool:
-    """Whether the space in force is all there is, or comes to be written."""
+    """Whether only the space in force is left, or will be."""
     found = await spaces(engine)
     return found.next is None and found.old is None and engine._models.embeddings.next is None
 
@@ -41,20 +41,21 @@ async def begun(engine: Engine) -> bool:
     return (await spaces(engine)).next is not None
 
 
-async def test_cancelled_and_then_killed_it_leaves_no_second_space(tmp_path: Path) -> None:
+async def test_cancel_then_kill_leaves_no_second_space(tmp_path: Path) -> None:
     async with assembled(tmp_path, models=models()) as parts:
         await create(parts.engine)
         await observe(parts.engine, TEA)
         operation = await parts.engine.reindexing.start(embed=True)
         await until(lambda: begun(parts.engine))
-        await parts.engine._storage.operations.ask_cancel(operation.id)  # and the process ends before it heard
+        # the process ends before it processes the cancellation
+        await parts.engine._storage.operations.ask_cancel(operation.id)
     async with assembled(tmp_path, models=models()) as parts:
-        ended = await parts.engine.operations.finished(operation.id)
+        ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
         await until(lambda: alone(parts.engine), deadline_s=5)
 
 
-async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_space(
+async def test_cancel_during_retry_pause_leaves_no_second_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "RETRY_S", 0.05)
@@ -69,12 +70,12 @@ async def test_cancelled_while_it_waits_to_be_tried_again_it_leaves_no_second_sp
 
         await until(failed)
         await parts.engine.operations.cancel(operation.id)
-        ended = await parts.engine.operations.finished(operation.id)
+        ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
         await until(lambda: alone(parts.engine), deadline_s=5)
 
 
-async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_later(
+async def test_missing_vector_behind_pages_of_refused_is_made_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reembed, "PAGE", 2)
@@ -85,6 +86,6 @@ async def test_what_lacks_a_vector_behind_pages_of_refused_ones_is_made_one_late
         await observe(parts.engine, *(f"{TEA} {number}" for number in range(5)))
         refused = {(one.id, one.version) for one in (await live(parts.engine))[:4]}
         entered: list[str] = []
-        monkeypatch.setattr(reembed, "_entering", lambda job, _: entered.append(job.memory))
-        await parts.engine.reembedding._leftovers(refused)
+        monkeypatch.setattr(reembed, "_enter_job", lambda job, _: entered.append(job.memory))
+        await parts.engine.reembedding._backfill_leftovers(refused)
         assert entered == [uid]

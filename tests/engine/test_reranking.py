@@ -1,4 +1,4 @@
-"""Reranking as recall uses it, with a scripted reranker and everything else real."""
+"""Reranking in recall, with a scripted reranker; everything else is real."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def contents(answer: RecallAnswer) -> list[str]:
     return [one.fragment.content for one in answer.recollections]
 
 
-async def test_the_best_are_read_again_and_their_part_is_told(tmp_path: Path) -> None:
+async def test_reranker_reorders_the_best_and_explains_its_part(tmp_path: Path) -> None:
     reranker = ScriptedReranker({"Rain": 0.9, "Coffee": 0.4})
     async with opened(tmp_path, reranker) as engine:
         answer = await ask(engine, limit=2, near_misses=2)
@@ -60,7 +60,7 @@ async def test_the_best_are_read_again_and_their_part_is_told(tmp_path: Path) ->
     assert any(text.endswith("Rain on the roof") and text.startswith("[") for text in texts), "with date and speaker"
 
 
-async def test_it_is_shown_the_best_alone_and_the_others_stay_behind(tmp_path: Path) -> None:
+async def test_reranker_scores_only_the_best_candidates(tmp_path: Path) -> None:
     reranker = ScriptedReranker({"": 0.0, "Coffee": 0.5})
     async with opened(tmp_path, reranker, reranker_candidates=3, reranker_weight=0.5) as engine:
         with_it = await ask(engine)
@@ -74,9 +74,7 @@ async def test_it_is_shown_the_best_alone_and_the_others_stay_behind(tmp_path: P
 
 
 @pytest.mark.parametrize(("late", "why"), [(False, "not reranked: scripted outage"), (True, "no answer in time")])
-async def test_without_its_answer_the_order_is_that_of_the_legs_and_the_answer_says_so(
-    tmp_path: Path, late: bool, why: str
-) -> None:
+async def test_failing_reranker_keeps_the_order_and_degrades(tmp_path: Path, late: bool, why: str) -> None:
     reranker = ScriptedReranker({"Rain": 1.0})
     async with open_engine(tmp_path / "none", models=Models(ScriptedEmbedder())) as engine:
         plain = await ask(engine, limit=3)
@@ -102,7 +100,7 @@ async def test_without_its_answer_the_order_is_that_of_the_legs_and_the_answer_s
         (MemoryKind.HYBRID, replace(DEFAULT, recall=RecallPolicy(beta=0.0)), {}),
     ],
 )
-async def test_it_is_not_asked_where_it_has_no_say(
+async def test_reranker_is_not_called_without_effect(
     tmp_path: Path, kind: MemoryKind, policy: Policy, query: Mapping[str, object]
 ) -> None:
     reranker = ScriptedReranker({"Rain": 1.0})
@@ -113,7 +111,7 @@ async def test_it_is_not_asked_where_it_has_no_say(
     assert "rerank" not in answer.formula
 
 
-async def test_nothing_found_asks_nobody(tmp_path: Path) -> None:
+async def test_empty_result_calls_no_reranker(tmp_path: Path) -> None:
     reranker = ScriptedReranker({})
     async with opened(tmp_path, reranker) as engine:
         answer = await ask(engine, min_relevance=1.0)

@@ -1,4 +1,4 @@
-"""A producer's client that comes back is sent the refusals and outcomes it has missed."""
+"""A resuming client gets the rejections and outcomes that it has missed."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ async def opened(parts: Assembled, outcomes: bool = True) -> ObserveSession:
 
 async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
     await session.submit(first, items)
-    return await session.reached(AckLevel.STORED, first + len(items) - 1)
+    return await session.wait_for_level(AckLevel.STORED, first + len(items) - 1)
 
 
 async def missed(session: ObserveSession, known: int) -> tuple[list[int], list[int], list[Missed]]:
-    """Numbers refused, numbers with an outcome, and the pages they came in."""
+    """Rejected numbers, numbers with an outcome, and their pages."""
     pages = [page async for page in (await session.resume(known)).pages]
     rejected = [one.sequence for page in pages for one in page.rejected]
     return rejected, [one.sequence for page in pages for one in page.outcomes], pages
 
 
-async def test_refusals_and_outcomes_come_back(parts: Assembled) -> None:
+async def test_rejections_and_outcomes_come_back(parts: Assembled) -> None:
     session = await opened(parts)
     told = [await sent(session, 1, [LINES[0], REFUSED, LINES[1]]), await sent(session, 4, LINES[2:30])]
     again = await opened(parts)
@@ -70,11 +70,11 @@ async def test_outcomes_of_earlier_process_come_back(tmp_path: Path) -> None:
         session = await opened(parts)
         first = await sent(session, 1, LINES[:30])
         parts.journal.fail_at(1, Fault.LOST, "commit")
-        await session.submit(31, LINES[30:])  # received; an earlier process's, by the time that it is stored
+        await session.submit(31, LINES[30:])  # received, but by an earlier process once it is stored
     async with assembled(tmp_path) as parts:
         session = await opened(parts)
         _, became, pages = await missed(session, 0)
-        later = await session.reached(AckLevel.STORED, 40)
+        later = await session.wait_for_level(AckLevel.STORED, 40)
         assert became + [one.sequence for one in later.outcomes] == list(range(1, 41))
         assert [one for page in pages for one in page.outcomes][:30] == list(first.outcomes)
 
@@ -93,7 +93,7 @@ async def test_stream_without_outcomes_keeps_none(parts: Assembled) -> None:
     assert (await unasked.resume(0)).outcomes_since == 0
 
 
-async def test_what_is_no_longer_kept_is_said(parts: Assembled) -> None:
+async def test_resumption_reports_what_is_no_longer_kept(parts: Assembled) -> None:
     session = await opened(parts)
     told = await sent(session, 1, [*LINES[:20], REFUSED])
     operation = await parts.engine.erasing.start(NAMESPACE, "joy", [told.outcomes[3].fragment], None)
@@ -122,7 +122,7 @@ async def test_pages_are_bounded(parts: Assembled, monkeypatch: pytest.MonkeyPat
     assert max(len(page.rejected) + len(page.outcomes) for page in pages) == 4
 
 
-async def test_unreadable_journal_is_said(parts: Assembled) -> None:
+async def test_unreadable_journal_is_reported(parts: Assembled) -> None:
     session = await opened(parts)
     await sent(session, 1, LINES[:2])
     parts.journal.fail_at(1, Fault.LOST, "kept_receipts")

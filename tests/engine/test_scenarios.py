@@ -1,4 +1,4 @@
-"""The scenario files against the engine: journal, actor and recall between the commands and the events."""
+"""Runs the scenario files on the engine: journal, actor and recall between the commands and the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standing queries: an answer, and what changes in it; whoever applies the changes holds the answer as it is."""
+"""Standing queries: the first answer and its changes; a client that applies all changes has the current answer."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def rankings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The revision of each ranking."""
     seen: list[int] = []
-    change = standing_query.Standing.change
+    change = standing_query.StandingQuery.next_change
 
-    def counted(self: standing_query.Standing, answer: RecallAnswer) -> Change | None:
+    def counted(self: standing_query.StandingQuery, answer: RecallAnswer) -> Change | None:
         seen.append(answer.revision)
         return change(self, answer)
 
-    monkeypatch.setattr(standing_query.Standing, "change", counted)
+    monkeypatch.setattr(standing_query.StandingQuery, "next_change", counted)
     return seen
 
 
 class Follower:
-    """Applies each change to what it holds, as a client does."""
+    """Applies each change to its answer, as a client does."""
 
     def __init__(self) -> None:
         self.changes = 0
         self.held: dict[str, str] = {}
-        """Content of each of the best, in order."""
+        """Contents of the answer, best first."""
         self.told: list[str] = []
         self.retracted: list[str] = []
         self.degraded = ""
@@ -77,18 +77,18 @@ class Follower:
 
 
 async def at_once() -> None:
-    """It is ranked again without a question."""
+    """Lets every ranking begin at once."""
 
 
 @asynccontextmanager
 async def following(
     engine: Engine, query: Query = QUERY, again: Callable[[], Awaitable[None]] = at_once
 ) -> AsyncIterator[Follower]:
-    """Who follows a query, once the first answer is there."""
+    """A client that follows a query; starts after the first answer."""
     follower = Follower()
 
     async def follow() -> None:
-        async with aclosing(engine.follow(NAMESPACE, "joy", query, again)) as changes:
+        async with aclosing(engine.follow_query(NAMESPACE, "joy", query, again)) as changes:
             async for change in changes:
                 follower.apply(change)
 
@@ -119,7 +119,7 @@ async def observe(engine: Engine, *texts: str, **fields: object) -> list[str]:
     return [each.fragment for each in done.outcomes]
 
 
-async def test_the_first_change_is_the_whole_answer(tmp_path: Path) -> None:
+async def test_first_change_is_the_whole_answer(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA, "Bob likes otters", "the weather is fine") as parts:
         answer = await parts.engine.recall(NAMESPACE, "joy", QUERY)
         async with following(parts.engine) as follower:
@@ -127,14 +127,14 @@ async def test_the_first_change_is_the_whole_answer(tmp_path: Path) -> None:
             assert (follower.changes, follower.retracted) == (1, [])
 
 
-async def test_an_empty_answer_is_one_too(tmp_path: Path) -> None:
+async def test_first_answer_may_be_empty(tmp_path: Path) -> None:
     async with memory(tmp_path) as parts, following(parts.engine) as follower:
         assert (follower.changes, follower.contents) == (1, [])
         await observe(parts.engine, TEA)
         await until(lambda: follower.contents == [TEA])
 
 
-async def test_what_comes_in_is_told_once_and_what_it_displaces_is_retracted(tmp_path: Path) -> None:
+async def test_new_fragment_is_sent_once_and_retracts_the_displaced(tmp_path: Path) -> None:
     first = ["Bob said a word", "Bob said two words", "Bob said three words"]
     async with memory(tmp_path, *first) as parts, following(parts.engine) as follower:
         assert sorted(follower.told) == sorted(first)
@@ -145,18 +145,18 @@ async def test_what_comes_in_is_told_once_and_what_it_displaces_is_retracted(tmp
         assert follower.retracted[0] in first
 
 
-async def test_what_changes_nothing_of_the_answer_is_not_told(tmp_path: Path, rankings: list[int]) -> None:
+async def test_unrelated_commit_sends_no_change(tmp_path: Path, rankings: list[int]) -> None:
     query = Query(text="Bob tea", limit=1)
     async with memory(tmp_path, TEA) as parts, following(parts.engine, query) as follower:
         await observe(parts.engine, "the weather is fine")
         revision = (await parts.engine.memories.get(NAMESPACE, "joy")).revision
         await until(lambda: rankings[-1] == revision)
         assert follower.changes == 1
-        await parts.engine.settled()
+        await parts.engine.wait_for_reinforcement()
         assert (await parts.engine.memories.get(NAMESPACE, "joy")).revision == revision, "nothing is reinforced"
 
 
-async def test_an_edited_fragment_is_told_again_and_a_forgotten_one_retracted(tmp_path: Path) -> None:
+async def test_edited_fragment_is_sent_again_forgotten_one_retracted(tmp_path: Path) -> None:
     async with memory(tmp_path) as parts:
         (id_,) = await observe(parts.engine, TEA)
         async with following(parts.engine) as follower:
@@ -171,7 +171,7 @@ async def test_an_edited_fragment_is_told_again_and_a_forgotten_one_retracted(tm
             await until(lambda: follower.contents == ["Bob likes coffee now"])
 
 
-async def test_what_expires_is_retracted_without_a_commit(tmp_path: Path) -> None:
+async def test_expired_fragment_is_retracted_without_a_commit(tmp_path: Path) -> None:
     settable = SettableClock()
     async with memory(tmp_path, clock=Clock(settable.now_us)) as parts:
         await observe(parts.engine, TEA, ttl_us=300_000)
@@ -180,7 +180,7 @@ async def test_what_expires_is_retracted_without_a_commit(tmp_path: Path) -> Non
             await until(lambda: follower.contents == [])
 
 
-async def test_a_burst_of_commits_is_told_together(
+async def test_burst_of_commits_makes_one_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rankings: list[int]
 ) -> None:
     monkeypatch.setattr(standing_query, "PAUSE_S", 0.5)
@@ -192,7 +192,7 @@ async def test_a_burst_of_commits_is_told_together(
         assert len(rankings) <= 2 + (time.monotonic() - began_s) / 0.5
 
 
-async def test_each_ranking_but_the_first_is_asked_for(tmp_path: Path, rankings: list[int]) -> None:
+async def test_each_later_ranking_awaits_again(tmp_path: Path, rankings: list[int]) -> None:
     gate, asked = asyncio.Event(), []
 
     async def again() -> None:
@@ -210,34 +210,34 @@ async def test_each_ranking_but_the_first_is_asked_for(tmp_path: Path, rankings:
         assert asked == list(range(1, len(rankings)))
 
 
-async def test_commits_that_nobody_told_of_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of another process are."""
+async def test_unnotified_commits_are_found_by_polling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As commits of another process are."""
     async with memory(tmp_path) as parts:
         watchers = parts.engine._watchers
-        monkeypatch.setattr(watchers, "committed", lambda uid, revision: None)
+        monkeypatch.setattr(watchers, "notify_commit", lambda uid, revision: None)
         monkeypatch.setattr(watchers, "quiet_s", 0.05)
         async with following(parts.engine) as follower:
             await observe(parts.engine, TEA)
             await until(lambda: follower.contents == [TEA])
 
 
-async def test_the_end_of_the_memory_is_the_end_of_the_query(tmp_path: Path) -> None:
+async def test_deletion_ends_the_standing_query(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
+        changes = parts.engine.follow_query(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
-            assert parts.engine.held().watchers == 1
+            assert parts.engine.memory_stats().watchers == 1
             next_change = asyncio.create_task(anext(changes))  # type: ignore[arg-type]  # a coroutine all the same
             await asyncio.sleep(0.05)
             await parts.engine.memories.delete(NAMESPACE, "joy")
             with pytest.raises(MemoryNotFound):
                 await next_change
-        assert parts.engine.held().watchers == 0
+        assert parts.engine.memory_stats().watchers == 0
 
 
-async def test_a_memory_made_anew_under_the_name_is_another(tmp_path: Path) -> None:
+async def test_recreated_memory_ends_the_standing_query(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
-        changes = parts.engine.follow(NAMESPACE, "joy", QUERY, at_once)
+        changes = parts.engine.follow_query(NAMESPACE, "joy", QUERY, at_once)
         async with aclosing(changes):
             await anext(changes)
             await parts.engine.memories.delete(NAMESPACE, "joy")
@@ -246,7 +246,7 @@ async def test_a_memory_made_anew_under_the_name_is_another(tmp_path: Path) -> N
                 await anext(changes)
 
 
-async def test_a_model_is_asked_for_the_question_once_and_after_an_outage_again(
+async def test_query_is_embedded_once_and_again_after_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = ScriptedEmbedder()
@@ -263,10 +263,10 @@ async def test_a_model_is_asked_for_the_question_once_and_after_an_outage_again(
         assert embedder.texts.count(QUERY.text) == 1
 
 
-async def test_what_is_told_is_an_echo_when_it_is_said_in_the_session(tmp_path: Path) -> None:
+async def test_observing_a_sent_fragment_is_an_echo(tmp_path: Path) -> None:
     async with memory(tmp_path, TEA) as parts:
         async with following(parts.engine, Query(text="Bob", session="monday")):
-            await parts.engine.settled()
+            await parts.engine.wait_for_reinforcement()
             await observe(parts.engine, TEA, session="monday")
         assert EventType.ECHOED in [event.type for event in await events(parts.engine)]
 
@@ -283,7 +283,7 @@ async def events(engine: Engine) -> list[Event]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_who_applies_the_changes_holds_what_a_recall_answers(tmp_path: Path, seed: int) -> None:
+async def test_applied_changes_equal_a_recall(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     words = ["Bob", "tea", "likes", "otters", "rain", "sings", "river", "blue"]
     query = Query(text="Bob likes tea", limit=4, now_us=int(time.time() * 1e6), alpha=0.0)
@@ -300,20 +300,20 @@ async def test_who_applies_the_changes_holds_what_a_recall_answers(tmp_path: Pat
             else:
                 await parts.engine.recall(NAMESPACE, "joy", Query(text=draw.choice(words)))
             await asyncio.sleep(draw.choice([0, 0, 0.02]))
-        await parts.engine.settled()
-        answer = await parts.engine.recall(NAMESPACE, "joy", standing_query.standing(query))
+        await parts.engine.wait_for_reinforcement()
+        answer = await parts.engine.recall(NAMESPACE, "joy", standing_query.as_standing(query))
         now = {found.fragment.id: found.fragment.content for found in answer.recollections}
         await until(lambda: list(follower.held.items()) == list(now.items()))
 
 
-async def test_fragments_that_say_the_same_do_not_displace_each_other(tmp_path: Path) -> None:
+async def test_folded_fragments_do_not_displace_each_other(tmp_path: Path) -> None:
     async with memory(tmp_path) as parts:
         engine = parts.engine
         (first,) = await observe(engine, TEA, session="s0")
         held: list[tuple[str, ...]] = []
 
         async def follow() -> None:
-            async with aclosing(engine.follow(NAMESPACE, "joy", QUERY, at_once)) as changes:
+            async with aclosing(engine.follow_query(NAMESPACE, "joy", QUERY, at_once)) as changes:
                 async for change in changes:
                     assert change.retracted == ()
                     folded = {one.fragment.id: one.folded for one in change.answer.recollections}
@@ -323,7 +323,7 @@ async def test_fragments_that_say_the_same_do_not_displace_each_other(tmp_path: 
         task = asyncio.create_task(follow())
         try:
             await until(lambda: held == [()] or task.done())
-            for number in range(1, 6):  # each of them is newer, and would be the best
+            for number in range(1, 6):  # each is newer and would rank first
                 await observe(engine, TEA, session=f"s{number}")
                 await until(lambda count=number: len(held[-1]) == count or task.done())  # type: ignore[misc]
             best = (await engine.recall(NAMESPACE, "joy", QUERY)).recollections[0].fragment.id

@@ -1,4 +1,4 @@
-"""What is searched is the same whether somebody looked after every commit or once after many."""
+"""The search structures are the same whether they are refreshed after every commit or once after many."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ WORDS = ["apple", "plum", "bread", "river", "stone", "lamp", "letter", "window",
 
 
 class Twins:
-    """A memory's working set told of the same commits twice more: one looked at after each, one never."""
+    """Applies a memory's commits to two more working sets: one refreshed after each commit, one never."""
 
     def __init__(self, patch: pytest.MonkeyPatch, vectors: bool) -> None:
         self.looked_at: WorkingSet | None = None
         self.left_alone: WorkingSet | None = None
         self.waiting: list[int] = []
-        """Fragments that waited to be searched, after each commit."""
-        apply = WorkingSet.apply
+        """Pending rows after each commit."""
+        apply = WorkingSet.apply_commit
 
         def also(working: WorkingSet, commit: Commit, decision: Decision) -> None:
             if self.looked_at is None:
@@ -44,12 +44,12 @@ class Twins:
             for twin in (self.looked_at, self.left_alone):
                 assert twin is not None
                 apply(twin, commit, decision)
-            self.looked_at.show()
+            self.looked_at.refresh_search()
             assert self.left_alone is not None
             _same_answers(self.looked_at, self.left_alone, [row.fragment.id for row in commit.rows])
-            self.waiting.append(len(self.left_alone._unshown))
+            self.waiting.append(len(self.left_alone._pending))
 
-        patch.setattr(WorkingSet, "apply", also)
+        patch.setattr(WorkingSet, "apply_commit", also)
 
 
 def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
@@ -60,18 +60,18 @@ def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
 
 
 def _same_answers(one: WorkingSet, other: WorkingSet, ids: Sequence[str]) -> None:
-    """What decisions ask, which must not wait for anybody to look."""
+    """The queries of decisions, which must not wait for a refresh."""
     for id_ in (*ids, "unknown"):
         assert one.tier_of(id_) == other.tier_of(id_)
-        assert one.forgotten(id_) == other.forgotten(id_)
-    assert one.unsettled() == other.unsettled()
+        assert one.is_forgotten(id_) == other.is_forgotten(id_)
+    assert one.list_unsettled() == other.list_unsettled()
     assert one.insights == other.insights
     assert all(one.id_of(f"key-{number}") == other.id_of(f"key-{number}") for number in range(5))
 
 
 def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
-    """Whatever slots they have: by id."""
-    assert one.fragments == other.fragments > 0
+    """By id, whatever their slots."""
+    assert one.fragment_count == other.fragment_count > 0
     ids = sorted(one.columns.live_ids())
     assert ids == sorted(other.columns.live_ids())
     mine, theirs = one.columns.slots(ids), other.columns.slots(ids)
@@ -85,15 +85,15 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
         if one.dense is not None and other.dense is not None:
             query = embedder.vectors([word])[0]
             np.testing.assert_array_equal(one.dense.cosines(query)[mine], other.dense.cosines(query)[theirs])
-    assert one.vectors(ids).keys() == other.vectors(ids).keys()
+    assert one.get_vectors(ids).keys() == other.get_vectors(ids).keys()
 
 
 async def _live(parts: Assembled, chance: random.Random) -> None:
-    """One of the things that happen to a memory."""
+    """One change of a memory."""
     engine = parts.engine
     words = " ".join(chance.choices(WORDS, k=4))
     kind = chance.choice(["new"] * 6 + ["keyed", "change", "forget", "restore"])
-    fragments = (await engine.fragments.page(*NAME, Filter(), kind == "restore", -1, 100))[0]
+    fragments = (await engine.fragments.list_page(*NAME, Filter(), kind == "restore", -1, 100))[0]
     if kind == "change" and fragments:
         await engine.fragments.update(*NAME, FragmentChange(chance.choice(fragments).id, content=words))
     elif kind == "forget" and fragments:
@@ -108,7 +108,7 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors in RAM", "vectors in the index"])
 @pytest.mark.parametrize("seed", range(4))
-async def test_looking_late_shows_the_same(
+async def test_late_refresh_shows_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, vectors: bool
 ) -> None:
     monkeypatch.setattr(working_set, "_UNSHOWN_MAX", 10_000)
@@ -123,9 +123,7 @@ async def test_looking_late_shows_the_same(
     _same_searches(twins.looked_at, twins.left_alone)
 
 
-async def test_no_more_wait_than_are_shown_in_half_a_millisecond(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pending_rows_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Twins(monkeypatch, True)
     async with assembled(tmp_path) as parts:
         await create(parts.engine)

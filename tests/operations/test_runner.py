@@ -18,7 +18,8 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
 )
 from memstream_server.engine.operations import runner as module
-from memstream_server.engine.operations.runner import OperationCancelled, OperationRunner, Progress, Work
+from memstream_server.engine.operations.progress import OperationCancelled, Progress
+from memstream_server.engine.operations.runner import OperationRunner, Work
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.settings import LeaseTimes
@@ -38,7 +39,7 @@ async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | 
     journal = await journals.opened(data, clock.now_us)
     alone = Ownership(None, journal, clock, LeaseTimes())
     made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
-    made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
+    made.register_type("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
     await made.resume()
     try:
         yield made
@@ -59,7 +60,7 @@ class Gate:
         self.working.append(operation.memory)
         self.most = max(self.most, len(self.working))
         await self.open.wait()
-        await progress.at(1, 1)
+        await progress.report_done(1, 1)
         self.working.remove(operation.memory)
 
     async def begun(self, count: int) -> None:
@@ -73,9 +74,9 @@ async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
     seen = asyncio.Event()
 
     async def work(operation: Operation, progress: Progress) -> None:
-        await progress.at(3, 10)
+        await progress.report_done(3, 10)
         await seen.wait()
-        await progress.at(10, 10)
+        await progress.report_done(10, 10)
 
     async with runner(tmp_path, work) as runs:
         started = await runs.start("t", "ns", "joy", "{}")
@@ -85,9 +86,9 @@ async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
             return (await runs.get(started.id)).done == 3
 
         await until(under_way)
-        assert (await runs.page("ns", "joy", "", 5))[0].done == 3
+        assert (await runs.list_page("ns", "joy", "", 5))[0].done == 3
         seen.set()
-        ended = await runs.finished(started.id)
+        ended = await runs.wait_for_end(started.id)
         assert (ended.state, ended.done, ended.total, ended.error) == (OperationState.SUCCEEDED, 10, 10, None)
         assert ended.end_time_us >= ended.create_time_us > 0
         assert await runs.get(started.id) == ended
@@ -103,7 +104,7 @@ async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: 
         assert states == ["running", "queued", "running", "queued"]
         gate.open.set()
         for each in started:
-            assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
+            assert (await runs.wait_for_end(each.id)).state is OperationState.SUCCEEDED
         assert gate.most == 2
 
 
@@ -116,7 +117,7 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
         asked = await runs.cancel(first.id)
         assert (asked.state, asked.cancel_asked) == (OperationState.RUNNING, True)
         gate.open.set()
-        ended = await runs.finished(first.id)
+        ended = await runs.wait_for_end(first.id)
         assert (ended.state, ended.done) == (OperationState.CANCELLED, 1)
         assert await runs.cancel(first.id) == ended
         with pytest.raises(OperationNotFound):
@@ -132,7 +133,7 @@ async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> 
 
         async def asked(id: str) -> Operation | None:
             found = await ask_cancel(id)
-            runs._begin(waiting)  # claimed while it was asked, and its task is not at its first step
+            runs._begin_task(waiting)  # claimed while it was asked, and its task is not at its first step
             return found
 
         runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
@@ -148,7 +149,7 @@ async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_wait
 
     async def work(operation: Operation, progress: Progress) -> None:
         try:
-            await progress.still()
+            await progress.check_cancelled()
         except OperationCancelled:
             undone.append(operation.id)
             raise
@@ -162,7 +163,7 @@ async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_wait
         await runs.resume()
         assert (await runs.cancel(before.id)).cancel_asked
         gate.open.set()
-        assert (await runs.finished(before.id)).state is OperationState.CANCELLED
+        assert (await runs.wait_for_end(before.id)).state is OperationState.CANCELLED
         assert undone == [before.id]
 
 
@@ -173,11 +174,11 @@ async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path
         raise RuntimeError("secret")
 
     async with runner(tmp_path, work) as runs:
-        refused = await runs.finished((await runs.start("t", "", "", "refused")).id)
+        refused = await runs.wait_for_end((await runs.start("t", "", "", "refused")).id)
         assert refused.state is OperationState.FAILED
         assert refused.error is not None
         assert (refused.error.code, refused.error.reason) == (5, "MEMORY_NOT_FOUND")
-        broken = await runs.finished((await runs.start("t", "", "", "")).id)
+        broken = await runs.wait_for_end((await runs.start("t", "", "", "")).id)
         assert broken.error is not None
         assert (broken.error.code, broken.error.reason) == (13, "INTERNAL")
         assert "secret" not in broken.error.message
@@ -193,9 +194,9 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.
             raise ModelDown("the model is away", retry_after_s=1.0)
 
     async with runner(tmp_path, work) as runs:
-        assert (await runs.finished((await runs.start("t", "", "", "")).id)).state is OperationState.SUCCEEDED
+        assert (await runs.wait_for_end((await runs.start("t", "", "", "")).id)).state is OperationState.SUCCEEDED
         assert len(tries) == 3
-        failed = await runs.finished((await runs.start("t", "", "", "never")).id)
+        failed = await runs.wait_for_end((await runs.start("t", "", "", "never")).id)
         assert failed.error is not None
         assert failed.error.reason == "MODEL_UNAVAILABLE"
         assert tries.count("never") == module.TRIES
@@ -212,7 +213,7 @@ async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None
         assert [(await runs.get(id)).state.value for id in ids] == ["running", "queued", "queued"]
         await runs.cancel(ids[2])
         gate.open.set()
-        ended = [(await runs.finished(id)).state.value for id in ids]
+        ended = [(await runs.wait_for_end(id)).state.value for id in ids]
         assert ended == ["succeeded", "succeeded", "cancelled"]
 
 
@@ -231,8 +232,8 @@ async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(
             await starting
         async with asyncio.timeout(5):
             await done.wait()
-        (row,) = await runs.page("ns", "a", "", 5)
-        assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
+        (row,) = await runs.list_page("ns", "a", "", 5)
+        assert (await runs.wait_for_end(row.id)).state is OperationState.SUCCEEDED
 
 
 async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it_was(
@@ -253,7 +254,7 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
         started = await runs.start("t", "ns", "a", "")
         await gate.begun(1)
         gate.open.set()
-        assert (await runs.finished(started.id)).state is OperationState.SUCCEEDED
+        assert (await runs.wait_for_end(started.id)).state is OperationState.SUCCEEDED
         monkeypatch.setattr(runs._store, "create", lost)
         with pytest.raises(JournalUnavailable):
             await runs.start("t", "ns", "a", "")
@@ -274,7 +275,7 @@ async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_cla
 
         monkeypatch.setattr(Ownership, "number", property(lambda _: number[0]))
         monkeypatch.setattr(Ownership, "shared", True)
-        monkeypatch.setattr(ownership, "valid", lambda: bool(number[0]))
+        monkeypatch.setattr(ownership, "is_valid", lambda: bool(number[0]))
         monkeypatch.setattr(runs._store, "create", done)
         while left:
             number[0] = 5
@@ -288,7 +289,7 @@ async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_cla
         assert [row.process for row in rows] == [7, 7]
         gate.open.set()
         for row in rows:
-            assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
+            assert (await runs.wait_for_end(row.id)).state is OperationState.SUCCEEDED
 
 
 async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,13 +299,13 @@ async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: py
     async def work(operation: Operation, progress: Progress) -> None:
         tries.append(operation.id)
         for done in (0, 3):  # goes over what the try before has done
-            await progress.at(done, 10)
+            await progress.report_done(done, 10)
         raise ModelDown("the model is away", retry_after_s=1.0)
 
     async with runner(tmp_path, work) as runs:
         started = await runs.start("t", "", "", "")
         async with asyncio.timeout(20):
-            assert (await runs.finished(started.id)).state is OperationState.FAILED
+            assert (await runs.wait_for_end(started.id)).state is OperationState.FAILED
         assert len(tries) == 1 + module.TRIES
 
 
@@ -320,13 +321,13 @@ async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_place
             both.set()
         await both.wait()
         part = await runs.start("t", operation.namespace, "joy", "")
-        await runs.finished(part.id)
+        await runs.wait_for_end(part.id)
 
     async with runner(tmp_path, work, at_once=2) as runs:
         started = [await runs.start("t", namespace, "", "") for namespace in ("a", "b")]
         async with asyncio.timeout(5):
             for each in started:
-                assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
+                assert (await runs.wait_for_end(each.id)).state is OperationState.SUCCEEDED
 
 
 async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_journal_says_at_first(
@@ -358,10 +359,10 @@ async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_jour
 async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
-        runs.register("newer", "things", gate)
+        runs.register_type("newer", "things", gate)
         id = (await runs.start("newer", "", "", "")).id
     async with runner(tmp_path, gate) as runs:
-        ended = await runs.finished(id)
+        ended = await runs.wait_for_end(id)
         assert ended.state is OperationState.FAILED
         assert ended.error is not None
         assert "newer" in ended.error.message
@@ -378,7 +379,7 @@ async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
         first = await runs.start("t", "", "", "", answer)
         with pytest.raises(AlreadyAnswered):
             await runs.start("t", "", "", "", answer)
-        assert [each.id for each in await runs.page("", "", "", 10)] == [first.id]
+        assert [each.id for each in await runs.list_page("", "", "", 10)] == [first.id]
 
 
 async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
@@ -389,7 +390,7 @@ async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
     clock = Clock(now_us=lambda: now[0])
     async with runner(tmp_path, work, clock=clock) as runs:
         id = (await runs.start("t", "", "", "")).id
-        await runs.finished(id)
+        await runs.wait_for_end(id)
     now[0] += module.KEPT_US
     async with runner(tmp_path, work, clock=clock) as runs:
         assert (await runs.get(id)).ended
@@ -397,7 +398,7 @@ async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
     async with runner(tmp_path, work, clock=clock) as runs:
 
         async def removed() -> bool:
-            return not await runs.page("", "", "", 10)
+            return not await runs.list_page("", "", "", 10)
 
         await until(removed)
         with pytest.raises(OperationNotFound):

@@ -40,10 +40,10 @@ class Whereabouts:
     shared: bool = True
     alive: set[int] = field(default_factory=lambda: {1})
 
-    async def owner(self, _namespace: str, _name: str) -> Owner | None:
+    async def find_owner(self, _namespace: str, _name: str) -> Owner | None:
         return self.at
 
-    async def living(self) -> frozenset[int]:
+    async def list_living(self) -> frozenset[int]:
         return frozenset(self.alive)
 
 

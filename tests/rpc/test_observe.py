@@ -97,7 +97,7 @@ async def test_stored_during_open_is_acknowledged(wire: Wire, engine: Any, scrip
     async def open_observe(*named: str) -> Any:
         session = await opening(*named)
         script.storing.set()
-        await until(lambda: session.progress().stored == 1)
+        await until(lambda: session.take_progress().stored == 1)
         return session
 
     engine.open_observe = open_observe

@@ -76,7 +76,7 @@ async def test_standing_query_blocks_no_query_and_frees_its_id(wire: Wire, real:
     await call.send(cancel=pb.RecallCancel(query_id="q"))
     failed = (await call.next()).failed
     assert (failed.query_id, unpacked(failed.status).reason) == ("q", "QUERY_CANCELLED")
-    await until(lambda: real.held().watchers == 0)
+    await until(lambda: real.memory_stats().watchers == 0)
     await observe(wire, "fact two")
     await call.query("q", "fact", limit=1)
     (last,) = await change(call)
@@ -116,7 +116,7 @@ async def test_closing_ends_it(wire: Wire, real: Any) -> None:
     await call.send(close=pb.RecallClose())
     assert await call.next() is None
     assert await call.call.code() is grpc.StatusCode.OK
-    assert real.held().watchers == 0
+    assert real.memory_stats().watchers == 0
 
 
 async def test_a_deleted_memory_fails_it_alone(wire: Wire, real: Any) -> None:

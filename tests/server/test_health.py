@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from memstream_server import observability
-from memstream_server.engine.engine import Serving
+from memstream_server.engine.status import Serving
 from memstream_server.observability import Metrics, MetricsEndpoint
 from memstream_server.rpc import health
 from memstream_server.rpc.health import Health

@@ -61,7 +61,7 @@ async def test_failing_scorer_is_seen_everywhere(make_server: MakeServer, openai
         assert f"insights gpt fails: {REFUSED}" in info.degraded
         assert (await status_of(client, "embedder")).state is ModelState.SERVING
         answer = await memory.recall_once("tea", reinforce=False)
-        assert answer.degraded == f"importance of what is new is the default, the scorer fails: {REFUSED}"
+        assert answer.degraded == f"new fragments have the default importance, the scorer fails: {REFUSED}"
         plain = await client.create_memory("status/plain", policy={"score_importance": False})
         await plain.observe_batch(["Bob likes tea"])
         assert (await plain.recall_once("tea")).degraded == ""

@@ -10,7 +10,6 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import passes
 from memstream_server.core.ranking import NearMiss, Scored, Stage
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.engine.engine import Info
 from memstream_server.engine.errors import (
     CursorVoid,
     EngineError,
@@ -32,6 +31,7 @@ from memstream_server.engine.requests import (
     Refusal,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
+from memstream_server.engine.status import Info
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
@@ -59,7 +59,7 @@ class FakeSession:
         self._receiving: asyncio.Future[None] | None = None
         self._storing: asyncio.Future[None] | None = None
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
+    def take_slot(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     async def resume(self, known: int) -> Resumption:
@@ -129,12 +129,12 @@ class FakeSession:
         self._producer.stored = max(self._producer.stored, last)
         self.news.set()
 
-    def progress(self) -> Progress:
+    def take_progress(self) -> Progress:
         if self._error is not None:
             raise self._error
         return self._progress()
 
-    async def reached(self, level: AckLevel, sequence: int) -> Progress:
+    async def wait_for_level(self, level: AckLevel, sequence: int) -> Progress:
         while (self._producer.received if level is AckLevel.RECEIVED else self._producer.stored) < sequence:
             await self.news.wait()
             self.news.clear()
@@ -204,7 +204,7 @@ class FakeEngine:
         state = memory.producers.setdefault(producer, FakeProducer()) if producer else FakeProducer()
         session = FakeSession(self, memory, state)
         await session.submit(first_sequence, items)
-        return await session.reached(level, first_sequence + len(items) - 1)
+        return await session.wait_for_level(level, first_sequence + len(items) - 1)
 
     def store(self, memory: FakeMemory, number: int, item: NewObservation) -> Outcome:
         """Store one observation directly in long-term."""

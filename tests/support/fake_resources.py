@@ -67,12 +67,12 @@ class FakeMemories:
     async def get(self, namespace: str, name: str) -> MemoryRecord:
         return self._engine.find(namespace, name).record
 
-    async def page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+    async def list_page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
         here = [name for space, name in self._engine.held if space == namespace and name.startswith(prefix)]
         names = sorted(name for name in here if name > after)
         return [self._engine.held[namespace, name].record for name in names[:limit]]
 
-    async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         spaces = [space for space, _ in self._engine.held]
         return [(space, spaces.count(space)) for space in sorted(set(spaces)) if space > after][:limit]
 
@@ -99,7 +99,7 @@ class FakeMemories:
         del self._engine.held[namespace, name]
         self._engine.keep(answer)
 
-    async def statistics(self, namespace: str, name: str) -> Statistics:
+    async def get_statistics(self, namespace: str, name: str) -> Statistics:
         memory = self._engine.find(namespace, name)
         return Statistics(memory.record.revision, Counts(long_term=len(memory.fragments)), True, 1)
 
@@ -117,10 +117,10 @@ class FakeFragments:
                 return fragment, "", memory.record.revision
         raise FragmentNotFound(f"there is no fragment {id or external_id}", id=id or external_id)
 
-    async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+    async def read_many(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
         return [fragment for fragment in self._engine.find(namespace, name).fragments if fragment.id in ids]
 
-    async def page(
+    async def list_page(
         self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
     ) -> tuple[list[Fragment], int | None, int, str]:
         memory = self._engine.find(namespace, name)

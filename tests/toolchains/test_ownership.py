@@ -430,13 +430,13 @@ async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
 
         monkeypatch.setattr(store, write, armed)
         monkeypatch.setattr(database, "commit", unanswered)
-        asked = Operation(engine._runtime.ids.next(), "reindex", "", "", '{"embed": false}')
+        asked = Operation(engine._runtime.ids.next_id(), "reindex", "", "", '{"embed": false}')
         if write == "claim":
             await store.create(asked)
         else:
             asked = await engine.reindexing.start(embed=False)
         async with asyncio.timeout(30):
-            assert (await engine.operations.finished(asked.id)).state is OperationState.SUCCEEDED
+            assert (await engine.operations.wait_for_end(asked.id)).state is OperationState.SUCCEEDED
         assert not cut
         assert engine.ownership.number != number
 
@@ -453,7 +453,7 @@ async def test_the_index_is_written_by_one_engine_and_followed_by_the_others(url
         session = await two.open_observe("comedy", "joy", "p")
         items = [NewObservation(content=f"words {n}", digest=bytes([n] * 16)) for n in range(20)]
         await session.submit(1, items)
-        await asyncio.wait_for(session.reached(AckLevel.INDEXED, 20), 60)
+        await asyncio.wait_for(session.wait_for_level(AckLevel.INDEXED, 20), 60)
         session.close()
         uid = (await two.memories.get("comedy", "joy")).uid
         assert await index.count(uid) == 20

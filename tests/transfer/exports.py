@@ -20,7 +20,7 @@ def ulid(number: int) -> str:
 
 
 def memory(name: str = "joy", fragments: int = 0, **said: Any) -> dict[str, Any]:
-    policy = json.loads(lines.encoded(lines.policy_line(DEFAULT)))
+    policy = json.loads(lines.encode_line(lines.policy_line(DEFAULT)))
     return {
         "type": "memory",
         "namespace": "ns",

@@ -45,14 +45,14 @@ def speaks(language: str) -> bool:
 
 
 def terms(rename: str = "") -> Terms:
-    return Terms(dimension=4, model="tiny", name_bytes_max=128, speaks=speaks, rename=rename)
+    return Terms(dimension=4, model="tiny", name_bytes_max=128, has_stemmer=speaks, rename=rename)
 
 
 def checked(said: list[bytes], rename: str = "") -> Summary:
     checker = Checker(terms(rename))
     for line in said:
-        checker.line(line.removesuffix(b"\n"))
-    return checker.summary()
+        checker.check_line(line.removesuffix(b"\n"))
+    return checker.summarize_export()
 
 
 def with_a_gap() -> list[bytes]:
@@ -76,7 +76,7 @@ def policy_with(**said: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
-    "nothing": (list, 1, "cut"),
+    "nothing": (list, 1, "incomplete"),
     "not an export": (lambda: [b"hello\n"], 1, "first line"),
     "an array": (lambda: [b"[1]\n"], 1, "first line"),
     "another format": (changed(0, format="other"), 1, "first line"),
@@ -139,14 +139,14 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a policy out of bounds": (changed(1, policy=policy_with(importance_default=7)), 2, "importance_default"),
     "a policy field nobody knows": (changed(1, policy=policy_with(colour=7)), 2, "colour"),
     "a policy without a profile": (changed(1, policy={"language": "english"}), 2, "policy"),
-    "fewer fragments than announced": (changed(1, fragments=4), 6, "announced"),
+    "fewer fragments than announced": (changed(1, fragments=4), 6, "announces"),
     "a fragment of no memory": (with_line(8, fragment(1)), 9, "fragment"),
     "a message of no conversation": (with_line(2, message(1)), 3, "message"),
     "a message behind the plans": (with_line(11, message(3)), 12, "message"),
     "a message again": (changed(9, number=1), 10, "number"),
     "a message above the last number": (changed(9, number=3), 10, "number"),
     "a plan in no state": (changed(10, state="lost"), 11, "state"),
-    "fewer messages than announced": (changed(7, messages=3, last_number=3), 12, "announced"),
+    "fewer messages than announced": (changed(7, messages=3, last_number=3), 12, "announces"),
     "a message between is missing": (with_a_gap, 10, "must be 2"),
     "the last message is missing": (changed(7, last_number=3), 12, "end at 2"),
     "completed before its last message": (changed(7, completed=True, completions=1), 8, "completed_number"),
@@ -179,7 +179,7 @@ def test_a_whole_export_is_what_it_says() -> None:
 def test_an_export_cut_at_any_line_is_refused(kept: int) -> None:
     said = ended(whole())
     assert len(said) == 12
-    with pytest.raises(Malformed, match="cut"):
+    with pytest.raises(Malformed, match="incomplete"):
         checked(said[:kept])
 
 
@@ -193,12 +193,12 @@ def test_what_is_kept_of_a_fragment_is_a_few_bytes() -> None:
     """A checker never holds lines: 4,000 fragments of 2 KB each leave it below a twentieth of them."""
     checker = Checker(terms())
     count, text = 4_000, "x" * 2_000
-    checker.line(raw_lines([HEADER])[0])
-    checker.line(raw_lines([memory(fragments=count)])[0])
+    checker.check_line(raw_lines([HEADER])[0])
+    checker.check_line(raw_lines([memory(fragments=count)])[0])
     tracemalloc.start()
     try:
         for number in range(count):
-            checker.line(raw_lines([fragment(number, content=text, external_id=f"k{number}")])[0])
+            checker.check_line(raw_lines([fragment(number, content=text, external_id=f"k{number}")])[0])
         assert tracemalloc.get_traced_memory()[1] < count * 100
     finally:
         tracemalloc.stop()
@@ -212,17 +212,17 @@ def test_policies_come_back_as_they_went() -> None:
 @pytest.mark.parametrize("profile", [DEFAULT, DBGPT], ids=lambda policy: policy.profile)
 def test_missing_policy_fields_take_the_profiles_default(profile: Policy) -> None:
     policy = replace(profile, language="german", recall=replace(profile.recall, limit=7, fold=False))
-    line = memory() | {"policy": json.loads(lines.encoded(lines.policy_line(policy)))}
+    line = memory() | {"policy": json.loads(lines.encode_line(lines.policy_line(policy)))}
     del line["policy"]["recall"]["fold"]  # an export from before folding existed
     del line["policy"]["wait_for_models"]
     del line["policy"]["retention"]
-    found = lines.decoded(raw_lines([line])[0])
+    found = lines.decode_line(raw_lines([line])[0])
     assert isinstance(found, lines.MemoryLine)
     assert lines.policy_of(found.policy) == replace(policy, recall=replace(policy.recall, fold=profile.recall.fold))
 
 
 def test_the_schema_that_is_shipped_is_that_of_the_code() -> None:
-    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == lines.schema()
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == lines.build_schema()
 
 
 def test_the_schema_knows_good_lines_from_bad_ones() -> None:

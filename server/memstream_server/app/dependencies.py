@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 from memstream_server.app.measuring import EngineMetrics
 from memstream_server.app.models import Models
-from memstream_server.engine.memory.enrich import Gatherer
+from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.dependencies import EngineModels, EngineParts, Runtime, Storage
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
-from memstream_server.engine.runtime.fair_scheduler import Turns
+from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.observability import Metrics
 from memstream_server.ports.index import VectorIndex
@@ -54,14 +54,14 @@ def engine_parts(
             insights=models.insights and tracing.traced(models.insights, "insights"),
             reranker=models.reranker and tracing.traced(models.reranker, "reranker"),
         )
-    turns = Turns()
+    turns = FairScheduler()
     embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
     return EngineParts(
         Storage(stored, index, journal.operations, journal.conversations, journal.processes),
         EngineModels(
             analyzer,
             embeddings,
-            Gatherer(analyzer, embeddings, seen.scorer, limits, turns),
+            Enricher(analyzer, embeddings, seen.scorer, limits, turns),
             insights=seen.insights,
             reranking=_reranking(seen.reranker, settings),
             statuses=seen.statuses,

@@ -45,8 +45,8 @@ async def open_index(settings: Settings) -> VectorIndex:
 async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
     """The models, with the model of the current space first: the next model once it has embedded everything."""
     recorded = await journal.space()
-    if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
-        embedding = (await models.next.embedding(recorded)).model
+    if recorded is not None and models.next is not None and await models.next.find_name() == recorded.model:
+        embedding = (await models.next.make_embedding(recorded)).model
         return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
     return models, *await space_of(journal, models.embedder, settings)
 

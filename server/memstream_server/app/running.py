@@ -111,7 +111,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         if endpoint is not None:
             endpoint.answer_probes(server.serves)
         await _start_http(server, settings)
-        await engine.ownership.announce(settings.advertise or address)
+        await engine.ownership.announce_address(settings.advertise or address)
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
@@ -142,7 +142,7 @@ async def _start_http(server: RpcServer, settings: Settings) -> None:
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
     """Samples the engine's gauges once a second."""
     while True:
-        held = engine.held()
+        held = engine.memory_stats()
         metrics.backlog.set(held.backlog)
         metrics.sessions.set(held.sessions)
         metrics.producers.set(held.producers)

@@ -27,7 +27,7 @@ from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.transfer import progress_bar
 from memstream_server.core.policy import PROFILES, Profile
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.operations.transfer.lines import End, encoded
+from memstream_server.engine.operations.transfer.lines import End, encode_line
 from memstream_server.ports.index import IndexUnavailable
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ async def _build_export(
         tell(found.fragments)
     if found != expected:
         raise Failure("the collection changed during the run, so nothing was adopted: run the command again")
-    yield encoded(
+    yield encode_line(
         End(
             memories=1,
             fragments=found.fragments,

@@ -22,8 +22,8 @@ from memstream_server.engine.operations.transfer.lines import (
     FragmentLine,
     Header,
     MemoryLine,
-    decoded,
-    encoded,
+    decode_line,
+    encode_line,
     policy_line,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
@@ -106,7 +106,7 @@ def header_lines(adoption: Adoption, server: str, kind: MemoryKind, policy: Poli
         reflection_aggregate=0.0,
         fragments=fragments,
     )
-    return encoded(header) + encoded(memory)
+    return encode_line(header) + encode_line(memory)
 
 
 def fragment_line(row: Mapping[str, Any], position: int, adoption: Adoption) -> bytes | None:
@@ -144,9 +144,9 @@ def _encode_checked(line: FragmentLine, name_bytes_max: int) -> bytes:
         size = len(getattr(line, name).encode())
         if name_bytes_max and size > name_bytes_max:
             raise ValueError(f"its {name} has {size:,} bytes, the server allows {name_bytes_max:,}")
-    raw = encoded(line)
+    raw = encode_line(line)
     try:
-        decoded(raw)
+        decode_line(raw)
     except msgspec.ValidationError as error:
         text, _, field = str(error).rstrip("`").partition(" - at `$.")
         raise ValueError(f"its {field}: {text[:1].lower()}{text[1:]}") from error

@@ -1,4 +1,4 @@
-"""The server's behaviour: finds a memory's actor and passes it the work. Knows ports and core only.
+"""The server's behaviour: finds a memory's actor and passes it the work. Imports ports and core only.
 
 engine: the front that the rpcs call; starts and stops the background tasks
 memories: memories as resources: create, clone, read, change, delete
@@ -8,8 +8,9 @@ lifecycle: update, forget, restore and clear, each one decision in the memory's 
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees
+status: models, stores, use of RAM, and what works now
 settings: limits, lease times and transfer settings
-memory: one active memory, its actor and its way in (a package)
+memory: one active memory: its actor, its ingest, its working set (a package)
 recall: answers queries (a package)
 background: indexing, jobs, retention (a package)
 operations: long-running operations, exports and imports (a package)

@@ -1,6 +1,6 @@
-"""Conversations as the wire calls them: the store's errors as the engine's, its times, and watching.
+"""Conversations for the rpcs: maps store errors to engine errors, sets times, and notifies watches.
 
-A watch ends when its conversation is completed: now, before it began, or (the conversation is open again) in between.
+A watch ends when its conversation is completed: already, later, or in between if the conversation was reopened since.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
 PAGE = 256
-"""Messages a watch reads at once."""
+"""Messages that a watch reads at once."""
 
 
 class Conversations:
     """All conversations. Methods raise ConversationNotFound, StorageIsFull, JournalUnavailable.
 
-    JournalUnavailable also where a request_id was answered meanwhile: rpc/idempotency.py serves that answer.
+    They raise JournalUnavailable also if a concurrent call has answered the request_id: rpc/idempotency.py then returns
+    that answer.
     """
 
     def __init__(self, store: ConversationStore, journal: Journal, clock: Clock, quiet_s: float = 5.0) -> None:
-        """quiet_s: after so long a watch looks by itself, as what another process wrote wakes nobody here."""
+        """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one."""
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -55,65 +56,65 @@ class Conversations:
         self._writing: set[asyncio.Task[Any]] = set()
 
     async def stored_answer(self, request: str) -> Answer | None:
-        """The answer a request_id got before."""
-        return await _answered(self._journal.answer(request))
+        """The earlier answer to a request_id."""
+        return await _map_errors(self._journal.answer(request))
 
-    async def append(
+    async def append_message(
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
-        """The message with its number and times; watchers are told."""
+        """The message with its number and times. Wakes the watches."""
         writing = self._store.append(conversation, message, self._clock.now_us(), answer)
-        return await self._telling(conversation, writing)
+        return await self._write_shielded(conversation, writing)
 
-    async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """Ascending by number."""
-        return await _answered(self._store.messages(conversation, query))
+        return await _map_errors(self._store.messages(conversation, query))
 
     async def last_message(self, conversation: ConversationName) -> Message:
-        """The one of the highest number."""
-        return await _answered(self._store.last_message(conversation))
+        """The message with the highest number."""
+        return await _map_errors(self._store.last_message(conversation))
 
     async def complete(self, conversation: ConversationName, answer: AnswerOf[None] = None) -> None:
-        """Watchers end. Makes the conversation if need be: they may wait for one that never got a message."""
-        await self._telling(conversation, self._store.complete(conversation, self._clock.now_us(), answer))
+        """End the watches. Creates the conversation if necessary: a watch may wait for one without messages."""
+        await self._write_shielded(conversation, self._store.complete(conversation, self._clock.now_us(), answer))
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        """How many they were."""
-        return await _answered(self._store.delete_messages(conversation, answer))
+        """Returns how many were deleted."""
+        return await _map_errors(self._store.delete_messages(conversation, answer))
 
     async def save_plans(
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
     ) -> tuple[Plan, ...]:
-        """The plans with their times; one of an existing number replaces it."""
-        return await _answered(self._store.save_plans(conversation, plans, self._clock.now_us(), answer))
+        """The plans with their times. A plan with an existing number replaces it."""
+        return await _map_errors(self._store.save_plans(conversation, plans, self._clock.now_us(), answer))
 
-    async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+    async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         """Ascending by number."""
-        return await _answered(self._store.plans(conversation, query))
+        return await _map_errors(self._store.plans(conversation, query))
 
     async def change_plan(
         self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
     ) -> Plan:
-        """The plan as changed."""
-        return await _answered(self._store.change_plan(conversation, number, change, self._clock.now_us(), answer))
+        """The changed plan."""
+        return await _map_errors(self._store.change_plan(conversation, number, change, self._clock.now_us(), answer))
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        """How many they were."""
-        return await _answered(self._store.remove_plans(conversation, answer))
+        """Returns how many were removed."""
+        return await _map_errors(self._store.remove_plans(conversation, answer))
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
-        """Pages of messages after a number as they come; returns when the conversation is completed."""
+        """Pages of messages after a number, as they arrive; returns when the conversation is completed."""
         news = asyncio.Event()
         self._waiting[conversation].add(news)
         try:
             before: Status | None = None
             while True:
                 news.clear()
-                # The status first: a page that is read after it has every message that it speaks of.
-                status = await _answered(self._store.status(conversation))
+                # The status is read first: a later page contains every message that it counts.
+                status = await _map_errors(self._store.status(conversation))
                 before = before or status
                 ended = status.completed or status.completions > before.completions
-                page = await self._page(conversation, after, status)
+                page = await self._read_page(conversation, after, status)
                 shown = [message for message in page if not ended or message.number <= status.completed_number]
                 if shown:
                     after = shown[-1].number
@@ -121,43 +122,43 @@ class Conversations:
                 if ended and (len(page) < PAGE or len(shown) < len(page)):
                     return
                 if len(page) < PAGE:
-                    await _woken(news, self._quiet_s)
+                    await _wait_for_news(news, self._quiet_s)
         finally:
             self._waiting[conversation].discard(news)
             if not self._waiting[conversation]:
                 del self._waiting[conversation]
 
-    async def _page(self, conversation: ConversationName, after: int, status: Status) -> list[Message]:
+    async def _read_page(self, conversation: ConversationName, after: int, status: Status) -> list[Message]:
         if status.last_number <= after:
             return []
-        return await self.messages(conversation, MessageQuery(after=after, limit=PAGE))
+        return await self.list_messages(conversation, MessageQuery(after=after, limit=PAGE))
 
-    async def _telling(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
-        telling = asyncio.create_task(self._told(conversation, writing))
+    async def _write_shielded(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
+        telling = asyncio.create_task(self._write_and_notify(conversation, writing))
         self._writing.add(telling)
         telling.add_done_callback(self._writing.discard)
-        return await asyncio.shield(telling)  # watchers are told, whoever waits for it
+        return await asyncio.shield(telling)  # the watches are notified even if the caller is cancelled
 
-    async def _told(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
-        written = await _answered(writing)
+    async def _write_and_notify(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
+        written = await _map_errors(writing)
         for event in self._waiting.get(conversation, ()):
             event.set()
         return written
 
 
-async def _answered(work: Awaitable[T]) -> T:
-    """The store's refusals as the engine's."""
+async def _map_errors(work: Awaitable[T]) -> T:
+    """Raise the store's errors as engine errors."""
     try:
         return await work
     except NotThere as error:
         raise ConversationNotFound(str(error), conversation=error.conversation.name) from error
     except StorageFull as error:
         raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
-    except JournalError as error:  # Conflict included: its answer is there by now, and will be served
+    except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
         raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error
 
 
-async def _woken(news: asyncio.Event, quiet_s: float) -> None:
+async def _wait_for_news(news: asyncio.Event, quiet_s: float) -> None:
     try:
         async with asyncio.timeout(quiet_s):
             await news.wait()

@@ -1,4 +1,4 @@
-"""What the engine refuses, each with the name of its memstream.v1.ErrorReason; rpc/errors.py maps them to statuses."""
+"""The engine's errors, each with the name of its memstream.v1.ErrorReason; rpc/errors.py maps them to statuses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FieldViolation:
 
 
 class EngineError(Exception):
-    """Base. `reason` is a name of memstream.v1.ErrorReason, `details` goes into ErrorInfo.metadata.
+    """Base class. `reason` is a name of memstream.v1.ErrorReason; `details` becomes ErrorInfo.metadata.
 
-    The details of an error have all of `keys`, perhaps some of `optional_keys`, and no others: error.proto documents
-    them and a test compares. The message goes to the caller: it repeats nothing that a database or an endpoint said.
+    The details contain all `keys`, perhaps some `optional_keys`, and nothing else: error.proto documents them and a
+    test compares. The caller sees the message, so it never quotes a database or an endpoint.
     """
 
     reason = "INTERNAL"
@@ -53,7 +53,7 @@ class InvalidField(EngineError):
 
 
 class ProtocolViolation(EngineError):
-    """Stream messages came in an order the contract does not allow."""
+    """Stream messages came in an order that the contract does not allow."""
 
     reason = "PROTOCOL_VIOLATION"
 
@@ -66,14 +66,14 @@ class SequenceGap(EngineError):
 
 
 class SequenceConflict(EngineError):
-    """A number came again with other content."""
+    """A number was reused with other content."""
 
     reason = "SEQUENCE_CONFLICT"
     keys = ("sequence",)
 
 
 class MemoryNotFound(EngineError):
-    """No memory of that name."""
+    """There is no memory of that name."""
 
     reason = "MEMORY_NOT_FOUND"
     keys: ClassVar[tuple[str, ...]] = ("namespace", "memory")
@@ -87,7 +87,7 @@ class MemoryDeleted(MemoryNotFound):
 
 
 class MemoryExists(EngineError):
-    """A memory of that name exists; to an import also a conversation."""
+    """A memory of that name exists; for an import also a conversation."""
 
     reason = "MEMORY_EXISTS"
     keys = ("namespace",)
@@ -95,59 +95,59 @@ class MemoryExists(EngineError):
 
 
 class FragmentNotFound(EngineError):
-    """No fragment of that id or key."""
+    """There is no fragment with that id or external id."""
 
     reason = "FRAGMENT_NOT_FOUND"
     keys = ("id",)
 
 
 class ConversationNotFound(EngineError):
-    """No such conversation, message or plan."""
+    """There is no such conversation, message or plan."""
 
     reason = "CONVERSATION_NOT_FOUND"
     keys = ("conversation",)
 
 
 class OperationNotFound(EngineError):
-    """No operation of that id, or it ended long ago."""
+    """There is no operation with that id, or its record has expired."""
 
     reason = "OPERATION_NOT_FOUND"
     keys = ("id",)
 
 
 class RequestIdConflict(EngineError):
-    """A request_id came again with another request."""
+    """A request_id was reused with another request."""
 
     reason = "REQUEST_ID_CONFLICT"
 
 
 class QueryIdInUse(EngineError):
-    """A query of that id is in flight on the stream."""
+    """A query with that id is in flight on the stream."""
 
     reason = "QUERY_ID_IN_USE"
     keys = ("query_id",)
 
 
 class QueryTimeout(EngineError):
-    """A query's own time passed before its answer was there."""
+    """The query's timeout passed before its answer."""
 
     reason = "QUERY_TIMEOUT"
 
 
 class QueryCancelled(EngineError):
-    """The client gave the query up."""
+    """The client cancelled the query."""
 
     reason = "QUERY_CANCELLED"
 
 
 class AlreadyAnswered(EngineError):
-    """A repeat overtook the call it repeats, which was answered meanwhile: its answer is there to be served."""
+    """A concurrent repeat of the request has stored an answer; the caller gets that answer."""
 
     reason = "JOURNAL_UNAVAILABLE"
 
 
 class EtagMismatch(EngineError):
-    """The etag given is not the current one."""
+    """The etag is not the current one."""
 
     reason = "ETAG_MISMATCH"
     keys = ("etag",)
@@ -166,18 +166,18 @@ class BacklogFull(EngineError):
 
 
 class WindowExceeded(EngineError):
-    """More was sent than the window granted allows."""
+    """The client sent more than its flow-control window allows."""
 
     reason = "WINDOW_EXCEEDED"
 
 
 class QuotaExceeded(EngineError):
-    """A quota is used up. `quota` and `limit` among the details name it and tell how much it is."""
+    """A quota is exhausted. The details `quota` and `limit` give its name and value."""
 
     reason = "QUOTA_EXCEEDED"
     keys = ("quota", "limit")
-    told_in_s = 0.0
-    """How long the caller is to wait for the refusal itself."""
+    refusal_delay_s = 0.0
+    """How long the server delays the refusal."""
 
 
 class StorageIsFull(EngineError):
@@ -187,37 +187,37 @@ class StorageIsFull(EngineError):
 
 
 class JournalUnavailable(EngineError):
-    """The journal cannot be written now, or a write's outcome is unknown."""
+    """The journal cannot be written now, or the outcome of a write is unknown."""
 
     reason = "JOURNAL_UNAVAILABLE"
     optional_keys = ("incident",)
 
 
 class ModelDown(EngineError):
-    """A model this call needs does not answer."""
+    """A model that the call needs does not answer."""
 
     reason = "MODEL_UNAVAILABLE"
 
 
 class ModelMismatch(EngineError):
-    """The store's vectors are of another model than the server's."""
+    """The stored vectors belong to another model than the server's."""
 
     reason = "MODEL_MISMATCH"
 
 
 class KindMismatch(EngineError):
-    """The memory's kind has not the tier asked for."""
+    """The memory's kind lacks the requested tier."""
 
     reason = "KIND_MISMATCH"
 
 
 class ShuttingDown(EngineError):
-    """The server is going away."""
+    """The server is shutting down."""
 
     reason = "SHUTTING_DOWN"
 
 
-# The three that follow have the detail `begun` where what was asked may have been done.
+# The next three have the detail `begun` if the call may have had an effect.
 
 
 class OwnedElsewhere(EngineError):
@@ -228,14 +228,14 @@ class OwnedElsewhere(EngineError):
 
 
 class LeaseLost(EngineError):
-    """This server may not answer for the memories it had: its lease ran out, or its connection was lost."""
+    """This server no longer owns its memories: the lease expired, or its connection was lost."""
 
     reason = "OWNER_UNAVAILABLE"
     optional_keys = ("begun",)
 
 
 class OwnerUnreachable(EngineError):
-    """The server that owns the memory cannot be reached, or ended while it was asked."""
+    """The owner of the memory cannot be reached, or ended during the call."""
 
     reason = "OWNER_UNAVAILABLE"
     optional_keys = ("begun",)
@@ -249,13 +249,13 @@ class RevisionNotReached(EngineError):
 
 
 class CursorVoid(EngineError):
-    """The cursor is of an earlier memory of that name."""
+    """The cursor belongs to an earlier memory of that name."""
 
     reason = "CURSOR_VOID"
 
 
 class CursorCompacted(EngineError):
-    """Events that old are no longer kept."""
+    """Events that old have been pruned."""
 
     reason = "CURSOR_COMPACTED"
     keys = ("oldest_revision",)
@@ -269,16 +269,16 @@ class CapabilityMissing(EngineError):
 
 
 QUOTA_RETRY_S = 60.0
-"""When to ask again whether something was deleted: a quota of what is kept is not given back by waiting."""
+"""Retry delay for quotas of stored data: waiting frees nothing, only a deletion does."""
 
 
-DISK_FULL = "the journal's disk is nearly full: reads go on, writes are refused until there is room"
+DISK_FULL = "the journal's disk is nearly full: reads work, writes are refused until there is space"
 NOT_WRITTEN = "the journal cannot be written now: try again"
 NOT_READ = "the journal cannot be read now: try again"
 
 
 def namespace_full(error: NamespaceFull) -> QuotaExceeded:
-    """What a caller is told who would make one memory too many."""
+    """The error for a caller that would create one memory too many."""
     return QuotaExceeded(
         f"{error}: delete one, or use another namespace",
         retry_after_s=QUOTA_RETRY_S,
@@ -287,8 +287,8 @@ def namespace_full(error: NamespaceFull) -> QuotaExceeded:
     )
 
 
-async def written(writing: Awaitable[T]) -> T:
-    """A journal write with its refusals as the engine's."""
+async def map_write_errors(writing: Awaitable[T]) -> T:
+    """Await a journal write and raise its errors as engine errors."""
     try:
         return await writing
     except StorageFull as error:
@@ -298,6 +298,6 @@ async def written(writing: Awaitable[T]) -> T:
     except NamespaceFull as error:
         raise namespace_full(error) from error
     except Conflict as error:
-        raise MemoryDeleted("the memory was deleted meanwhile") from error
+        raise MemoryDeleted("the memory was deleted") from error
     except JournalError as error:
         raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error

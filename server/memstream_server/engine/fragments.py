@@ -1,4 +1,4 @@
-"""Fragments as resources: read, put, changed, forgotten, restored, cleared."""
+"""Fragments as resources: read, put, change, forget, restore, clear."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.registry import Registry
 
 PAGE = 200
-"""Fragments read at once while a filter is applied."""
+"""Fragments read at once to apply a filter."""
 
 
 class Fragments:
-    """Those of every memory."""
+    """The fragments of all memories."""
 
     def __init__(self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry) -> None:
         self._storage = storage
@@ -35,44 +35,47 @@ class Fragments:
         self._registry = registry
 
     async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
-        """(fragment, merged text of a promoted one, the memory's revision). Raises FragmentNotFound."""
-        record = await self._registry.record(namespace, name)
+        """(fragment, merged text if it was promoted, the memory's revision). Raises FragmentNotFound."""
+        record = await self._registry.read_record(namespace, name)
         if external_id:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
                 actor.raise_if_failed()
-                self._registry.ownership.check()
-        found = await self._found(record, [id]) if id else []
+                self._registry.ownership.check_lease()
+        found = await self._read_unexpired(record, [id]) if id else []
         if not found:
             key = external_id or id
             raise FragmentNotFound(f"there is no fragment {key!r} in {namespace}/{name}", id=key)
-        return found[0], await self._merged(record, found[0]), record.revision
+        return found[0], await self._merged_text(record, found[0]), record.revision
 
-    async def _merged(self, record: MemoryRecord, fragment: Fragment) -> str:
-        """The text of a promoted fragment with its enhancers', each once. Derived, so that no text is stored twice.
+    async def _merged_text(self, record: MemoryRecord, fragment: Fragment) -> str:
+        """The text of a promoted fragment followed by its enhancers', each once. Derived on read, so no text is stored
+        twice.
 
-        An enhancer received before the anchor was a recollection, whose text is not merged.
+        An enhancer that was received before the anchor was a recollection, and its text is not merged.
         """
         if record.policy.short_term.merge_content or not fragment.sources:
             return ""
-        sources = await self._found(record, fragment.sources)
-        told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
-        return merged_text(fragment, told, recollections=False)
+        sources = await self._read_unexpired(record, fragment.sources)
+        enhancements = tuple(
+            Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources
+        )
+        return merged_text(fragment, enhancements, recollections=False)
 
-    async def read(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
-        """Those of the ids that exist."""
-        return await self._found(await self._registry.record(namespace, name), ids)
+    async def read_many(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+        """The existing ones of these ids."""
+        return await self._read_unexpired(await self._registry.read_record(namespace, name), ids)
 
-    async def _found(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
-        """Those of the ids that exist and have not expired."""
+    async def _read_unexpired(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
+        """The existing ones of these ids that have not expired."""
         there = await self._journal.fragments(record.uid, ids)
         return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
-    async def page(
+    async def list_page(
         self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
     ) -> tuple[list[Fragment], int | None, int, str]:
-        """(fragments in order of receipt, where the next page starts or None, revision, memory uid)."""
-        record = await self._registry.record(namespace, name)
+        """(fragments in order of receipt, start of the next page or None, revision, memory uid)."""
+        record = await self._registry.read_record(namespace, name)
         found: list[Fragment] = []
         while True:
             query = FragmentQuery(
@@ -86,7 +89,7 @@ class Fragments:
             )
             page = await self._journal.list_fragments(record.uid, query)
             now_us = self._runtime.clock.now_us()
-            # Of the forgotten those that have expired are listed, too: they wait to be erased.
+            # A list of forgotten fragments includes expired ones: they wait to be erased.
             for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
                 if passes(fragment, chosen):
                     found.append(fragment)
@@ -99,41 +102,41 @@ class Fragments:
     async def put(
         self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
     ) -> Put:
-        """Observe, or update the fragment of that external_id. Raises EtagMismatch."""
+        """Observe, or update the fragment with that external_id. Raises EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
             return await putting.put(actor, new, etag, self._storage, self._models, self._runtime, once)
 
     async def update(
         self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None
     ) -> tuple[Fragment, int]:
-        """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
+        """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.update(actor, change, self._storage, self._models, self._runtime, once)
 
     async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
-        """By ids or by filter. Restorable within the policy's grace."""
+        """Forget by ids or filter. Can be undone during the policy's grace period."""
         async with self._registry.use(namespace, name) as actor:
-            ids = await self._ids(actor, which, forgotten=False)
+            ids = await self._select_ids(actor, which, forgotten=False)
             return await lifecycle.forget(actor, ids, self._storage, self._runtime, once)
 
     async def restore(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
-        """By ids or by filter. Raises ModelDown."""
+        """Restore by ids or filter. Raises ModelDown."""
         async with self._registry.use(namespace, name) as actor:
-            ids = await self._ids(actor, which, forgotten=True)
+            ids = await self._select_ids(actor, which, forgotten=True)
             return await lifecycle.restore(actor, ids, self._storage, self._models, self._runtime, once)
 
-    async def _ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
+    async def _select_ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
         if isinstance(which, Filter):
-            return await lifecycle.matching(actor.uid, which, forgotten, self._storage)
+            return await lifecycle.list_matching(actor.uid, which, forgotten, self._storage)
         return which
 
     async def clear(
         self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
     ) -> Changed:
-        """Fragments of these tiers leave for good; no tiers are all."""
+        """Remove the fragments of these tiers permanently; no tiers means all."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.clear(actor, tiers, self._storage, once)

@@ -1,10 +1,10 @@
-"""What happens to fragments by request: update, forget, restore, clear. Each is one decision in the memory's order.
+"""Changes of fragments by request: update, forget, restore, clear. Each is one decision in the memory's order.
 
-Rule 1. Values a decision needs from the journal are read inside that order, so nothing can change between reading and
-writing; what needs a model is asked before it.
-Rule 2. The answer to a request_id is committed with the change it tells of. A request for more than BATCH fragments is
-several decisions, so that streams go on between them; its answer is part of the last one, and a repeat after a crash in
-between goes on with what is left.
+Rule 1. A decision reads the journal within that order, so nothing changes between its read and its write. Models are
+called before it.
+Rule 2. The answer to a request_id is committed with the change that it describes. A request for more than BATCH
+fragments is split into several decisions, so that streams continue between them. Its answer is part of the last one,
+and a repeat after a crash does the rest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from memstream_server.core.values import Fragment, Held, Metadata, Structured, T
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
-from memstream_server.engine.memory.enrich import Gathered, compares_content, enhances_short_term
-from memstream_server.engine.recall.reinforcement import unpacked
+from memstream_server.engine.memory.enrich import EnrichedFragment, compares_content, enhances_short_term
+from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Deciding = Callable[["Actor"], Awaitable[tuple[Decision | None, Callable[[int], T]]]]
-"""What changes (None: nothing), and the call's result at the revision that makes it true."""
+"""Returns the decision (None: no change) and a function from the new revision to the call's result."""
 
 BATCH = 256
-"""Fragments changed by one decision."""
+"""Fragments changed per decision."""
 PAGE = 1_000
-"""Fragments read at once while a filter is applied."""
+"""Fragments read at once to apply a filter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FragmentChange:
-    """Asks for other values of one fragment; None keeps."""
+    """A change of one fragment; None keeps a value."""
 
     id: str
     content: str | None = None
     structured: Structured | None = None
-    """Given with its text as `content`; None with a content makes the fragment plain text."""
+    """Its text is `content`. None with a content makes the fragment plain text."""
     speaker: str | None = None
     importance: float | None = None
     metadata: Metadata | None = None
@@ -59,26 +59,28 @@ class FragmentChange:
     never_expires: bool = False
     pinned: bool | None = None
     vector: Vector | None = None
-    """The client's own vector of the new content."""
+    """The client's vector of the new content."""
     etag: str = ""
 
 
-async def decided(actor: Actor, once: Once[T] | None, storage: Storage, decide: Deciding[T]) -> T:
-    """Decide in the memory's order; what repeats are to be answered is committed with it.
+async def run_decision(actor: Actor, once: Once[T] | None, storage: Storage, decide: Deciding[T]) -> T:
+    """Decide in the memory's order, and commit the answer for repeats with the decision.
 
-    Raises AlreadyAnswered when a repeat overtook this call (its first try was cut off, and went on without a client).
+    Raises AlreadyAnswered if a repeat overtook this call, which had lost its client.
     """
     made: list[T] = []
 
-    async def answering(now: Actor) -> Decision | None:
+    async def decide_once(now: Actor) -> Decision | None:
         if once is not None and await storage.journal.answer(once.key) is not None:
-            raise AlreadyAnswered("this request was answered meanwhile; ask again for its answer", retry_after_s=0.1)
+            raise AlreadyAnswered(
+                "a concurrent repeat of this request was answered; repeat it to get that answer", retry_after_s=0.1
+            )
         decision, result_at = await decide(now)
         commits = decision is not None or once is not None
         made.append(result_at(now.revision + commits))
         return decision if once is None else replace(decision or Decision(), answer=once.answer(made[0]))
 
-    await actor.run(answering)
+    await actor.run(decide_once)
     return made[0]
 
 
@@ -90,18 +92,20 @@ async def update(
     runtime: Runtime,
     once: Once[tuple[Fragment, int]] | None = None,
 ) -> tuple[Fragment, int]:
-    """(the fragment as changed, revision). Raises FragmentNotFound, EtagMismatch."""
-    seen = await one(actor, change.id, storage, runtime)
-    made = await _gathered(actor, seen, change, storage, models) if _says_else(change) else None
+    """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch."""
+    seen = await read_fragment(actor, change.id, storage, runtime)
+    made = await _enrich_change(actor, seen, change, storage, models) if _changes_text(change) else None
 
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], tuple[Fragment, int]]]:
-        current = await one(now, change.id, storage, runtime)
+        current = await read_fragment(now, change.id, storage, runtime)
         if change.etag and change.etag != fragment_etag(current):
             raise EtagMismatch(f"fragment {change.id} has changed since; read it again", etag=fragment_etag(current))
         if made is not None and change.content is None and current.content != seen.content:
-            raise EtagMismatch(f"fragment {change.id} has just changed; ask again", etag=fragment_etag(current))
-        changed = _changed(current, change)
-        part = None if made is None else made.under(now.working.embedding.name)
+            raise EtagMismatch(
+                f"fragment {change.id} was changed during this call; try again", etag=fragment_etag(current)
+            )
+        changed = _apply_change(current, change)
+        part = None if made is None else made.in_space(now.working.embedding.name)
         if part is not None:
             changed = changed.but(model=part.fragment.model, own_vector=part.fragment.own_vector)
         state = now.working.state
@@ -111,15 +115,15 @@ async def update(
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
         return decision, lambda revision: (changed.but(version=revision), revision)
 
-    return await decided(actor, once, storage, decide)
+    return await run_decision(actor, once, storage, decide)
 
 
-def _says_else(change: FragmentChange) -> bool:
-    """Whether the change touches the text that is embedded and indexed."""
+def _changes_text(change: FragmentChange) -> bool:
+    """Whether the change affects the text that is embedded and indexed."""
     return change.content is not None or change.speaker is not None
 
 
-def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
+def _apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
     if change.content is not None:
         own = change.vector is not None
         fragment = fragment.but(content=change.content, structured=change.structured, token_count=0, own_vector=own)
@@ -140,25 +144,25 @@ def _changed(fragment: Fragment, change: FragmentChange) -> Fragment:
     return fragment if change.expire_time_us is None else fragment.but(ttl_us=None)
 
 
-async def _gathered(
+async def _enrich_change(
     actor: Actor, seen: Fragment, change: FragmentChange, storage: Storage, models: EngineModels
-) -> Gathered:
-    record, fragment = actor.working.record, _changed(seen, change)
+) -> EnrichedFragment:
+    record, fragment = actor.working.record, _apply_change(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
-    if change.content is None and seen.own_vector:  # nobody here can embed in the client's space
+    if change.content is None and seen.own_vector:  # the server cannot embed in the client's space
         own |= await stored_vectors(actor, [seen.id], storage)
     known, space = [fragment.importance], actor.working.embedding
-    return (await models.gatherer.gather([fragment], own, known, record, account_of(record), space))[0]
+    return (await models.enricher.enrich_fragments([fragment], own, known, record, account_of(record), space))[0]
 
 
 async def forget(
     actor: Actor, ids: Sequence[str], storage: Storage, runtime: Runtime, once: Once[Changed] | None = None
 ) -> Changed:
-    """Out of recall, restorable within the policy's grace. Ids that are not there or forgotten are passed over."""
+    """Remove fragments from recall; can be undone during the policy's grace period. Skips unknown and forgotten ids."""
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         now_us = runtime.clock.now_us()
-        fragments = drop_expired(await some(now, part, storage), now.working.record, now_us)
+        fragments = drop_expired(await read_fragments(now, part, storage), now.working.record, now_us)
         return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
 
     return await _in_batches(actor, ids, EventType.FORGOTTEN, storage, once, decide)
@@ -172,23 +176,23 @@ async def restore(
     runtime: Runtime,
     once: Once[Changed] | None = None,
 ) -> Changed:
-    """Back into recall. Ids that are not forgotten, or that have expired, are passed over. Raises ModelDown."""
+    """Bring forgotten fragments back. Skips ids that are not forgotten or have expired. Raises ModelDown."""
     vectors: dict[str, tuple[str, Vector]] = {}
     space = actor.working.embedding
-    for part in _parts(ids):
-        vectors |= await _content_vectors(actor, await some(actor, part, storage), storage, models)
+    for part in _split_ids(ids):
+        vectors |= await _content_vectors(actor, await read_fragments(actor, part, storage), storage, models)
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         usable = vectors if now.working.embedding is space else {}
-        there = drop_expired(await some(now, part, storage), now.working.record, runtime.clock.now_us())
-        held = [Held(found, _of_content(found, usable)) for found in there]
+        there = drop_expired(await read_fragments(now, part, storage), now.working.record, runtime.clock.now_us())
+        held = [Held(found, _vector_of_content(found, usable)) for found in there]
         return lifecycle.restore(now.working.state, held, now.working.record.policy)
 
     return await _in_batches(actor, ids, EventType.RESTORED, storage, once, decide)
 
 
 async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[Changed] | None = None) -> Changed:
-    """Empty these tiers for good, forgotten fragments of them included; no tiers are all. All of it or nothing."""
+    """Remove all fragments of these tiers permanently, including forgotten ones, in one commit. No tiers means all."""
     wanted = frozenset(tiers or Tier)
 
     async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
@@ -199,13 +203,13 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
             if id_ != GONE and id_ not in held
         ]
         transition = lifecycle.clear(now.working.state, outside, wanted)
-        return _decision(transition), lambda revision: Changed(len(transition.removed), revision)
+        return _decision_of(transition), lambda revision: Changed(len(transition.removed), revision)
 
-    return await decided(actor, once, storage, decide)
+    return await run_decision(actor, once, storage, decide)
 
 
-async def matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) -> list[str]:
-    """Ids of the fragments (of the forgotten ones) that pass, in order of receipt."""
+async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) -> list[str]:
+    """Ids of the fragments that pass the filter, in order of receipt; `forgotten` selects among the forgotten ones."""
     found: list[str] = []
     query = FragmentQuery(
         tiers=chosen.tiers,
@@ -226,47 +230,47 @@ async def matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) 
 async def _in_batches(
     actor: Actor,
     ids: Sequence[str],
-    told: EventType,
+    counted: EventType,
     storage: Storage,
     once: Once[Changed] | None,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Changed:
-    """The decisions of a request, the last one with its answer; counts the events of type `told`."""
-    parts = _parts(ids)
+    """Run the decisions of a request; the last one commits the answer. Counts the events of type `counted`."""
+    parts = _split_ids(ids)
     changed = Changed(0, actor.revision)
     for number, part in enumerate(parts, 1):
-        step = _counting(part, told, changed.count, decide)
-        changed = await decided(actor, once if number == len(parts) else None, storage, step)
+        step = _count_events(part, counted, changed.count, decide)
+        changed = await run_decision(actor, once if number == len(parts) else None, storage, step)
     return changed
 
 
-def _counting(
+def _count_events(
     part: Sequence[str],
-    told: EventType,
+    counted: EventType,
     before: int,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Deciding[Changed]:
-    async def step(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+    async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         transition = await decide(now, part)
-        count = before + sum(event.type is told for event in transition.events)
-        return _decision(transition), lambda revision: Changed(count, revision)
+        count = before + sum(event.type is counted for event in transition.events)
+        return _decision_of(transition), lambda revision: Changed(count, revision)
 
-    return step
+    return decide_part
 
 
-def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
-    """At least one, which may be empty: an answer is stored also where nothing changes."""
+def _split_ids(ids: Sequence[str]) -> list[Sequence[str]]:
+    """At least one part, which may be empty: the answer is stored even if nothing changes."""
     return [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)] or [()]
 
 
-def _decision(transition: Transition) -> Decision | None:
+def _decision_of(transition: Transition) -> Decision | None:
     return Decision(transition=transition) if transition.events else None
 
 
 async def _content_vectors(
     actor: Actor, fragments: Sequence[Fragment], storage: Storage, models: EngineModels
 ) -> dict[str, tuple[str, Vector]]:
-    """(content, vector to compare it by) of those that are forgotten, where short-term compares."""
+    """(content, vector for comparisons) of forgotten short-term fragments, if short-term compares."""
     record = actor.working.record
     gone = [found for found in fragments if found.forget_time_us is not None and found.tier is not Tier.LONG_TERM]
     if not gone or not enhances_short_term(record.kind, record.policy):
@@ -278,30 +282,30 @@ async def _content_vectors(
     if embedded:
         try:
             texts = [found.content for found in embedded]
-            rows = await models.gatherer.content_vectors(texts, record, actor.working.embedding)
+            rows = await models.enricher.embed_contents(texts, record, actor.working.embedding)
         except ModelUnavailable as error:
             raise ModelDown(f"the embedding model does not answer: {error.summary}", retry_after_s=1.0) from error
-        except ModelRefused:  # then they had none before either, and are compared with nobody
+        except ModelRefused:  # without vectors they are compared with no other fragment
             return {found.id: (found.content, vectors[found.id]) for found in gone if found.id in vectors}
         vectors |= {found.id: row for found, row in zip(embedded, rows, strict=True)}
     return {found.id: (found.content, vectors[found.id]) for found in gone if found.id in vectors}
 
 
-def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -> Vector | None:
-    """The vector made of what the fragment says now; None when it was changed meanwhile."""
+def _vector_of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -> Vector | None:
+    """The vector of the fragment's current content; None if the content has changed since."""
     content, vector = vectors.get(fragment.id, ("", None))
     return vector if content == fragment.content else None
 
 
 async def stored_vectors(actor: Actor, ids: Sequence[str], storage: Storage) -> dict[str, Vector]:
-    """The indexed vectors of these fragments, of those that have one."""
+    """The indexed vectors of those fragments that have one."""
     packed = await storage.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
-    found = {id_: unpacked(raw) for id_, raw in packed.items()}
+    found = {id_: unpack_vector(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}
 
 
-async def some(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragment]:
-    """The fragments as they are now: the held ones from RAM, whose counts are ahead of none."""
+async def read_fragments(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragment]:
+    """The current fragments: held ones from RAM, where the counts are up to date, others from the journal."""
     held = {held.fragment.id: held.fragment for held in (*actor.working.state.sensory, *actor.working.state.short_term)}
     outside = [id_ for id_ in dict.fromkeys(ids) if id_ not in held]
     read = {found.id: found for found in await storage.journal.fragments(actor.uid, outside)} if outside else {}
@@ -310,13 +314,13 @@ async def some(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragm
 
 
 def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
-    """Those that have not expired: the others are not found, also before maintenance has come to them."""
+    """Those that have not expired. Expired ones count as absent even before maintenance removes them."""
     return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
 
 
-async def one(actor: Actor, fragment_id: str, storage: Storage, runtime: Runtime) -> Fragment:
-    """The fragment as it is now. Raises FragmentNotFound."""
-    there = await some(actor, [fragment_id], storage)
+async def read_fragment(actor: Actor, fragment_id: str, storage: Storage, runtime: Runtime) -> Fragment:
+    """The current fragment. Raises FragmentNotFound."""
+    there = await read_fragments(actor, [fragment_id], storage)
     found = drop_expired(there, actor.working.record, runtime.clock.now_us())
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)

@@ -1,4 +1,4 @@
-"""Memories as resources: created, cloned, read, changed, deleted."""
+"""Memories as resources: create, clone, read, change, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.retention import expired
 from memstream_server.core.values import FragmentKind, Tier
-from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, written
+from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, map_write_errors
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.ports.journal.errors import AlreadyExists
@@ -29,7 +29,7 @@ PAGE = 500
 
 
 class Memories:
-    """All memories there are. `gone` is told the uid of each that was deleted."""
+    """All memories. Calls `gone` with the uid of each deleted one."""
 
     def __init__(
         self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, gone: Callable[[str], None]
@@ -52,13 +52,13 @@ class Memories:
             stored = None if answer is None else answer(record)
             most = self._runtime.limits.namespace_memories_max
             try:
-                await written(self._journal.create_memory(record, made, stored, most))
+                await map_write_errors(self._journal.create_memory(record, made, stored, most))
             except AlreadyExists:
                 existing = await self._journal.get_memory(new.namespace, new.name)
             else:
                 return record, True
         if existing is not None and new.exist_ok:
-            return await self._registry.record(new.namespace, new.name), False
+            return await self._registry.read_record(new.namespace, new.name), False
         raise MemoryExists(
             f"memory {new.namespace}/{new.name} exists; pass exist_ok to use it, or choose another name",
             namespace=new.namespace,
@@ -68,7 +68,7 @@ class Memories:
     def _new_record(self, new: NewMemory) -> MemoryRecord:
         now_us = self._runtime.clock.now_us()
         return MemoryRecord(
-            uid=self._runtime.ids.next(),
+            uid=self._runtime.ids.next_id(),
             namespace=new.namespace,
             name=new.name,
             kind=new.kind,
@@ -83,27 +83,29 @@ class Memories:
     async def clone(
         self, namespace: str, name: str, new_namespace: str, new_name: str, answer: AnswerOf | None = None
     ) -> MemoryRecord:
-        """A new memory of that kind, policy and labels, without content. Raises MemoryNotFound, MemoryExists."""
-        source = await self._registry.record(namespace, name)
+        """Create a memory with the same kind, policy and labels, without content. Raises MemoryNotFound,
+        MemoryExists.
+        """
+        source = await self._registry.read_record(namespace, name)
         new = NewMemory(new_namespace, new_name, source.kind, source.policy, source.labels)
         return (await self.create(new, answer))[0]
 
     async def get(self, namespace: str, name: str) -> MemoryRecord:
         """Raises MemoryNotFound."""
-        return await self._registry.record(namespace, name)
+        return await self._registry.read_record(namespace, name)
 
-    async def page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        """Ascending by name, after `after`, names that begin with `prefix`."""
+    async def list_page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+        """Memories in order of name, after `after`, with names that begin with `prefix`."""
         return await self._journal.list_memories(namespace, after, limit, prefix)
 
-    async def namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        """(namespace, memories) ascending, after `after`."""
+    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
+        """(namespace, number of memories), in order of namespace, after `after`."""
         return await self._journal.list_namespaces(after, limit)
 
     async def update(
         self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None
     ) -> MemoryRecord:
-        """The memory as changed. Raises EtagMismatch when `change.etag` is given and not current."""
+        """The changed memory. Raises EtagMismatch if `change.etag` is given and not current."""
         made: list[MemoryRecord] = []
         if change.policy is not None:
             await self._models.prepare_language(change.policy)
@@ -127,43 +129,43 @@ class Memories:
                     answer=None if answer is None else answer(after),
                     time_us=now_us,
                 )
-                return now.settle(decision)
+                return now.settle_tiers(decision)
 
             await actor.run(decide)
             return made[0]
 
     async def delete(self, namespace: str, name: str, etag: str = "", answer: Answer | None = None) -> None:
-        """The memory and all it holds are gone for good. Raises EtagMismatch, MemoryNotFound."""
-        record = await self._registry.record(namespace, name)
+        """Delete the memory and all its content permanently. Raises EtagMismatch, MemoryNotFound."""
+        record = await self._registry.read_record(namespace, name)
         _check_etag(etag, record)
-        deleting = asyncio.create_task(self.remove(record, answer))
+        deleting = asyncio.create_task(self.remove_memory(record, answer))
         self._deletions.add(deleting)
         deleting.add_done_callback(self._deletions.discard)
-        await asyncio.shield(deleting)  # once begun it ends, whoever waits for it
+        await asyncio.shield(deleting)  # the deletion completes even if the caller is cancelled
 
-    async def remove(self, record: MemoryRecord, answer: Answer | None = None) -> None:
-        """As `delete`; whoever gives up waiting for it cuts it off."""
+    async def remove_memory(self, record: MemoryRecord, answer: Answer | None = None) -> None:
+        """As `delete`, but a cancelled caller cancels it."""
         ownership = self._registry.ownership
-        with self._registry.deleting(record):
+        with self._registry.mark_deleting(record):
             try:
-                # Taken first where others could: else it would live on in the RAM of whoever takes it meanwhile.
-                epoch = await written(ownership.take(record.uid)) if ownership.shared else None
-                await written(self._journal.delete_memory(record.uid, answer, epoch))
-            except JournalUnavailable:  # it may have happened
-                self._registry.reread(record.uid)
+                # With a shared journal, take the memory first: otherwise its next owner could keep it in RAM.
+                epoch = await map_write_errors(ownership.take_memory(record.uid)) if ownership.shared else None
+                await map_write_errors(self._journal.delete_memory(record.uid, answer, epoch))
+            except JournalUnavailable:  # the deletion may have happened
+                self._registry.reread_memory(record.uid)
                 raise
-            self._registry.deleted(record)
+            self._registry.forget_deleted(record)
         self._gone(record.uid)
 
-    async def statistics(self, namespace: str, name: str) -> Statistics:
-        """How much the memory holds."""
-        record = await self._registry.record(namespace, name)
-        counts = await self._counts(record, self._runtime.clock.now_us())
+    async def get_statistics(self, namespace: str, name: str) -> Statistics:
+        """Fragment counts and the size in RAM."""
+        record = await self._registry.read_record(namespace, name)
+        counts = await self._count_unexpired(record, self._runtime.clock.now_us())
         actor = self._registry.peek(record.uid)
         return Statistics(record.revision, counts, actor is not None, 0 if actor is None else actor.working.size_bytes)
 
-    async def _counts(self, record: MemoryRecord, now_us: int) -> Counts:
-        """Without what has expired. What the policy's ttl has reached comes first in order of receipt."""
+    async def _count_unexpired(self, record: MemoryRecord, now_us: int) -> Counts:
+        """Counts without expired fragments. Those beyond the policy's ttl come first in order of receipt."""
         counts, retention, after = await self._journal.counts(record.uid, now_us), record.policy.retention, -1
         tiers: Counter[Tier] = Counter()
         insights = 0

@@ -1,4 +1,4 @@
-"""What the wire asks of the engine and what it gets back, as domain values (microseconds, arrays, tuples)."""
+"""Requests to the engine and its answers, as domain values (microseconds, arrays, tuples)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from memstream_server.ports.journal.writing import Outcome, Rejection
 T = TypeVar("T")
 
 AnswerOf = Callable[[MemoryRecord], Answer]
-"""Makes the stored answer to a request_id from what the call is about to return."""
+"""Makes the stored answer to a request_id from the call's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Once(Generic[T]):
-    """A call whose repeats get the first answer: its request's key, and what makes the answer of its result."""
+    """A call whose repeats get the first answer: the key of its request_id, and a function from its result to the
+    answer.
+    """
 
     key: str
     answer: Callable[[T], Answer]
 
 
 class AckLevel(StrEnum):
-    """How far an observation has come."""
+    """How far an observation has been processed."""
 
     RECEIVED = "received"
     STORED = "stored"
@@ -39,7 +41,7 @@ class AckLevel(StrEnum):
 
 
 class NewObservation(Struct, frozen=True, gc=False, eq=False):
-    """A validated observation as the wire brought it; ids, order and times are given at receipt."""
+    """A validated observation of a request. The receipt assigns ids, order and times."""
 
     content: str
     structured: Structured | None = None
@@ -49,18 +51,18 @@ class NewObservation(Struct, frozen=True, gc=False, eq=False):
     importance: float | None = None
     metadata: Metadata = ()
     vector: Vector | None = None
-    """Unit length, of the server's dimension."""
+    """Unit length, in the server's dimension."""
     expire_time_us: int | None = None
     ttl_us: int | None = None
     external_id: str = ""
     token_count: int = 0
     digest: bytes = b""
-    """16-byte hash of the observation as sent: what tells a repeat from a conflict."""
+    """16-byte hash of the observation as sent: distinguishes a repeat from a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An item the wire refuses; it keeps its place in the batch. `digest` as in NewObservation."""
+    """An item that validation refused; it keeps its number in the batch. `digest` as in NewObservation."""
 
     code: int
     reason: str
@@ -72,7 +74,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Where a producer stands when its stream opens."""
+    """A producer's levels when its stream opens."""
 
     received: int
     stored: int
@@ -83,20 +85,20 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a producer's observations have come: cumulative numbers, and what is new since the last look."""
+    """A producer's progress: cumulative levels, and what is new since the last call."""
 
     received: int
     stored: int
     indexed: int
     revision: int
-    """The memory's revision that made `stored` true."""
+    """The revision that made `stored` true."""
     rejected: tuple[Rejection, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NewBatch:
-    """A call that observes one batch. Without a producer its numbers count from 1."""
+    """A call that observes one batch. Without a producer its numbers start at 1."""
 
     producer: str
     first_sequence: int
@@ -104,12 +106,12 @@ class NewBatch:
     level: AckLevel
     request_id: str = ""
     digest: bytes = b""
-    """Hash of the whole request: what tells a repeat of the request_id from a conflict."""
+    """Hash of the whole request: distinguishes a repeat of the request_id from a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Refusals and outcomes that are sent again, up to number `upto`."""
+    """Rejections and outcomes that are sent again, up to number `upto`."""
 
     upto: int
     rejected: tuple[Rejection, ...] = ()
@@ -118,7 +120,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """Asks for a memory."""
+    """A request to create a memory."""
 
     namespace: str
     name: str
@@ -130,7 +132,7 @@ class NewMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryChange:
-    """Asks for another policy or other labels; None keeps."""
+    """A request to change policy or labels; None keeps a value."""
 
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
@@ -139,7 +141,7 @@ class MemoryChange:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """How many fragments a call changed, and the memory's revision after it."""
+    """How many fragments a call changed, and the revision after it."""
 
     count: int
     revision: int
@@ -147,7 +149,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A fragment as put; None when the memory's policy did not keep it."""
+    """The fragment of a put; None if the memory's policy did not keep it."""
 
     fragment: Fragment | None
     created: bool
@@ -169,9 +171,9 @@ class Query:
     filter: Filter = field(default_factory=Filter)
     min_revision: int = 0
     wait_s: float = 10.0
-    """How long to wait for min_revision: the call's deadline, or less."""
+    """How long to wait for min_revision, at most the call's deadline."""
     time_s: float | None = None
-    """How long whoever asks will wait for the answer; None where they did not say."""
+    """The caller's timeout for the answer; None if it has none."""
     explain: bool = False
     near_misses: int = 0
     reinforce: bool | None = None
@@ -179,9 +181,9 @@ class Query:
     session: str = ""
     working_memory: bool = True
     fold: bool | None = None
-    """Whether recollections that say the same take one place."""
+    """Whether recollections with the same meaning are folded into one."""
     preferred: frozenset[str] = frozenset()
-    """Of a standing query: the ids of its last answer, which are kept where others say the same."""
+    """Of a standing query: ids of its last answer; folding keeps these."""
 
 
 class Recollection(Struct, frozen=True, gc=False, eq=False):
@@ -191,7 +193,7 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     scored: Scored
     truncated: bool = False
     folded: tuple[str, ...] = ()
-    """Ids of the candidates that say the same."""
+    """Ids of the candidates folded into it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +204,7 @@ class RecallAnswer:
     recollections: tuple[Recollection, ...]
     working_ids: tuple[str, ...]
     working: tuple[Fragment, ...]
-    """Short-term fragments in order that are not among the recollections."""
+    """Short-term fragments in order, without those among the recollections."""
     eligible: int
     considered: int
     best_relevance: float
@@ -215,21 +217,21 @@ class RecallAnswer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What is new in the answer to a standing query."""
+    """The difference between two answers to a standing query."""
 
     answer: RecallAnswer
-    """Its recollections are those that came in or are not as they were told; the rest is of the whole answer."""
+    """Its recollections are the new and changed ones; all other fields describe the whole answer."""
     ranks: tuple[int, ...]
-    """Of these recollections, from 1."""
+    """Ranks of these recollections, starting at 1."""
     ids: tuple[str, ...]
-    """The whole answer, best first."""
+    """Ids of the whole answer, best first."""
     retracted: tuple[str, ...]
-    """What was told and is among the best no more."""
+    """Ids that have left the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """How much a memory holds."""
+    """Fragment counts of a memory and its size in RAM."""
 
     revision: int
     counts: Counts
@@ -238,10 +240,10 @@ class Statistics:
 
 
 def memory_etag(record: MemoryRecord) -> str:
-    """Changes whenever policy or labels do."""
+    """Changes with every change of policy or labels."""
     return f"{record.uid}-{record.update_time_us:x}"
 
 
 def fragment_etag(fragment: Fragment) -> str:
-    """Changes whenever the fragment does, access statistics excepted."""
+    """Changes with every change of the fragment except its access statistics."""
     return f"{fragment.id}-{fragment.version:x}"

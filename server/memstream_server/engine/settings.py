@@ -1,4 +1,4 @@
-"""The engine's own limits, given by the composition root; units in the names."""
+"""The engine's limits, set by the composition root; units are in the names."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ _DENSE_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of what the engine holds and does at once."""
+    """Bounds of RAM use and batch sizes."""
 
     active_memories_max: int = 1_000
-    """Memories whose working set is in RAM; the least recently used leave first."""
+    """Memories with a working set in RAM; beyond this the least recently used are evicted."""
     active_bytes_max: int = 2 << 30
     """Bytes of all working sets together."""
     dense_in_memory_max: int = 200_000
-    """Fragments up to which a memory's vectors are in RAM too, if they fit (`dense_max`); larger ones search the
-    vector index."""
+    """Up to this number of fragments, a memory keeps its vectors in RAM if they fit (`dense_max`); larger memories
+    search the vector index.
+    """
     decide_max: int = 256
     """Observations decided and committed together."""
     flush_interval_s: float = 15.0
-    """How long the index's write-behind gathers rows before it flushes."""
+    """How long the index's write-behind collects rows before a flush."""
     flush_rows: int = 8_192
-    """Rows that make it flush sooner."""
+    """Number of rows that triggers an earlier flush."""
     fresh_s: float = 30.0
-    """How long after its flush a vector stays in the overlay of a memory searched in the index."""
+    """How long after its flush a vector stays in the overlay of a memory that searches the index."""
     access_interval_s: float = 5.0
     """How often access statistics are written."""
     maintenance_interval_s: float = 60.0
-    """How often fragments that are due to be forgotten or erased, and events past their retention, are looked for."""
+    """How often maintenance runs: forgets and erases what is due, prunes events."""
     model_retry_s: float = 1.0
-    """First pause before a model that was down is asked again, where a policy waits for models; doubles up to 30 s."""
+    """First retry delay for a model that is down, if the policy waits for models; doubles up to 30 s."""
     space_notice_s: float = 0.0
-    """How long other servers of the same store may take to notice that another embedding space is in force."""
+    """How long other servers of the same store may take to notice a switch of the embedding space."""
     namespace_memories_max: int = 0
-    """Memories of one namespace; 0 is no limit."""
+    """Memories per namespace; 0: no limit."""
     memory_fragments_max: int = 0
-    """Fragments of one memory up to which it takes observations, forgotten ones included; 0 is no limit."""
+    """Fragments per memory, including forgotten ones; 0: no limit."""
     embed_deadline_s: float = 2.0
-    """How long a recall waits for the query's vector before it answers from the lexical legs alone."""
+    """How long a recall waits for the query's vector before it falls back to lexical search."""
 
     def dense_max(self, dimension: int) -> int:
-        """Vectors of that many numbers that one memory may have in RAM: a quarter of what all active memories may take.
+        """Vectors of that dimension that one memory may keep in RAM: a quarter of the RAM for all active memories.
 
-        They leave when they are twice as many.
+        A memory drops them when it has twice as many.
         """
         return min(self.dense_in_memory_max, self.active_bytes_max // (_DENSE_SHARE * 4 * dimension))
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Of a process that shares its journal with others."""
+    """Lease times of a process that shares its journal."""
 
     lease_s: float = 10.0
     renew_s: float = 3.0
@@ -60,10 +61,10 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
-    """Of exports and imports."""
+    """Settings of exports and imports."""
 
     directory: Path
-    """Where lines are kept until they are sent or imported."""
+    """Temporary directory of exports and imports."""
     disk_free_min_bytes: int
     server: str
     """The server's version."""

@@ -61,7 +61,7 @@ class ConversationService:
         return await self._respond_once(
             request,
             request.namespace,
-            lambda answer: self._conversations.append(named, message, answer),
+            lambda answer: self._conversations.append_message(named, message, answer),
             lambda done: pb.AppendMessageResponse(message=wire.message_of(named, done)),
         )
 
@@ -76,7 +76,7 @@ class ConversationService:
         goal = wire.goal(found, "current_goal", request.current_goal, self._limits)
         found.check()
         query = MessageQuery(agent, other, goal, _start_after(request), size + 1)
-        rows = await self._conversations.messages(named, query)
+        rows = await self._conversations.list_messages(named, query)
         shown, token = self._page_of(
             request, [wire.message_of(named, row) for row in rows], size, lambda row: row.number
         )
@@ -148,7 +148,7 @@ class ConversationService:
             wire.plan_number(found, f"sub_task_numbers[{place}]", number)
         found.check()
         query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _start_after(request), size + 1)
-        rows = await self._conversations.plans(named, query)
+        rows = await self._conversations.list_plans(named, query)
         shown, token = self._page_of(
             request, [wire.plan_of(named, row) for row in rows], size, lambda row: row.sub_task_number
         )

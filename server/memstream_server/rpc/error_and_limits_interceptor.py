@@ -115,15 +115,15 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
         """Waits for the delay of a refusal, at most until shortly before the deadline."""
         if (
             not isinstance(error, QuotaExceeded)
-            or not error.told_in_s
+            or not error.refusal_delay_s
             or self._delayed_refusals >= DELAYED_REFUSALS_MAX
         ):
             return
         remaining_s: float | None = context.time_remaining()
-        at_most_s = error.told_in_s if remaining_s is None else wait_limit_s(remaining_s)
+        at_most_s = error.refusal_delay_s if remaining_s is None else wait_limit_s(remaining_s)
         self._delayed_refusals += 1
         try:
-            await asyncio.sleep(min(error.told_in_s, at_most_s))
+            await asyncio.sleep(min(error.refusal_delay_s, at_most_s))
         finally:
             self._delayed_refusals -= 1
 

@@ -130,7 +130,7 @@ class Forwarding:
         named = _memory_of(request)
         if named is None:
             return None
-        owner = await self._ownership.owner(*named)
+        owner = await self._ownership.find_owner(*named)
         if owner is None:
             return None
         if _is_marked(context):
@@ -295,7 +295,7 @@ class Forwarding:
         while self._forwarded:
             await asyncio.sleep(self._poll_interval_s)
             try:
-                living = await self._ownership.living()
+                living = await self._ownership.list_living()
             except JournalUnavailable as error:
                 log.info("owner_lookup_failed", error=error)
                 continue

@@ -60,7 +60,7 @@ class FragmentMethods:
         found.check()
         position, uid_before = page_tokens.read_position(request)
         after = -1 if position is None else position
-        fragments, following, revision, uid = await self._engine.fragments.page(
+        fragments, following, revision, uid = await self._engine.fragments.list_page(
             namespace, name, chosen, request.forgotten, after, size
         )
         if uid_before and uid_before != uid:

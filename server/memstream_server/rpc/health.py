@@ -21,7 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 if TYPE_CHECKING:
-    from memstream_server.engine.engine import Serving
+    from memstream_server.engine.status import Serving
 
 SERVICE = "grpc.health.v1.Health"
 JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""

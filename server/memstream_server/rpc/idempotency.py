@@ -42,7 +42,7 @@ class IdempotentCall(Generic[R]):
         if not stored.digest:
             raise RequestIdConflict("this request came before, and what it was about was erased since")
         if stored.digest != self._digest():
-            raise RequestIdConflict("this request_id came before with another request; use a new one for each")
+            raise RequestIdConflict("this request_id was used with another request; use a new one for each request")
         return self.response_type.FromString(stored.response)
 
     def answer(self, response: R) -> Answer:

@@ -74,7 +74,7 @@ class MemoryService(FragmentMethods):
         size = validation.page_size(found, request.page_size, self._limits)
         prefix = request.name_prefix and validation.name(found, "name_prefix", request.name_prefix, self._limits)
         found.check()
-        records = await self._engine.memories.page(namespace, page_tokens.read_name(request), size + 1, prefix)
+        records = await self._engine.memories.list_page(namespace, page_tokens.read_name(request), size + 1, prefix)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",
@@ -173,7 +173,7 @@ class MemoryService(FragmentMethods):
             return each[0]
 
         after = page_tokens.read_name(request)
-        namespaces = await list_readable(self._engine.memories.namespaces, after, size + 1, name, name)
+        namespaces = await list_readable(self._engine.memories.list_namespaces, after, size + 1, name, name)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
             next_page_token=page_tokens.make(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
@@ -182,7 +182,7 @@ class MemoryService(FragmentMethods):
     async def get_memory_stats(
         self, request: pb.GetMemoryStatsRequest, _context: _Context
     ) -> pb.GetMemoryStatsResponse:
-        statistics = await self._engine.memories.statistics(*self._memory_of(request))
+        statistics = await self._engine.memories.get_statistics(*self._memory_of(request))
         return pb.GetMemoryStatsResponse(stats=policies.stats_message(statistics))
 
     async def reflect_memory(self, request: pb.ReflectMemoryRequest, _context: _Context) -> pb.ReflectMemoryResponse:

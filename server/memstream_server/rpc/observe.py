@@ -192,7 +192,7 @@ class ObserveStream:
     async def _accept_batch(self, batch: pb.ObservationBatch) -> None:
         count = len(batch.observations)
         check_numbers(batch.first_sequence, count, self._limits, "batch.")
-        async with self._session.turn():
+        async with self._session.take_slot():
             items, size = observations.read_batch(
                 list(batch.observations), self._opening.session, self._limits, self._dimension
             )
@@ -262,7 +262,7 @@ class ObserveStream:
     def _poll_progress(self) -> EngineError | None:
         """Returns the error that ended the session, if any."""
         try:
-            self._merge_progress(self._session.progress())
+            self._merge_progress(self._session.take_progress())
         except EngineError as error:
             return error
         return None

@@ -71,7 +71,7 @@ class OperationService:
         found.check()
 
         async def fetch(before: str, limit: int) -> list[Operation]:
-            return await self._engine.operations.page(namespace, memory, before, limit)
+            return await self._engine.operations.list_page(namespace, memory, before, limit)
 
         by_id, where = attrgetter("id"), attrgetter("namespace")
         rows = await list_readable(fetch, page_tokens.read_name(request), size + 1, by_id, where)

@@ -253,7 +253,7 @@ class RecallStream:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
         timeout_s = query_timeout_s(message)
         query = _with_time(query, timeout_s, None)
-        changes = self._engine.follow(self._opening.namespace, self._opening.memory, query, recheck_caller)
+        changes = self._engine.follow_query(self._opening.namespace, self._opening.memory, query, recheck_caller)
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:

@@ -39,7 +39,8 @@ from memstream_server.rpc.transfer import TransferringMemoryService
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
-    from memstream_server.engine.engine import Engine, Serving
+    from memstream_server.engine.engine import Engine
+    from memstream_server.engine.status import Serving
     from memstream_server.observability import Metrics
     from memstream_server.rpc.http.listener import HttpListener
     from memstream_server.settings import Settings
@@ -147,7 +148,7 @@ def create_server(
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
-        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.serving
+        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.check_serving
     )
 
 

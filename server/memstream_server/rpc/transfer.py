@@ -14,7 +14,7 @@ from memstream_server.engine.errors import ProtocolViolation, QuotaExceeded
 from memstream_server.engine.operations.transfer.check_lines import Summary
 from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.operations.transfer.import_memory import Target
-from memstream_server.engine.operations.transfer.upload import Intake
+from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.idempotency import IdempotentCall, respond_once
@@ -80,24 +80,24 @@ class TransferringMemoryService(MemoryService):
         self, opening: pb.ImportOpen, requests: AsyncIterator[pb.ImportMemoriesRequest]
     ) -> pb.ImportMemoriesResponse:
         imports = self._engine.transfers.imports
-        intake = await asyncio.to_thread(imports.intake, opening.memory)
+        intake = await asyncio.to_thread(imports.open_upload, opening.memory)
         try:
             async for request in requests:
                 if request.WhichOneof("message") != "lines":
                     raise ProtocolViolation("after open, every message of an import must be lines")
-                await asyncio.to_thread(intake.take, request.lines)
+                await asyncio.to_thread(intake.add_lines, request.lines)
             summary = await asyncio.to_thread(intake.finish)
             return await self._begin_import(opening, intake, summary)
         finally:
             await asyncio.shield(asyncio.to_thread(intake.close))
 
     async def _begin_import(
-        self, opening: pb.ImportOpen, intake: Intake, summary: Summary
+        self, opening: pb.ImportOpen, intake: Upload, summary: Summary
     ) -> pb.ImportMemoriesResponse:
         imports = self._engine.transfers.imports
         target = Target(opening.namespace, opening.memory)
         if opening.validate_only:
-            await imports.check(intake, summary, target)
+            await imports.check_target(intake, summary, target)
             return _import_response(_validated_operation(opening, summary))
         call = _idempotent_import(opening, summary)
         while call is not None and (first := await call.first_answer(self._engine)) is not None:
@@ -109,9 +109,9 @@ class TransferringMemoryService(MemoryService):
             call = replace(call, key=f"{call.key}\n{again.id}")
 
         async def begin() -> pb.ImportMemoriesResponse:
-            await imports.check(intake, summary, target)
+            await imports.check_target(intake, summary, target)
             answer = None if call is None else lambda operation: call.answer(_import_response(operation))
-            return _import_response(await imports.begin(intake, summary, target, answer))
+            return _import_response(await imports.begin_import(intake, summary, target, answer))
 
         return await respond_once(call, self._engine, begin)
 

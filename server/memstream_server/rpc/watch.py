@@ -158,7 +158,9 @@ class WatchStream:
         if not self._watching.include_fragments:
             return []
         ids = list(dict.fromkeys(event.fragment_id for event in events if event.fragment_id))
-        found = await self._engine.fragments.read(self._watching.namespace, self._watching.memory, ids) if ids else []
+        found = (
+            await self._engine.fragments.read_many(self._watching.namespace, self._watching.memory, ids) if ids else []
+        )
         return [fragments.fragment_message(fragment) for fragment in found]
 
 

@@ -3,6 +3,7 @@
 indexer: writes the outbox to the vector index; one process at a time
 index_reconciler: compares the index with the journal and enters differences into the outbox
 index_follower: how far another process has indexed this process's memories
+index_overlays: when vectors leave the overlays of large memories
 jobs: insights, reflections, missing vectors and importances; rows of the journal, each done once
 retention: forgets by age, strength and number; erases after the grace period; prunes events
 """

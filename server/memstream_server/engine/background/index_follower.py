@@ -1,7 +1,7 @@
-"""How far another process has brought this one's memories into the vector index, told by the outbox's rows.
+"""How far another process has indexed this process's memories, derived from the rows in the outbox.
 
-A memory's rows are entered in order, by its one owner: once the last of those there at one look is gone, everything
-that was stored before that look is in the index.
+Only the owner of a memory adds its rows, in order. When the last row that one check has seen is gone, everything that
+was stored before that check is in the index.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mark:
-    """What was stored at a look, and the memory's last row of the outbox then."""
+    """The stored numbers at one check, and the memory's last outbox row then."""
 
     reached: list[tuple[ProducerState, int]]
     fresh: list[str]
     last: int
 
 
-class Following:
-    """Of the memories active here."""
+class IndexFollower:
+    """Follows the index for the memories active in this process."""
 
     def __init__(self, journal: Journal, registry: Registry) -> None:
         self._journal = journal
         self._registry = registry
         self._marks: dict[Actor, _Mark] = {}
 
-    async def look(self) -> dict[str, list[str]]:
-        """Tells producers what is indexed. Returns, by memory, fragments that are in the index since."""
-        waiting = [actor for actor in self._registry.actors() if actor in self._marks or _behind(actor)]
-        seen = {actor: _Mark(_reached(actor), actor.working.unsettled(), 0) for actor in waiting}
+    async def check_outbox(self) -> dict[str, list[str]]:
+        """Mark what is indexed. Returns the newly indexed fragments by memory."""
+        waiting = [actor for actor in self._registry.list_actors() if actor in self._marks or _is_behind(actor)]
+        seen = {actor: _Mark(_stored_numbers(actor), actor.working.list_unsettled(), 0) for actor in waiting}
         rows = await self._journal.outbox_rows([actor.uid for actor in waiting]) if waiting else {}
         flushed: dict[str, list[str]] = {}
         marks: dict[Actor, _Mark] = {}
@@ -51,23 +51,25 @@ class Following:
             else:
                 marks[actor], mark = mark, None
             if mark is not None:
-                indexed(mark.reached)
+                mark_indexed(mark.reached)
                 flushed[actor.uid] = mark.fresh
         self._marks = marks
         return flushed
 
 
-def _reached(actor: Actor) -> list[tuple[ProducerState, int]]:
-    return [(state, state.stored) for state in actor.receiving.producers()]
+def _stored_numbers(actor: Actor) -> list[tuple[ProducerState, int]]:
+    return [(state, state.stored) for state in actor.ingest.list_producers()]
 
 
-def _behind(actor: Actor) -> bool:
-    return bool(actor.working.unsettled()) or any(state.indexed < state.stored for state in actor.receiving.producers())
+def _is_behind(actor: Actor) -> bool:
+    return bool(actor.working.list_unsettled()) or any(
+        state.indexed < state.stored for state in actor.ingest.list_producers()
+    )
 
 
-def indexed(reached: Sequence[tuple[ProducerState, int]]) -> None:
+def mark_indexed(reached: Sequence[tuple[ProducerState, int]]) -> None:
     """The outbox was empty after these numbers were stored: they are indexed, or need no index."""
     for state, stored in reached:
         if stored > state.indexed:
             state.indexed = stored
-            state.tell()
+            state.notify_session()

@@ -1,7 +1,7 @@
-"""Reconciliation: what the index has and should not, or lacks and should have, becomes work of the outbox.
+"""Reconciliation: enters differences between the index and the journal into the outbox.
 
-Done once whenever the index was opened. An index may have lost what it had acknowledged (power loss) and may hold what
-the journal no longer knows (a restored backup).
+Runs once after each opening of the index. An index may have lost acknowledged writes (power loss), and it may contain
+fragments that the journal lacks (a restored backup).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PAGE = 1_000
 """Memories read at once."""
 
 
-class Reconciliation:
-    """All memories once, a memory at a time. Of use to whoever writes the index, and not while they do."""
+class IndexReconciler:
+    """Compares all memories, one after another. Only the process that writes the index uses it, between its writes."""
 
     def __init__(self, storage: Storage, models: EngineModels) -> None:
         self.done = False
@@ -33,19 +33,19 @@ class Reconciliation:
         self._uids: AsyncIterator[str] | None = None
         self._made = 0
 
-    async def step(self) -> int:
-        """Compare the next memory; returns how many entries were made of it.
+    async def reconcile_next(self) -> int:
+        """Compare the next memory; returns how many entries it needed.
 
-        Raises IndexUnavailable or JournalError, and begins anew with the next step.
+        After IndexUnavailable or JournalError the next call starts with the first memory.
         """
-        uids, self._uids = self._uids or _memories(self._storage), None
+        uids, self._uids = self._uids or _list_uids(self._storage), None
         uid = await anext(uids, None)
         if uid is None:
             self.done = True
             if self._made:
                 log.warning("index_reconciled", entries=self._made)
             return 0
-        entries = await _differences(uid, self._storage, self._models)
+        entries = await _find_differences(uid, self._storage, self._models)
         if entries:
             await self._storage.journal.outbox_enter(entries)
             self._made += len(entries)
@@ -53,17 +53,18 @@ class Reconciliation:
         return len(entries)
 
 
-async def _differences(uid: str, storage: Storage, models: EngineModels) -> list[IndexEntry]:
+async def _find_differences(uid: str, storage: Storage, models: EngineModels) -> list[IndexEntry]:
     journal = storage.journal
-    there = set(await storage.index.ids(uid, models.embedding.name))
-    wanted = set(await journal.indexable(uid))  # read after the index, so that nothing new looks orphaned
+    there = set(await storage.index.ids(uid, models.embedding_model.name))
+    wanted = set(await journal.indexable(uid))  # after the index, so that new fragments do not appear orphaned
     different = there ^ wanted
-    if different:  # some may be on their way
+    if different:  # some may be in the outbox
         different -= await journal.outbox_fragments(uid)
-    return [IndexEntry(uid, id_) for id_ in sorted(different)]  # the outbox looks again which way each differs
+    # the indexer finds out whether each is missing or orphaned
+    return [IndexEntry(uid, id_) for id_ in sorted(different)]
 
 
-async def _memories(storage: Storage) -> AsyncIterator[str]:
+async def _list_uids(storage: Storage) -> AsyncIterator[str]:
     after_namespace = ""
     while namespaces := await storage.journal.list_namespaces(after_namespace, PAGE):
         for namespace, _ in namespaces:

@@ -1,11 +1,11 @@
-"""The write-behind of the vector index: one task that brings the outbox into the index, at one process at a time.
+"""The write-behind of the vector index: one task that writes the outbox into the index, in one process at a time.
 
 Rule 1. Rows are upserted, then flushed, then marked done: a crash in between only repeats them.
-Rule 2. A round ends with what was in the outbox when it began, for with steady writes there is always more. Entries are
-done by their ids, and each is worked on as the journal has it now, so order does not matter. Where several processes
-share the journal the others follow the outbox (following.py).
-Rule 3. An index that is lost is filled again from the journal; meanwhile recall says what is degraded.
-Rule 4. Between rounds, and never for longer than one memory takes, an index just opened is compared with the journal.
+Rule 2. A round ends at the last row that the outbox had when it began: with steady writes the outbox is never empty.
+Rows are marked done by id, and each is processed as the journal has it now, so their order does not matter. With a
+shared journal the other processes follow the outbox (index_follower.py).
+Rule 3. A lost index is filled again from the journal; meanwhile recalls report `degraded`.
+Rule 4. After an open, the index is compared with the journal between rounds, one memory at a time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import structlog
 
-from memstream_server.engine.background.index_follower import Following, indexed
-from memstream_server.engine.background.index_reconciler import Reconciliation
+from memstream_server.engine.background.index_follower import IndexFollower, mark_indexed
+from memstream_server.engine.background.index_overlays import IndexOverlays
+from memstream_server.engine.background.index_reconciler import IndexReconciler
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Indexable, IndexEntry
@@ -34,69 +35,69 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 UPSERT_ROWS = 2_048
-"""Rows of one upsert."""
-FOLLOW_S = 1.0
-"""How often a process that does not lead looks how far the one that does has come."""
+"""Rows per upsert."""
+FOLLOW_INTERVAL_S = 1.0
+"""How often a process that does not lead checks the progress of the leader."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
-LOOK_S = 0.2
-"""How often whoever waits for a rebuild looks how far it is."""
-REST = 4
-"""Between comparisons of the index with the journal, in times that the last one took: there is no hurry."""
+POLL_INTERVAL_S = 0.2
+"""How often a call that waits for the indexer checks its progress."""
+RECONCILE_PAUSE_FACTOR = 4
+"""Pause between comparisons of the index with the journal, as a multiple of the last one's duration."""
 REBUILDING = "the vector index is being rebuilt"
 
 _Key: TypeAlias = tuple[str, str]
-"""Memory and fragment."""
+"""(memory, fragment)"""
 
 
 class Indexer:
-    """Started and stopped by the engine; told of every commit."""
+    """The engine starts and stops it, and notifies it of every commit."""
 
     def __init__(
         self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, space: Space
     ) -> None:
         self.degraded = "the vector index is starting"
-        """Why the index does not answer; empty when it does."""
+        """Why the index is incomplete; empty if it is complete."""
         self._storage = storage
         self._models = models
         self._runtime = runtime
         self._registry = registry
         self._wanted: list[Space] = [space]
-        """The space in force, and another that is to be filled, too."""
-        self._doomed: Space | None = None
+        """The space in force, and the next one while it is filled."""
+        self._space_to_remove: Space | None = None
         self._removed = asyncio.Event()
-        self._held: list[str] = []
-        """Names of the spaces whose collections are open."""
+        self._open_spaces: list[str] = []
+        """Models of the spaces with an open collection."""
         self._waiting = 0
         self._since_s: float | None = None
-        """Since when the oldest of those that wait have waited; None where none does, or nobody here entered it."""
+        """When the oldest waiting row was entered; None if no row waits or another process entered it."""
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._open = False
         self._missing = False
-        self._reconciliation = Reconciliation(storage, models)
+        self._reconciler = IndexReconciler(storage, models)
         self._asked = self._dropped = self._rebuilt = 0
-        """Rebuilds asked for, of these those whose old content is gone, and of these those that are complete."""
+        """Counters of rebuilds: requested, of these with the old content dropped, and of these complete."""
         self._refilled = 0
-        """Rows that the last filling began with: a small one is over before anyone looks at the outbox."""
+        """Rows of the last refill: a small one may end before a caller reads the outbox."""
         self._written = 0
-        """Entries done since the start, the oldest first."""
-        self._settling: deque[tuple[float, dict[str, list[str]]]] = deque()
-        self._following = Following(storage.journal, registry)
+        """Rows done since the start, oldest first."""
+        self.overlays = IndexOverlays(storage.journal, runtime, registry)
+        self._follower = IndexFollower(storage.journal, registry)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; the index is opened in the background."""
+        """Start the task, which opens the index."""
         self._task = asyncio.create_task(self._run())
 
-    def lost(self) -> None:
-        """Told when a search found the index lost: it says so only once, to whoever asks first."""
+    def report_lost(self) -> None:
+        """A search found that the index is gone. The index reports it only once, to the first search."""
         self._missing = True
         self.degraded = REBUILDING
-        self._hurry()
+        self._wake_now()
 
     async def stop(self, grace_s: float) -> None:
-        """Bring what waits into the index if that is quick; the outbox keeps what is left."""
+        """Flush the waiting rows if that fits into the grace period; the rest stays in the outbox."""
         if self._task is None:
             return
         self._task.cancel()
@@ -104,12 +105,12 @@ class Indexer:
         if self._open and not self.degraded and self._registry.ownership.leads:
             try:
                 async with asyncio.timeout(grace_s):
-                    await self._drain()
+                    await self._drain_outbox()
             except (TimeoutError, IndexUnavailable, JournalError) as error:
-                log.info("outbox_left", error=error)
+                log.info("outbox_not_flushed", error=error)
 
-    def entered(self, rows: int) -> None:
-        """Told after every commit, with the rows it entered into the outbox."""
+    def notify_rows(self, rows: int) -> None:
+        """Called after every commit, with the number of rows that it added to the outbox."""
         self._waiting += rows
         if rows and self._since_s is None:
             self._since_s = self._runtime.clock.monotonic_s()
@@ -117,75 +118,71 @@ class Indexer:
         if self._waiting >= self._runtime.limits.flush_rows:
             self._full.set()
 
-    async def rebuild(self, at: Callable[[int, int], Awaitable[None]]) -> None:
-        """Drop all that the index holds and fill it again; returns when that is done, by one rebuild for all who wait.
+    async def rebuild_index(self, at: Callable[[int, int], Awaitable[None]]) -> None:
+        """Empty the index and fill it again; returns when done. Concurrent calls share one rebuild.
 
-        `at` is told rows done and rows to do. What it raises ends the waiting, not a rebuild that was begun.
+        `at` is awaited with rows done and rows in total. Its errors end the wait, not the rebuild.
         """
         self._asked += 1
         ticket, done, total = self._asked, 0, 0
         while self._rebuilt < ticket:
             if self._dropped < ticket:
-                self._hurry()  # again: emptying the outbox takes what was said before it as done
-            await asyncio.sleep(LOOK_S)
+                self._wake_now()  # again: a finished round has reset the event
+            await asyncio.sleep(POLL_INTERVAL_S)
             if self._dropped >= ticket:
                 left = await self._storage.journal.outbox_size()
                 total = max(total, left, self._refilled)
-                done = max(done, total - left)  # what is written meanwhile waits there, too
+                done = max(done, total - left)  # rows of new commits are in the outbox too
             await at(done, total)
         await at(total, total)
 
     # ---- two spaces
-    def keep(self, space: Space, beside: Space | None = None) -> None:
-        """From the next round on: the space in force, and another whose collection is to have everything, too."""
+    def use_spaces(self, space: Space, beside: Space | None = None) -> None:
+        """From the next round on, write the space in force and `beside`, if given."""
         self._wanted = [each for each in (space, beside) if each is not None]
-        self._hurry()
+        self._wake_now()
 
-    async def remove(self, space: Space) -> None:
-        """Drop the collection of a space that is not kept; returns when it is gone."""
-        self._doomed = space
+    async def remove_space(self, space: Space) -> None:
+        """Drop the collection of a space that is not in use; returns when it is gone."""
+        self._space_to_remove = space
         self._removed.clear()
-        self._hurry()
+        self._wake_now()
         await self._removed.wait()
 
-    async def opened(self, space: Space, at: Callable[[], Awaitable[None]]) -> None:
-        """Waits until that space's collection is written, too. What `at` raises, asked meanwhile, ends it."""
-        while space.model not in self._held:
-            self._hurry()
-            await asyncio.sleep(LOOK_S)
+    async def wait_until_open(self, space: Space, at: Callable[[], Awaitable[None]]) -> None:
+        """Wait until the collection of that space is open. Awaits `at` meanwhile; its errors end the wait."""
+        while space.model not in self._open_spaces:
+            self._wake_now()
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
-    async def abreast(self, at: Callable[[], Awaitable[None]]) -> None:
-        """Waits until the collections have what is in the outbox now, whatever comes after it; `at` as above."""
+    async def wait_for_outbox(self, at: Callable[[], Awaitable[None]]) -> None:
+        """Wait until the current rows of the outbox are indexed, whatever follows; `at` as above."""
         wanted = self._written + await self._storage.journal.outbox_size()
         while self._written < wanted:
-            self._hurry()
-            await asyncio.sleep(LOOK_S)
+            self._wake_now()
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
-    def settling(self, uid: str) -> list[str]:
-        """What of a memory was flushed so lately that the index's readers may not see it."""
-        return [id_ for _, flushed in self._settling for id_ in flushed.get(uid, ())]
-
-    async def _adopt(self) -> None:
+    async def _adopt_spaces(self) -> None:
         index = self._storage.index
         for space in self._wanted:
-            if space.model not in self._held:
-                await index.add(space)  # what it lacks waits in the outbox, or is about to
-                self._held.append(space.model)
-        if self._doomed is not None:
-            self._held = [model for model in self._held if model != self._doomed.model]
-            await index.remove(self._doomed)
-            self._doomed, self._reconciliation = None, Reconciliation(self._storage, self._models)
+            if space.model not in self._open_spaces:
+                await index.add(space)  # its missing rows are in the outbox, or will be
+                self._open_spaces.append(space.model)
+        if self._space_to_remove is not None:
+            self._open_spaces = [model for model in self._open_spaces if model != self._space_to_remove.model]
+            await index.remove(self._space_to_remove)
+            self._space_to_remove, self._reconciler = None, IndexReconciler(self._storage, self._models)
             self._removed.set()
 
-    async def caught_up(self, uid: str, at: Callable[[], Awaitable[None]]) -> None:
-        """Waits until all of a memory that is in the outbox now is in the index, flushed; `at` as above."""
+    async def wait_for_memory(self, uid: str, at: Callable[[], Awaitable[None]]) -> None:
+        """Wait until the memory's current rows of the outbox are indexed and flushed; `at` as above."""
         journal = self._storage.journal
         _, last = (await journal.outbox_rows([uid])).get(uid, (0, 0))
         while 0 < (await journal.outbox_rows([uid])).get(uid, (0, 0))[0] <= last:
-            self._hurry()
-            await asyncio.sleep(LOOK_S)
+            self._wake_now()
+            await asyncio.sleep(POLL_INTERVAL_S)
             await at()
 
     # ---- the task
@@ -194,160 +191,165 @@ class Indexer:
         while True:
             try:
                 if not self._open:
-                    await self._begin()
-                await self._cycle()
+                    await self._open_index()
+                await self._run_cycle()
                 pause = RETRY_S
             except IndexLost as error:
                 log.warning("index_lost", reason=error)
                 self.degraded = f"{REBUILDING}: {error}"
-                await self._lost()
+                await self._handle_lost_index()
             except (IndexUnavailable, JournalError) as error:
                 log.warning("index_unavailable", reason=error, retry_in_s=pause)
                 self.degraded = str(error)
-                pause = await self._again(pause)
-            except Exception as error:  # an engine's own error, or a mistake: the outbox must not wait for ever
+                pause = await self._retry_later(pause)
+            except Exception as error:  # an unexpected error must not stop the indexer
                 log.exception("index_failed", retry_in_s=pause)
                 self.degraded = f"the vector index failed: {type(error).__name__}"
-                pause = await self._again(pause)
+                pause = await self._retry_later(pause)
 
-    async def _again(self, pause: float) -> float:
+    async def _retry_later(self, pause: float) -> float:
         """Wait before a failed step is tried again. Returns the next pause."""
         await asyncio.sleep(pause)
-        self._hurry()
+        self._wake_now()
         return min(pause * 2, RETRY_MAX_S)
 
-    def _hurry(self) -> None:
-        """What is left to do waits for no new rows: a write that failed has taken its wake-up with it."""
+    def _wake_now(self) -> None:
+        """Start the next round without new rows: a failed one has consumed its wake-up."""
         self._wake.set()
         self._full.set()
 
-    async def _begin(self) -> None:
+    async def _open_index(self) -> None:
         wanted = list(self._wanted)
         to_fill = await self._storage.index.open(*wanted)
-        self._held = [space.model for space in wanted]
+        self._open_spaces = [space.model for space in wanted]
         if to_fill:
             self.degraded = REBUILDING  # until the first cycle has filled it
-            await self._refill()
+            await self._refill_outbox()
         else:
             self.degraded = ""
         self._open = True
-        self._reconciliation = Reconciliation(self._storage, self._models)
-        self.entered(await self._storage.journal.outbox_size())
+        self._reconciler = IndexReconciler(self._storage, self._models)
+        self.notify_rows(await self._storage.journal.outbox_size())
 
-    async def _refill(self) -> None:
+    async def _refill_outbox(self) -> None:
         self._refilled = rows = await self._storage.journal.outbox_refill()
         log.info("index_refill", rows=rows)
-        self.entered(max(rows, 1))
+        self.notify_rows(max(rows, 1))
         self._full.set()
 
-    async def _lost(self) -> None:
+    async def _handle_lost_index(self) -> None:
         try:
-            await self._refill()
+            await self._refill_outbox()
         except JournalError as error:
             log.warning("refill_failed", reason=error)
             await asyncio.sleep(RETRY_S)
-            self._open = False  # open again, and find it lost again
+            self._open = False  # the next open finds it lost again
 
-    async def _cycle(self) -> None:
-        await self._settle()
-        await self._pause()
+    async def _run_cycle(self) -> None:
+        await self.overlays.drop_settled()
+        await self._wait_for_work()
         if self._missing:
             self._missing = False
-            raise IndexLost("a search found it empty")
-        await self._drop()
-        await self._adopt()
+            raise IndexLost("a search found that it is empty")
+        await self._drop_if_asked()
+        await self._adopt_spaces()
         dropped = self._dropped
         if not self._registry.ownership.leads:
-            await self._follow(dropped)
+            await self._follow_leader(dropped)
             return
-        await self._drain()
+        await self._drain_outbox()
         if self._registry.ownership.shared:
-            self._notice(await self._following.look())  # what another process brought in before
+            self.overlays.add_indexed(await self._follower.check_outbox())  # rows that another process wrote earlier
         self.degraded = ""
         self._rebuilt = dropped
 
-    async def _follow(self, dropped: int) -> None:
-        """Another process brings the outbox into the index: see how far it has come."""
+    async def _follow_leader(self, dropped: int) -> None:
+        """Another process writes the index: check how far it is."""
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
-        self._reconciliation = Reconciliation(self._storage, self._models)  # to be done if this process leads one day
-        self._notice(await self._following.look())
+        # needed again if this process becomes the leader
+        self._reconciler = IndexReconciler(self._storage, self._models)
+        self.overlays.add_indexed(await self._follower.check_outbox())
         if (self.degraded or self._rebuilt < dropped) and not await self._storage.journal.outbox_size():
             self.degraded = ""
             self._rebuilt = dropped
 
-    async def _drop(self) -> None:
-        """What a rebuild begins with. A crash after it finds the index empty, and fills it too."""
+    async def _drop_if_asked(self) -> None:
+        """Start a requested rebuild. A crash after it leaves an empty index, which the next open fills."""
         if self._dropped < self._asked:
             asked = self._asked
             self.degraded = REBUILDING
             await self._storage.index.drop()
             self._dropped, self._open = asked, False
-            await self._begin()
+            await self._open_index()
 
-    async def _pause(self) -> None:
-        """Until rows have waited for the interval, enough of them are there, or an overlay is due to settle."""
+    async def _wait_for_work(self) -> None:
+        """Wait until rows have waited for the interval, until there are enough, or until overlay vectors can be
+        dropped.
+        """
         limits = self._runtime.limits
-        if self._registry.ownership.shared:  # rows come from elsewhere, too, and wake nobody here
-            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_S
-            await self._wait(self._full, min(limits.flush_interval_s, longest_s))
+        if self._registry.ownership.shared:  # other processes add rows too, without waking this one
+            longest_s = limits.flush_interval_s if self._registry.ownership.leads else FOLLOW_INTERVAL_S
+            await self._wait_and_reconcile(self._full, min(limits.flush_interval_s, longest_s))
             return
-        due = max(0.0, self._settling[0][0] - self._now()) if self._settling else None
+        due = self.overlays.next_due_s()
         if not self._wake.is_set():
-            await self._wait(self._wake, due)
-        if self._wake.is_set():  # what came while a round was under way has waited since then
-            waited_s = 0.0 if self._since_s is None else self._now() - self._since_s
-            await self._wait(self._full, max(0.0, limits.flush_interval_s - waited_s))
+            await self._wait_and_reconcile(self._wake, due)
+        if self._wake.is_set():  # rows that came during a round have waited since then
+            waited_s = 0.0 if self._since_s is None else self._now_s() - self._since_s
+            await self._wait_and_reconcile(self._full, max(0.0, limits.flush_interval_s - waited_s))
 
-    async def _wait(self, event: asyncio.Event, timeout_s: float | None) -> None:
-        """For the event; meanwhile the index is compared with the journal, if that is still to be done."""
-        now_s = asyncio.get_running_loop().time  # what is waited for passes by this one, whatever clock the engine has
+    async def _wait_and_reconcile(self, event: asyncio.Event, timeout_s: float | None) -> None:
+        """Wait for the event; meanwhile compare the index with the journal if that is not done."""
+        now_s = asyncio.get_running_loop().time  # the timeout runs on this clock, whatever clock the engine has
         until_s = math.inf if timeout_s is None else now_s() + timeout_s
         while not event.is_set() and (left_s := until_s - now_s()) > 0:
             pause_s = left_s
-            if self._registry.ownership.leads and not self._reconciliation.done:
+            if self._registry.ownership.leads and not self._reconciler.done:
                 began_s = now_s()
-                entries = await self._reconciliation.step()
+                entries = await self._reconciler.reconcile_next()
                 if entries:
-                    self.entered(entries)
-                pause_s = min(left_s, REST * (now_s() - began_s))
+                    self.notify_rows(entries)
+                pause_s = min(left_s, RECONCILE_PAUSE_FACTOR * (now_s() - began_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if pause_s == math.inf else pause_s):
                     await event.wait()
 
-    async def _drain(self) -> None:
+    async def _drain_outbox(self) -> None:
         self._wake.clear()
         self._full.clear()
         self._waiting = 0
         since_s, began_s = self._since_s, self._runtime.clock.monotonic_s()
-        reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
+        reached = [
+            (state, state.stored) for actor in self._registry.list_actors() for state in actor.ingest.list_producers()
+        ]
         last = await self._storage.journal.outbox_last()  # with steady writes the outbox is never found empty
         while entries := await self._storage.journal.outbox(self._runtime.limits.flush_rows):
-            await self._adopt()
-            await self._write(entries)
+            await self._adopt_spaces()
+            await self._write_entries(entries)
             await self._storage.index.flush()
             await self._storage.journal.outbox_done([entry.id for entry, _ in entries])
-            self._flushed(entries)
+            self.overlays.add_flushed([entry for entry, _ in entries])
             self._written += len(entries)
-            self._runtime.metrics.outbox(await self._storage.journal.outbox_size())
+            self._runtime.metrics.set_outbox(await self._storage.journal.outbox_size())
             if entries[-1][0].id >= last:
-                break  # what came meanwhile waits for its own time
-        indexed(reached)
+                break  # later rows wait for their own interval
+        mark_indexed(reached)
         if since_s is not None:
-            self._runtime.metrics.indexed(self._runtime.clock.monotonic_s() - since_s)
+            self._runtime.metrics.count_indexed(self._runtime.clock.monotonic_s() - since_s)
         self._since_s = began_s if self._waiting else None
 
-    async def _write(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
-        # By both: an imported memory has the ids of the one that was exported.
+    async def _write_entries(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
+        # By memory and fragment: an imported memory has the fragment ids of its export.
         latest = {(entry.memory, entry.fragment): found for entry, found in entries}
-        for model in self._held:
-            vectors = await self._vectors(latest, model)
+        for model in self._open_spaces:
+            vectors = await self._read_vectors(latest, model)
             gone: dict[str, list[str]] = defaultdict(list)
             for memory, id_ in latest:
                 if (memory, id_) not in vectors:
                     gone[memory].append(id_)
-            keys = sorted(vectors)  # a memory's together
+            keys = sorted(vectors)  # groups the rows of a memory
             for start in range(0, len(keys), UPSERT_ROWS):
                 slice_ = keys[start : start + UPSERT_ROWS]
                 points = [Point(*key, np.frombuffer(vectors[key], dtype="<f4")) for key in slice_]
@@ -355,8 +357,8 @@ class Indexer:
             for memory, ids in gone.items():
                 await self._storage.index.delete(memory, ids, model)
 
-    async def _vectors(self, latest: Mapping[_Key, Indexable | None], model: str) -> dict[_Key, bytes]:
-        """Of what belongs in the index: its vectors in that space."""
+    async def _read_vectors(self, latest: Mapping[_Key, Indexable | None], model: str) -> dict[_Key, bytes]:
+        """The vectors, in the space of `model`, of the fragments that belong in the index."""
         found: dict[_Key, bytes] = {}
         elsewhere: dict[str, list[str]] = defaultdict(list)
         for (memory, id_), there in latest.items():
@@ -369,33 +371,5 @@ class Indexer:
             found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
 
-    def _flushed(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:
-        by_memory: dict[str, list[str]] = defaultdict(list)
-        for entry, _ in entries:
-            by_memory[entry.memory].append(entry.fragment)
-        self._settles(by_memory)
-
-    def _settles(self, flushed: dict[str, list[str]]) -> None:
-        if flushed:
-            self._settling.append((self._now() + self._runtime.limits.fresh_s, dict(flushed)))
-
-    def _notice(self, there: Mapping[str, Sequence[str]]) -> None:
-        """What every look finds in the index until the overlay lets go of it; its time is counted from the first."""
-        new = {uid: set(ids).difference(self.settling(uid)) for uid, ids in there.items()}
-        self._settles({uid: sorted(ids) for uid, ids in new.items() if ids})
-
-    async def _settle(self) -> None:
-        """Flushed long enough ago: the overlay lets go, but of what has changed since, whose own time is to come."""
-        while self._settling and self._settling[0][0] <= self._now():
-            flushed = self._settling[0][1]
-            for memory in list(flushed):
-                actor, again = self._registry.peek(memory), set[str]()
-                if actor is not None and actor.working.fresh:
-                    again = await self._storage.journal.outbox_fragments(memory)
-                ids = flushed.pop(memory)
-                if actor is not None:
-                    actor.working.flushed(set(ids) - again - set(self.settling(memory)))
-            self._settling.popleft()
-
-    def _now(self) -> float:
+    def _now_s(self) -> float:
         return self._runtime.clock.monotonic_s()

@@ -1,8 +1,9 @@
-"""Background work that a transition caused: insights, reflection, vectors to fill in. Rows of the journal, done once.
+"""Background jobs of transitions: insights, reflections, missing vectors and importances. Rows of the journal, each
+done once.
 
-Rule 1. A job's result and its end are one commit: a crash repeats the model's call, never the result.
-Rule 2. A job whose model is down is tried again soon; one that fails otherwise is set aside after JOB_ATTEMPTS_MAX
-tries, and tried again every ASIDE_S: a disk that was full has room again, and each try may ask a model.
+Rule 1. A job's result and its end are one commit: a crash repeats the model call, but never the result.
+Rule 2. A job whose model is down is retried soon. A job that fails otherwise is quarantined after JOB_ATTEMPTS_MAX
+attempts and retried every QUARANTINE_S: the cause may pass (a full disk), but each attempt may call a model.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
 from memstream_server.engine.errors import EngineError, MemoryNotFound
-from memstream_server.engine.lifecycle import drop_expired, some
+from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
-from memstream_server.engine.memory.enrich import Gathered
+from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.recall.recall import Recaller
-from memstream_server.engine.recall.reinforcement import unpacked
+from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PAGE = 100
-"""Jobs, or fragments of a backfill, taken at once."""
+"""Jobs, or fragments of a backfill, read at once."""
 RETRY_S = 5.0
 JOB_ATTEMPTS_MAX = 5
-"""Attempts in one process's life before a job that fails for another reason than a model being down is set aside."""
-ASIDE_S = 600.0
-"""Pause between the attempts after that."""
+"""Attempts per process before a job is quarantined; failures because a model is down do not count."""
+QUARANTINE_S = 600.0
+"""Retry interval of quarantined jobs."""
 
 
 _PURPOSES = {"rating": Purpose.IMPORTANCE, "insight": Purpose.INSIGHT, "reflection": Purpose.REFLECTION}
@@ -59,7 +60,7 @@ Cited: TypeAlias = tuple[str, tuple[str, ...]]
 
 
 class Jobs:
-    """The runner: one job at a time. Started and stopped by the engine."""
+    """The runner: one job at a time. The engine starts and stops it."""
 
     def __init__(
         self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry, recaller: Recaller
@@ -71,8 +72,8 @@ class Jobs:
         self._recaller = recaller
         self._wake = asyncio.Event()
         self._failures: dict[str, int] = {}
-        self._aside: dict[str, float] = {}
-        """When those set aside are tried again, on the event loop's clock."""
+        self._quarantined: dict[str, float] = {}
+        """Event-loop times at which quarantined jobs are retried, by job id."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -80,19 +81,19 @@ class Jobs:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Jobs under way are repeated after the next start."""
+        """Running jobs are repeated after the next start."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def entered(self) -> None:
-        """Told after a commit with jobs."""
+    def notify_jobs(self) -> None:
+        """Called after a commit with jobs."""
         self._wake.set()
 
     async def _run(self) -> None:
         while True:
             try:
-                left = await self._round()
+                left = await self._run_round()
             except JournalError as error:
                 log.warning("jobs_not_read", error=error)
                 left = True
@@ -100,17 +101,17 @@ class Jobs:
                 await asyncio.sleep(RETRY_S)
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASIDE_S if self._aside else None):
+                async with asyncio.timeout(QUARANTINE_S if self._quarantined else None):
                     await self._wake.wait()
 
-    async def _round(self) -> bool:
-        """Do what is there; True when something is left to be tried again."""
+    async def _run_round(self) -> bool:
+        """Run the waiting jobs; True if some must be retried."""
         self._wake.clear()
         left = False
         away: set[str] = set()
-        """Types of which nothing got on: their model may be away, and that of others not."""
-        while waiting := await self._waiting(away):
-            failed = [job.type for job in waiting if not await self._attempt(job)]
+        """Job types without a success in this round: their model may be down, while that of other types is not."""
+        while waiting := await self._next_jobs(away):
+            failed = [job.type for job in waiting if not await self._try_job(job)]
             left = left or bool(failed)
             if len(waiting) >= PAGE and not left:
                 self._wake.set()  # there may be more
@@ -119,92 +120,93 @@ class Jobs:
             away.update(failed)
         return left
 
-    async def _waiting(self, away: Collection[str]) -> list[Job]:
-        """The oldest that are this process's to do. Those set aside, other processes', and those of types that are
-        `away`, must not hide them."""
-        tended = await self._registry.ownership.tended()
+    async def _next_jobs(self, away: Collection[str]) -> list[Job]:
+        """The oldest jobs that this process must do. Jobs of other processes, quarantined ones and those of failing
+        types must not hide them.
+        """
+        tended = await self._registry.ownership.select_tended()
         limit = PAGE + len(self._failures)
         while True:
             jobs = await self._storage.journal.jobs(limit)
             if len(jobs) < limit:
                 self._forget_all_but({job.id for job in jobs})
             now_s = asyncio.get_running_loop().time()
-            tried = [job for job in jobs if self._aside.get(job.id, now_s) <= now_s and job.type not in away]
+            tried = [job for job in jobs if self._quarantined.get(job.id, now_s) <= now_s and job.type not in away]
             mine = [job for job in tried if tended(job.memory)]
             if mine or len(jobs) < limit:
                 return mine
             limit *= 2
 
     def _forget_all_but(self, there: Collection[str]) -> None:
-        """A deleted memory takes its jobs with it."""
+        """The jobs of a deleted memory are gone too."""
         self._failures = {id_: failures for id_, failures in self._failures.items() if id_ in there}
-        self._aside = {id_: again_s for id_, again_s in self._aside.items() if id_ in there}
+        self._quarantined = {id_: again_s for id_, again_s in self._quarantined.items() if id_ in there}
 
-    async def _attempt(self, job: Job) -> bool:
+    async def _try_job(self, job: Job) -> bool:
         try:
             async with self._registry.use_uid(job.memory) as actor:
-                await self._finish(actor, job)
+                await self._finish_job(actor, job)
         except MemoryNotFound:
-            self._failures.pop(job.id, None)  # gone with its memory
+            self._failures.pop(job.id, None)  # deleted with its memory
         except ModelError as error:
             log.info("job_waits_for_model", type=job.type, error=error)
             return False
         except (EngineError, JournalError, ValueError) as error:
-            self._failed(job, error)
+            self._record_failure(job, error)
             return False
-        except Exception as error:  # a mistake in here must not end the work on all other jobs
-            log.exception("job_broke", type=job.type)
-            self._failed(job, error)
+        except Exception as error:  # an unexpected error must not stop the other jobs
+            log.exception("job_failed_unexpectedly", type=job.type)
+            self._record_failure(job, error)
             return False
         else:
             self._failures.pop(job.id, None)
         return True
 
-    def _failed(self, job: Job, error: Exception) -> None:
+    def _record_failure(self, job: Job, error: Exception) -> None:
         self._failures[job.id] = self._failures.get(job.id, 0) + 1
         if self._failures[job.id] >= JOB_ATTEMPTS_MAX:
-            self._aside[job.id] = asyncio.get_running_loop().time() + ASIDE_S
+            self._quarantined[job.id] = asyncio.get_running_loop().time() + QUARANTINE_S
         log.warning("job_failed", type=job.type, attempt=self._failures[job.id], error=error)
 
-    async def _finish(self, actor: Actor, job: Job) -> None:
+    async def _finish_job(self, actor: Actor, job: Job) -> None:
         account = account_of(actor.working.record)
         try:
-            await self._do(actor, job, account)
+            await self._run_job(actor, job, account)
         except ModelRefused as error:
-            # It would be refused again, at its price: the job ends without a result.
+            # The model would refuse it again, at a price: end the job without a result.
             log.warning("job_refused_by_model", type=job.type, error=error)
-            await actor.run(lambda _: _ended(job, account))
+            await actor.run(lambda _: _end_job(job, account))
 
-    async def _do(self, actor: Actor, job: Job, account: Account) -> None:
+    async def _run_job(self, actor: Actor, job: Job, account: Account) -> None:
         insights = self._models.insights
         if job.type == "backfill":
-            await self._backfill(actor, job)
-        elif job.type == "rating" and self._models.gatherer.rates:
-            await self._rate(actor, job, account)
+            await self._backfill_vectors(actor, job)
+        elif job.type == "rating" and self._models.enricher.has_scorer:
+            await self._rate_fragments(actor, job, account)
         elif job.type == "insight" and insights is not None:
-            await self._insight(actor, job, insights, account)
+            await self._derive_insights(actor, job, insights, account)
         elif job.type == "reflection" and insights is not None:
             since = actor.revision
-            found = await self.reflections(actor, account)
-            await self.keep(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION, since)
+            found = await self.derive_reflections(actor, account)
+            await self.store_insights(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION, since)
         elif job.type in _PURPOSES:
-            await actor.run(lambda _: _ended(job, account))  # the LLM it was meant for is not configured
+            await actor.run(lambda _: _end_job(job, account))  # the LLM that it needs is no longer configured
         else:
             raise ValueError(f"unknown job type {job.type!r}; a newer server may have entered it")
 
     # ---- insights
-    async def _insight(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
+    async def _derive_insights(self, actor: Actor, job: Job, insights: Insights, account: Account) -> None:
         ids: list[str] = json.loads(job.payload)["fragments"]
         since = actor.revision
-        sources = await self._found(actor, ids)
+        sources = await self._read_unexpired(actor, ids)
         texts = [source.content for source in sources]
         said = await insights.promotion_insights(texts, account) if texts else []
         known = tuple(source.id for source in sources)
         end = Decision(finish_jobs=(job.id,))
-        await self.keep(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT, since)
+        await self.store_insights(actor, [(text, known) for text in said], end, account, Purpose.INSIGHT, since)
 
-    async def reflections(self, actor: Actor, account: Account) -> list[Cited]:
-        """Insights from questions about the latest fragments, with the evidence they cite; empty without an LLM.
+    async def derive_reflections(self, actor: Actor, account: Account) -> list[Cited]:
+        """Insights from questions about the latest fragments, with the evidence that they cite; empty without an LLM.
 
         Generative Agents (arXiv 2304.03442, section 4.2). Raises ModelUnavailable, ModelRefused.
         """
@@ -212,7 +214,7 @@ class Jobs:
         if insights is None:
             return []
         policy = actor.working.record.policy.reflection
-        latest = await self._latest(actor, policy.fragments)
+        latest = await self._latest_fragments(actor, policy.fragments)
         found: list[Cited] = []
         for question in await insights.questions([one.content for one in latest], policy.questions, account):
             answer = await self._recaller.recall(actor, Query(text=question, reinforce=False, working_memory=False))
@@ -222,43 +224,44 @@ class Jobs:
                 found.append((text, tuple(evidence[place].id for place in cited if place < len(evidence))))
         return found
 
-    async def _latest(self, actor: Actor, count: int) -> list[Fragment]:
+    async def _latest_fragments(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
         ttl_s = actor.working.record.policy.retention.ttl_s
         there = visible(columns, self._runtime.clock.now_us(), ttl_s) & columns.tier_is((Tier.LONG_TERM,))
-        return await self._found(actor, [columns.ids[slot] for slot in there.nonzero()[0][-count:]])
+        return await self._read_unexpired(actor, [columns.ids[slot] for slot in there.nonzero()[0][-count:]])
 
-    async def _found(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
-        """Those that have not expired."""
+    async def _read_unexpired(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
+        """Those of these ids that have not expired."""
         there = await self._storage.journal.fragments(actor.uid, ids)
         return drop_expired(there, actor.working.record, self._runtime.clock.now_us())
 
-    async def keep(
+    async def store_insights(
         self, actor: Actor, found: Sequence[Cited], end: Decision, account: Account, purpose: Purpose, since: int
     ) -> None:
-        """Insights into long-term, with their sources, in one commit with what `end` says of whoever asked.
+        """Insert insights into long-term with their sources, in one commit with `end`, the result of the job or
+        operation.
 
-        Not those of sources that were erased or told anew since that revision: the model was given their words.
+        Skips insights with a source that was erased or rewritten after revision `since`: the LLM had read its old text.
         """
-        fragments = [self._fragment(actor, text, sources) for text, sources in found if text.strip()]
+        fragments = [self._new_insight(actor, text, sources) for text, sources in found if text.strip()]
         record = actor.working.record
-        gathered = await self._models.gatherer.gather(
+        gathered = await self._models.enricher.enrich_fragments(
             fragments, {}, [None] * len(fragments), record, account, actor.working.embedding
         )
 
-        async def decide(now: Actor) -> Decision:  # the insights there are now: one may be changed by request
+        async def decide(now: Actor) -> Decision:  # reads the insights again: a request may have changed one
             stale = {id_ for id_, revision in now.working.stale.items() if revision > since}
             clean = [part for part in gathered if stale.isdisjoint(part.fragment.sources)]
-            seen = [part.under(now.working.embedding.name) for part in clean]
-            decision = self._decide(now, end, seen, await self._insights_of(now))
-            return decision.costing(account, purpose)
+            seen = [part.in_space(now.working.embedding.name) for part in clean]
+            decision = self._decide_insights(now, end, seen, await self._insights_of(now))
+            return decision.with_cost(account, purpose)
 
         await actor.run(decide)
 
-    def _fragment(self, actor: Actor, text: str, sources: tuple[str, ...]) -> Fragment:
+    def _new_insight(self, actor: Actor, text: str, sources: tuple[str, ...]) -> Fragment:
         now_us = self._runtime.clock.now_us()
         return Fragment(
-            id=self._runtime.ids.next(),
+            id=self._runtime.ids.next_id(),
             content=text,
             tier=Tier.LONG_TERM,
             kind=FragmentKind.INSIGHT,
@@ -266,22 +269,24 @@ class Jobs:
             create_time_us=now_us,
             access_time_us=now_us,
             sources=sources,
-            position=actor.receiving.take_position(),
+            position=actor.ingest.take_position(),
         )
 
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
-        known = await self._found(actor, ids)
+        known = await self._read_unexpired(actor, ids)
         vectors = await self._storage.journal.vectors(actor.uid, actor.working.embedding.name, ids)
-        return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
+        return [Held(one, unpack_vector(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
-    def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:
+    def _decide_insights(
+        self, actor: Actor, end: Decision, gathered: Sequence[EnrichedFragment], others: Sequence[Held]
+    ) -> Decision:
         working = actor.working
         policy = effective_policy(working.record.policy, self._models)
         state, steps, known = working.state, [], [other for other in others if other.fragment.id in working.columns]
         for part in gathered:
             step = lifecycle.insert_insight(state, Held(part.fragment, part.vector), known, policy)
-            known = _with(known, step, part.fragment.id, part.vector)
+            known = _add_insight(known, step, part.fragment.id, part.vector)
             state = step.state
             steps.append(step)
         if not steps:
@@ -291,31 +296,31 @@ class Jobs:
         jobs = jobs_of(working, transition, gathered, self._runtime)
         return replace(end, transition=transition, gathered=parts, jobs=jobs)
 
-    # ---- importances that were missing
-    async def _rate(self, actor: Actor, job: Job, account: Account) -> None:
-        """Rate what was stored while the scorer was down, if nobody has changed its importance since."""
+    # ---- missing importances
+    async def _rate_fragments(self, actor: Actor, job: Job, account: Account) -> None:
+        """Rate fragments that were stored while the scorer was down, unless their importance was changed since."""
         payload = json.loads(job.payload)
         default: float = payload["importance"]
-        lacking = await some(actor, payload["fragments"], self._storage)
-        scores = await self._models.gatherer.ratings([one.content for one in lacking], account)
+        lacking = await read_fragments(actor, payload["fragments"], self._storage)
+        scores = await self._models.enricher.rate_texts([one.content for one in lacking], account)
         rated = {one.id: (one.content, score) for one, score in zip(lacking, scores, strict=True) if score is not None}
 
         async def decide(now: Actor) -> Decision:
             changed = [
                 one.but(importance=rated[one.id][1])
-                for one in await some(now, list(rated), self._storage)
+                for one in await read_fragments(now, list(rated), self._storage)
                 if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
             transition = lifecycle.rate(now.working.state, changed) if changed else None
-            return replace(_ended(job, account), transition=transition)
+            return replace(_end_job(job, account), transition=transition)
 
         await actor.run(decide)
 
-    # ---- vectors that were missing
-    async def _backfill(self, actor: Actor, job: Job) -> None:
-        """Embed what was stored while the model was down. What the model refuses stays without a vector.
+    # ---- missing vectors
+    async def _backfill_vectors(self, actor: Actor, job: Job) -> None:
+        """Embed fragments that were stored while the model was down. Refused ones stay without a vector.
 
-        What is forgotten, too: it may be restored.
+        Includes forgotten fragments, which may be restored.
         """
         for forgotten in (False, True):
             query = FragmentQuery(forgotten=forgotten, limit=PAGE)
@@ -323,12 +328,12 @@ class Jobs:
                 query = replace(query, after=page[-1].position)
                 lacking = [fragment for fragment in page if not fragment.model]
                 if lacking:
-                    await self._fill(actor, lacking)
+                    await self._fill_page(actor, lacking)
         await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
 
-    async def _fill(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
+    async def _fill_page(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
         record = actor.working.record
-        gathered = await self._models.gatherer.gather(
+        gathered = await self._models.enricher.enrich_fragments(
             lacking,
             {},
             [fragment.importance for fragment in lacking],
@@ -336,26 +341,26 @@ class Jobs:
             account_of(record),
             actor.working.embedding,
         )
-        if any(part.missing for part in gathered):
+        if any(part.is_missing for part in gathered):
             raise ModelError("the embedding model is still down")
         filled = {part.fragment.id: part for part in gathered if part.vector is not None}
         if filled:
 
             async def decide(now: Actor) -> Decision | None:
-                seen = {id_: part.under(now.working.embedding.name) for id_, part in filled.items()}
+                seen = {id_: part.in_space(now.working.embedding.name) for id_, part in filled.items()}
                 made = {id_: part for id_, part in seen.items() if part.vector is not None}
-                return _filled(now, made, await some(now, list(made), self._storage))
+                return _decide_fill(now, made, await read_fragments(now, list(made), self._storage))
 
             await actor.run(decide)
 
 
-def _ended(job: Job, account: Account) -> Decision:
-    """The job's end without a result, and what it took all the same."""
-    return Decision(finish_jobs=(job.id,)).costing(account, _PURPOSES[job.type])
+def _end_job(job: Job, account: Account) -> Decision:
+    """The end of a job without a result, with its cost."""
+    return Decision(finish_jobs=(job.id,)).with_cost(account, _PURPOSES[job.type])
 
 
-def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vector | None) -> list[Held]:
-    """The insights there are after a step: the new one, or the one that took it in."""
+def _add_insight(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vector | None) -> list[Held]:
+    """The known insights after a step: adds the new one, or updates the one that absorbed it."""
     changed = {put.id: put for put in step.puts}
     out = [replace(one, fragment=changed.get(one.fragment.id, one.fragment)) for one in known]
     if fragment_id in changed:
@@ -363,8 +368,8 @@ def _with(known: Sequence[Held], step: Transition, fragment_id: str, vector: Vec
     return out
 
 
-def _filled(actor: Actor, filled: dict[str, Gathered], found: Sequence[Fragment]) -> Decision | None:
-    """Vectors for those of `found` that still lack one and say what was embedded."""
+def _decide_fill(actor: Actor, filled: dict[str, EnrichedFragment], found: Sequence[Fragment]) -> Decision | None:
+    """A decision that adds vectors to those fragments of `found` that lack one and still have the embedded text."""
     current = [
         one.but(model=filled[one.id].fragment.model)
         for one in found

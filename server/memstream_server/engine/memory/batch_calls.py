@@ -1,11 +1,11 @@
-"""ObserveBatch: one batch to the level asked for; a repeat of its request_id gets the first answer.
+"""ObserveBatch: one batch up to the requested acknowledgement level; a repeated request_id gets the first answer.
 
-Rule 1. The answer of an unnumbered batch is written in the transaction that makes it true: with its receipt where the
-client waits for *received*, else with the commit that stores the batch. Between the two the answer is empty, so that a
-repeat after a crash waits for the batch instead of sending it again.
-Rule 2. A numbered batch is safe to repeat by its numbers; its answer is written once it is complete.
-Rule 3. While a call runs, repeats of its request_id wait for it. Once its batch is submitted it runs to its end, even
-if all callers are gone; before that it ends with the last of them.
+Rule 1. The answer of an unnumbered batch is written in the transaction that makes it true: with its receipt if the
+client waits for *received*, else with the commit that stores the batch. A batch that is received but not stored has an
+empty answer, so that a repeat after a crash waits for the batch and does not send it again.
+Rule 2. A numbered batch is safe to repeat because of its numbers; its answer is written when it is complete.
+Rule 3. Repeats of a running request_id wait for the running call. A call whose batch is submitted runs to its end even
+if all callers have left; before that it is cancelled with its last caller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict, written
+from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict, map_write_errors
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.memory.receipts import decode_progress, encode_progress
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call with a request_id that runs."""
+    """A running call with a request_id."""
 
     digest: bytes
     task: asyncio.Task[Progress] | None = None
@@ -46,18 +46,18 @@ class BatchCalls:
         self._clock = runtime.clock
         self._ask_index = ask_index
         self._running: dict[tuple[str, str], _Call] = {}
-        """Calls with a request_id, by memory and request_id."""
+        """Running calls by memory and request_id."""
 
-    async def observe(self, actor: Actor, batch: NewBatch) -> Progress:
-        """Raises what refuses the batch; RequestIdConflict."""
+    async def observe_batch(self, actor: Actor, batch: NewBatch) -> Progress:
+        """Raises the errors that refuse the batch; RequestIdConflict."""
         if not batch.request_id:
-            return await self._send(actor, batch)
+            return await self._send_batch(actor, batch)
         key = actor.uid, batch.request_id
         call = self._running.get(key)
         if call is None:
             call = self._running[key] = _Call(batch.digest)
-            call.task = asyncio.create_task(self._answer(actor, batch, call))
-            call.task.add_done_callback(lambda _: self._ended(key, call))
+            call.task = asyncio.create_task(self._answer_call(actor, batch, call))
+            call.task.add_done_callback(lambda _: self._finish_call(key, call))
         _check_same(call.digest, batch)
         assert call.task is not None
         call.callers += 1
@@ -66,88 +66,88 @@ class BatchCalls:
         finally:
             call.callers -= 1
             if not (call.callers or call.submitted or call.task.done()):
-                self._forget(key, call)
+                self._forget_call(key, call)
                 call.task.cancel()
 
-    def _ended(self, key: tuple[str, str], call: _Call) -> None:
-        self._forget(key, call)
+    def _finish_call(self, key: tuple[str, str], call: _Call) -> None:
+        self._forget_call(key, call)
         if call.task is not None and not call.task.cancelled():
-            call.task.exception()  # marks it as retrieved: all callers may be gone
+            call.task.exception()  # marks it as retrieved: all callers may have left
 
-    def _forget(self, key: tuple[str, str], call: _Call) -> None:
+    def _forget_call(self, key: tuple[str, str], call: _Call) -> None:
         if self._running.get(key) is call:
             del self._running[key]
 
-    async def _answer(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
+    async def _answer_call(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
         request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
-        with actor.used():
-            stored = await self._stored(request)
+        with actor.keep_active():
+            stored = await self._read_answer(request)
             if stored is not None:
-                if stored.digest:  # else something of the memory was erased since
+                if stored.digest:  # else an erasure removed the digest
                     _check_same(stored.digest, batch)
                 if not stored.response:  # an earlier process received the batch
-                    await actor.receiving.answered(request)
-                    stored = await self._stored(request)
+                    await actor.ingest.wait_for_answer(request)
+                    stored = await self._read_answer(request)
             if stored is not None and stored.response:
-                return await self._indexed(actor, batch, decode_progress(stored.response))
+                return await self._wait_until_indexed(actor, batch, decode_progress(stored.response))
             answer = Answer(request, batch.digest, b"", self._clock.now_us())
             if batch.producer:
-                return await self._numbered(actor, batch, answer, call)
-            return await self._unnumbered(actor, batch, answer, call)
+                return await self._send_numbered(actor, batch, answer, call)
+            return await self._send_unnumbered(actor, batch, answer, call)
 
-    async def _unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+    async def _send_unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
         if batch.level is AckLevel.RECEIVED:
             progress = Progress(len(batch.items), 0, 0, 0)
-            await self._send(actor, batch, replace(answer, response=encode_progress(progress)), call)
+            await self._send_batch(actor, batch, replace(answer, response=encode_progress(progress)), call)
             return progress
-        progress = await self._send(actor, batch, answer, call)
+        progress = await self._send_batch(actor, batch, answer, call)
         return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
 
-    async def _numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
-        progress = await self._send(actor, batch, call=call)
-        await written(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
+    async def _send_numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        progress = await self._send_batch(actor, batch, call=call)
+        await map_write_errors(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
         return progress
 
-    async def _stored(self, request: str) -> Answer | None:
+    async def _read_answer(self, request: str) -> Answer | None:
         try:
             return await self._journal.answer(request)
         except JournalError as error:
             raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
 
-    async def _indexed(self, actor: Actor, batch: NewBatch, answer: Progress) -> Progress:
-        """A stored answer; of a call that waits for the index, once the index has what it is about."""
+    async def _wait_until_indexed(self, actor: Actor, batch: NewBatch, answer: Progress) -> Progress:
+        """A stored answer. For a call that waits for the index, returns once the index has the batch."""
         if batch.level is not AckLevel.INDEXED or answer.indexed >= answer.stored:
             return answer
-        session = actor.receiving.anonymous(stored=answer.stored)
+        session = actor.ingest.open_anonymous(stored=answer.stored)
         try:
             self._ask_index(session)
-            return replace(answer, indexed=(await session.reached(AckLevel.INDEXED, answer.stored)).indexed)
+            return replace(answer, indexed=(await session.wait_for_level(AckLevel.INDEXED, answer.stored)).indexed)
         finally:
             session.close()
 
-    async def _send(
+    async def _send_batch(
         self, actor: Actor, batch: NewBatch, answer: Answer | None = None, call: _Call | None = None
     ) -> Progress:
         first = batch.first_sequence if batch.producer else 1
         last = first + len(batch.items) - 1
         if batch.producer:
-            session = await written(actor.receiving.open_session(batch.producer, outcomes=True))
+            session = await map_write_errors(actor.ingest.open_session(batch.producer, outcomes=True))
         else:
-            session = actor.receiving.anonymous()
+            session = actor.ingest.open_anonymous()
         try:
             self._ask_index(session)
             received = session.submit(first, batch.items, batch.level, answer)
             if call is not None:
                 call.submitted = True
             await received
-            progress = await session.reached(batch.level, last)
-            return await _complete(session, progress, first, last) if batch.producer else progress
+            progress = await session.wait_for_level(batch.level, last)
+            return await _complete_progress(session, progress, first, last) if batch.producer else progress
         finally:
             session.close()
 
 
-async def _complete(session: ObserveSession, progress: Progress, first: int, last: int) -> Progress:
-    """Of this batch alone, with what became of those that an earlier call has sent, as far as it is kept."""
+async def _complete_progress(session: ObserveSession, progress: Progress, first: int, last: int) -> Progress:
+    """Restrict the progress to this batch, and add the kept outcomes of an earlier call with the same numbers."""
     rejected = {one.sequence: one for one in progress.rejected if first <= one.sequence <= last}
     outcomes = {one.sequence: one for one in progress.outcomes if first <= one.sequence <= last}
     if first <= session.opened.stored:
@@ -162,4 +162,4 @@ async def _complete(session: ObserveSession, progress: Progress, first: int, las
 
 def _check_same(digest: bytes, batch: NewBatch) -> None:
     if digest != batch.digest:
-        raise RequestIdConflict("this request_id came before with another request; use a new one for each")
+        raise RequestIdConflict("this request_id was used with another request; use a new one for each request")

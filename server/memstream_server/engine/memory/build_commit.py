@@ -1,4 +1,4 @@
-"""The journal transaction of a decision."""
+"""Builds the journal transaction of a decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from memstream_server.core.transition import anchors_changed
 from memstream_server.core.values import Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.memory.enrich import Embedded, Gathered
+from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Row
 from memstream_server.ports.journal.writing import Commit
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, runtime: Runtime) -> Commit:
-    """The journal transaction of a decision on the memory's present RAM state."""
+    """The journal transaction of a decision on the memory's current working set."""
     record, transition = working.record, decision.transition
     before = working.state
     after = transition.state if transition is not None else before
-    other = models.embeddings.beside(working.embedding.name)
+    other = models.embeddings.other_than(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     waited = [batch for batch in decision.batches if not batch.at_once]
     return Commit(
@@ -36,14 +36,14 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         revision=record.revision,
         time_us=runtime.clock.now_us() if decision.time_us is None else decision.time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=tuple(_rows(working, decision, record.revision + 1, other)),
+        rows=tuple(_build_rows(working, decision, record.revision + 1, other)),
         removed=transition.removed if transition is not None else (),
-        anchors=tuple(_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
-        released=_released(before, released),
+        anchors=tuple(_build_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
+        released=_released_anchors(before, released),
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
         stored_positions=tuple(batch.receipt.position for batch in waited),
-        producers=tuple(_stored(waited).items()),
-        index=tuple(_index(working, decision)),
+        producers=tuple(_stored_numbers(waited).items()),
+        index=tuple(_index_entries(working, decision)),
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,
         reflection_aggregate=after.reflection_aggregate,
@@ -58,7 +58,7 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
     )
 
 
-def _rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:
+def _build_rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:
     if decision.transition is None:
         return
     for put in decision.transition.puts:
@@ -67,20 +67,20 @@ def _rows(working: WorkingSet, decision: Decision, version: int, other: Embeddin
         if part is None:
             yield Row(fragment)
         else:
-            vector = None if part.vector is None else packed(part.vector)
-            seen = _beside(part, other)
-            beside = None if seen is None or seen.vector is None else (seen.space, packed(seen.vector))
+            vector = None if part.vector is None else pack_vector(part.vector)
+            seen = _other_space(part, other)
+            beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
             yield Row(fragment, part.terms, vector, beside, replaces=working.tier_of(put.id) is not None)
 
 
-def _beside(part: Gathered, other: Embedding | None) -> Embedded | None:
-    """What was made in the other space, if that is still kept: it may have been given up since."""
+def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | None:
+    """The fragment's vectors in the second space, if that space is still in use."""
     kept = part.beside is not None and other is not None and part.beside.space == other.name
     return part.beside if kept else None
 
 
-def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
-    """Long-term fragments whose vector is new to the index, and those that left it."""
+def _index_entries(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
+    """Long-term fragments with a vector that is new to the index, and those to delete from it."""
     if decision.transition is None:
         return
     uid = working.record.uid
@@ -89,17 +89,17 @@ def _index(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
             new = working.tier_of(put.id) is not Tier.LONG_TERM
             if put.forget_time_us is not None:
                 yield IndexEntry(uid, put.id, delete=True)
-            elif new or put.id in decision.gathered or working.forgotten(put.id):
+            elif new or put.id in decision.gathered or working.is_forgotten(put.id):
                 yield IndexEntry(uid, put.id)
         elif put.id in decision.gathered and working.tier_of(put.id) is Tier.LONG_TERM:
-            yield IndexEntry(uid, put.id, delete=True)  # what it says now has no vector yet
+            yield IndexEntry(uid, put.id, delete=True)  # the new text has no vector yet
     for id_ in decision.transition.removed:
         if working.tier_of(id_) is Tier.LONG_TERM:
             yield IndexEntry(uid, id_, delete=True)
 
 
-def _stored(batches: Sequence[Batch]) -> dict[str, int]:
-    """The last number of each producer that these batches bring to stored."""
+def _stored_numbers(batches: Sequence[Batch]) -> dict[str, int]:
+    """The last number of each producer that these batches bring to *stored*."""
     out: dict[str, int] = {}
     for batch in batches:
         if batch.receipt.producer:
@@ -111,22 +111,22 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
-def _anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
-    vector = None if held.vector is None else packed(held.vector)
+def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
+    vector = None if held.vector is None else pack_vector(held.vector)
     part = decision.gathered.get(held.fragment.id)
     beside: tuple[str, bytes | None] | None = None
-    if part is not None:  # its content is new, so what is kept of it in another space is not of this content
-        seen = _beside(part, other)
-        given = None if seen is None or seen.content_vector is None else packed(seen.content_vector)
+    if part is not None:  # the content is new, so the stored vector in the other space is out of date
+        seen = _other_space(part, other)
+        given = None if seen is None or seen.content_vector is None else pack_vector(seen.content_vector)
         beside = ("" if seen is None else seen.space, given)
     return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside)
 
 
-def _released(before: State, released: Sequence[str]) -> tuple[str, ...]:
+def _released_anchors(before: State, released: Sequence[str]) -> tuple[str, ...]:
     had = {held.fragment.id for held in (*before.sensory, *before.short_term) if _has_anchor(held)}
     return tuple(id_ for id_ in released if id_ in had)
 
 
-def packed(vector: Vector) -> bytes:
-    """A vector as the journal keeps it: float32, little-endian."""
+def pack_vector(vector: Vector) -> bytes:
+    """A vector as the journal stores it: float32, little-endian."""
     return np.ascontiguousarray(vector, dtype="<f4").tobytes()

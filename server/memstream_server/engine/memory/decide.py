@@ -16,8 +16,8 @@ from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.memory.enrich import Gathered, enhances_short_term
-from memstream_server.engine.memory.known_fragments import Known
+from memstream_server.engine.memory.enrich import EnrichedFragment, enhances_short_term
+from memstream_server.engine.memory.known_fragments import KnownFragments
 from memstream_server.engine.memory.receipts import complete_answer
 from memstream_server.ports.journal.records import Answer, Job
 from memstream_server.ports.journal.writing import Outcome, Outcomes
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
 
-TURN = 8
-"""Observations decided in one turn: some 0.7 ms, which a small call waits for at each of its turns of the loop."""
+OBSERVATIONS_PER_SLOT = 8
+"""Observations decided per slot, about 0.7 ms; a small call waits that long at each of its event-loop iterations."""
 
 
 def effective_policy(policy: Policy, models: EngineModels) -> Policy:
-    """The policy as the core is to follow it: without an LLM nothing asks for insights."""
+    """The policy that the core follows: without an LLM it requests no insights."""
     return policy if models.insights is not None else _without_insights(policy)
 
 
@@ -44,25 +44,25 @@ def _without_insights(policy: Policy) -> Policy:
 async def decide_observations(
     working: WorkingSet,
     batches: tuple[Batch, ...],
-    gathered: Sequence[Gathered],
-    known: Known,
+    gathered: Sequence[EnrichedFragment],
+    known: KnownFragments,
     models: EngineModels,
     runtime: Runtime,
 ) -> tuple[Decision, dict[int, Outcome]]:
-    """What a group of receipts does to its memory, and what became of each observation by position.
+    """The decision on a group of receipts, and the outcome of each observation by position.
 
-    `known` is what of the memory these observations may concern.
-    Lets others run between turns: nothing but the caller changes what is decided on, and nothing is shown meanwhile.
+    `known` holds the fragments that these observations may repeat, echo or update. Other tasks run between slots: only
+    the caller changes the memory, and recalls see nothing before the commit.
     """
     policy = effective_policy(working.record.policy, models)
-    gathered = [part.under(working.embedding.name) for part in gathered]
+    gathered = [part.in_space(working.embedding.name) for part in gathered]
     steps: list[Transition] = []
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
     state = working.state
-    for start in range(0, len(gathered), TURN):
-        async with runtime.turns.of(working.record.namespace):
-            for part in gathered[start : start + TURN]:
+    for start in range(0, len(gathered), OBSERVATIONS_PER_SLOT):
+        async with runtime.scheduler.slot(working.record.namespace):
+            for part in gathered[start : start + OBSERVATIONS_PER_SLOT]:
                 step = _decide_one(working, state, part, policy, known, parts)
                 steps.append(step)
                 state = step.state
@@ -70,14 +70,14 @@ async def decide_observations(
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)
-    kept = [parts[put.id] for put in transition.puts if put.id in parts]  # by the ids they go by in the memory
-    outcomes = _outcomes(firsts, transition)
+    kept = [parts[put.id] for put in transition.puts if put.id in parts]  # by their ids in the memory
+    outcomes = _collect_outcomes(firsts, transition)
     decision = Decision(
         transition=transition,
         gathered=parts,
         batches=batches,
-        answers=tuple(_answers(batches, outcomes, working.record.revision + 1)),
-        outcomes=tuple(_kept(batches, outcomes)),
+        answers=tuple(_complete_answers(batches, outcomes, working.record.revision + 1)),
+        outcomes=tuple(_kept_outcomes(batches, outcomes)),
         jobs=jobs_of(working, transition, kept, runtime),
     )
     return decision, outcomes
@@ -86,48 +86,49 @@ async def decide_observations(
 def _decide_one(
     working: WorkingSet,
     state: State,
-    part: Gathered,
+    part: EnrichedFragment,
     policy: Policy,
-    known: Known,
-    parts: dict[str, Gathered],
+    known: KnownFragments,
+    parts: dict[str, EnrichedFragment],
 ) -> Transition:
     fragment = part.fragment
     existing = known.find_by_key(state, fragment.external_id)
     gone: Transition | None = None
     if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
-        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)  # the id is free, whatever maintenance has come to
-        known.follow(gone)
+        # the external_id is free, even if maintenance has not removed the fragment yet
+        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)
+        known.apply_step(gone)
         state, existing = gone.state, None
     if existing is not None:
-        changed = updated(existing, fragment)
+        changed = apply_update(existing, fragment)
         parts[existing.id] = replace(part, fragment=changed)
-        step = _said_again(state, changed, part.content_vector, policy)
-        known.follow(step)
+        step = _update_existing(state, changed, part.content_vector, policy)
+        known.apply_step(step)
         return step
     newcomer = Newcomer(
         fragment,
         part.content_vector if enhances_short_term(working.record.kind, working.record.policy) else None,
         known.find_recalled(fragment),
         known.find_repeated(fragment, policy.retention),
-        part.refused,
+        part.is_refused,
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
-    known.follow(step)
+    known.apply_step(step)
     return step if gone is None else join_all((gone, step))
 
 
-def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
-    """An update by external_id. One that was forgotten is remembered again: its client has just said it."""
+def _update_existing(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
+    """Update the fragment of an external_id. A forgotten one is restored, because its client has just sent it."""
     step = lifecycle.update(state, changed, vector)
     if changed.forget_time_us is None:
         return step
     return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
 
 
-def updated(existing: Fragment, new: Fragment) -> Fragment:
-    """The existing fragment with all that the new observation of the same external id gives, as if put in its place.
+def apply_update(existing: Fragment, new: Fragment) -> Fragment:
+    """The existing fragment with every value of the new observation of the same external id.
 
-    Id, tier, lineage, counts, pin and time of creation stay.
+    Keeps id, tier, lineage, counts, pin and create time.
     """
     return existing.but(
         content=new.content,
@@ -147,9 +148,9 @@ def updated(existing: Fragment, new: Fragment) -> Fragment:
 
 
 def jobs_of(
-    working: WorkingSet, transition: Transition, gathered: Iterable[Gathered], runtime: Runtime
+    working: WorkingSet, transition: Transition, gathered: Iterable[EnrichedFragment], runtime: Runtime
 ) -> tuple[Job, ...]:
-    """The background work a transition causes: insights, a reflection; vectors and importances to fill in."""
+    """The background jobs of a transition: insights, reflection, missing vectors and importances."""
     gathered = list(gathered)
     wanted: list[tuple[str, object]] = [
         ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})
@@ -157,24 +158,24 @@ def jobs_of(
     ]
     if transition.reflect:
         wanted.append(("reflection", {}))
-    if any(part.missing for part in gathered):
+    if any(part.is_missing for part in gathered):
         wanted.append(("backfill", {}))
     if unrated := [part.fragment.id for part in gathered if part.unrated]:
         default = working.record.policy.importance_default
         wanted.append(("rating", {"fragments": unrated, "importance": default}))
     now_us = runtime.clock.now_us()
     return tuple(
-        Job(runtime.ids.next(), working.record.uid, type_, json.dumps(payload), now_us) for type_, payload in wanted
+        Job(runtime.ids.next_id(), working.record.uid, type_, json.dumps(payload), now_us) for type_, payload in wanted
     )
 
 
-def _outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) -> dict[int, Outcome]:
+def _collect_outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) -> dict[int, Outcome]:
     tiers: dict[str, Tier] = {put.id: put.tier for put in transition.puts}
     out = {}
     for fragment, event in firsts:
         counted = event.type in (EventType.REPEATED, EventType.ECHOED)
         out[fragment.position] = Outcome(
-            sequence=0,  # the actor knows the number
+            sequence=0,  # the actor fills in the number
             fragment=event.fragment if event.type is EventType.UPDATED else fragment.id,
             type=event.type,
             other=event.fragment if counted else "",
@@ -183,20 +184,20 @@ def _outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) 
     return out
 
 
-def _answers(batches: Sequence[Batch], outcomes: Mapping[int, Outcome], revision: int) -> Iterator[Answer]:
+def _complete_answers(batches: Sequence[Batch], outcomes: Mapping[int, Outcome], revision: int) -> Iterator[Answer]:
     for batch in batches:
         if batch.receipt.answer is not None:
-            answer = complete_answer(batch.receipt, revision, _numbered(batch, outcomes))
+            answer = complete_answer(batch.receipt, revision, _number_outcomes(batch, outcomes))
             if answer is not None:
                 yield answer
 
 
-def _kept(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) -> Iterator[Outcomes]:
+def _kept_outcomes(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) -> Iterator[Outcomes]:
     for batch in batches:
         if batch.receipt.outcomes:
-            yield Outcomes(batch.receipt.producer, batch.receipt.last_sequence, _numbered(batch, outcomes))
+            yield Outcomes(batch.receipt.producer, batch.receipt.last_sequence, _number_outcomes(batch, outcomes))
 
 
-def _numbered(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
+def _number_outcomes(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
     numbered = zip(batch.receipt.sequences, batch.receipt.fragments, strict=True)
     return tuple(outcomes[part.position].of(number) for number, part in numbered)

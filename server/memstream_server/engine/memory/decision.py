@@ -1,4 +1,4 @@
-"""What was decided for one memory, before it is committed."""
+"""A decision for one memory, before it is committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.policy import Policy
 from memstream_server.core.transition import Transition
-from memstream_server.engine.memory.enrich import Gathered
+from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.ports.journal.records import Answer, Job, MemoryRecord
 from memstream_server.ports.journal.writing import Outcomes
 from memstream_server.ports.models import Account
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """One transition of one memory before it is committed. Fields left alone change nothing."""
+    """One transition of one memory before its commit. A field at its default changes nothing."""
 
     transition: Transition | None = None
-    gathered: Mapping[str, Gathered] = field(default_factory=dict)
-    """Terms and vectors of the fragments that are new or say something else now, by id."""
+    gathered: Mapping[str, EnrichedFragment] = field(default_factory=dict)
+    """Terms and vectors of new fragments and of changed texts, by fragment id."""
     batches: tuple[Batch, ...] = ()
     events: tuple[Event, ...] = ()
-    """Events of the memory itself, after the transition's."""
+    """Events of the memory itself; they follow those of the transition."""
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None
     name: tuple[str, str] | None = None
-    """(namespace, name) to go by from now on."""
+    """The new (namespace, name) of the memory."""
     namespace_max: int = 0
-    """Memories that namespace may hold with it, 0: no limit."""
+    """How many memories that namespace may have, including this one; 0: no limit."""
     answer: Answer | None = None
     answers: tuple[Answer, ...] = ()
-    """Of the calls whose batches are decided, and what is kept of those batches' outcomes: see Commit."""
+    """Answers of the calls that sent the batches; `outcomes` are kept for resuming clients: see Commit."""
     outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
-    """Ids of which nothing they said before is to be kept, see Commit."""
+    """Ids whose earlier texts must not be kept anywhere, see Commit."""
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
     time_us: int | None = None
-    """When it was decided, where the answer tells it; else it is the commit's own."""
+    """Time of the decision if the answer contains it; None: the commit sets it."""
 
-    def with_gathered(self, more: Sequence[Gathered]) -> Decision:
-        """The same with terms and vectors of merged texts; their fragments name the model of the new vector."""
+    def with_gathered(self, more: Sequence[EnrichedFragment]) -> Decision:
+        """A copy with terms and vectors of merged texts. Their fragments name the model of the new vector."""
         if self.transition is None:
             return self
         found = {part.fragment.id: part for part in more}
@@ -55,8 +55,8 @@ class Decision:
         )
         return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
 
-    def costing(self, account: Account, purpose: Purpose) -> Decision:
-        """The same with what asking an LLM for it took, if one was asked."""
+    def with_cost(self, account: Account, purpose: Purpose) -> Decision:
+        """A copy with an event for the LLM requests and tokens that the decision cost, if there were any."""
         if not account.requests:
             return self
         use = ModelUse(purpose, account.model, account.requests, account.prompt_tokens, account.completion_tokens)
@@ -64,5 +64,5 @@ class Decision:
 
 
 def account_of(record: MemoryRecord) -> Account:
-    """A new account of what is asked on behalf of a memory."""
+    """A new account for the model requests of a memory."""
     return Account(record.namespace, record.uid)

@@ -1,4 +1,4 @@
-"""Gathering: what a decision needs from models and analyzer, fetched before deciding."""
+"""Enrichment: fetches what a decision needs from models and the analyzer, before the decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
-from memstream_server.engine.runtime.fair_scheduler import Turns
+from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Terms
@@ -23,12 +23,12 @@ from memstream_server.ports.models import Account, Analyzer, ModelRefused, Model
 log = structlog.get_logger(__name__)
 
 
-BESIDE_PAUSE_S = 10.0
-"""How long the model of another space is left alone after it gave no answer in time."""
-TURN = 8
-"""Texts analysed in one turn: some 0.4 ms."""
-TEXTS = 32
-"""Texts that become vectors in one turn, of a model that nobody waits for: some 0.7 ms."""
+OTHER_SPACE_PAUSE_S = 10.0
+"""Pause of the second space's model after it did not answer in time."""
+ANALYZED_PER_SLOT = 8
+"""Texts analyzed per slot, about 0.4 ms."""
+EMBEDDED_PER_SLOT = 32
+"""Texts embedded per slot with an in-process model, about 0.7 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,27 +37,27 @@ class Embedded:
 
     space: str
     vector: Vector | None = None
-    """Of the indexed text."""
+    """Vector of the indexed text."""
     content_vector: Vector | None = None
-    """Of the content alone, where the policy compares it."""
+    """Vector of the content alone, if the policy compares it."""
     refused: bool = False
-    """The model refuses this input for good."""
+    """The model refuses this input permanently."""
     missing: bool = False
-    """The model was down: the vector is to be filled in later."""
+    """The model was down: a backfill job makes the vector later."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gathered:
-    """A fragment with all that was fetched for it."""
+class EnrichedFragment:
+    """A fragment with its terms, vectors and importance."""
 
     fragment: Fragment
-    """With importance and `model` (the vector's space, empty without one) set."""
+    """With importance and `model` set; `model` is the space of the vector, empty without a vector."""
     terms: Terms
     embedded: Embedded
     beside: Embedded | None = None
-    """The same in another space, while there are two."""
+    """Its vectors in the second space, while there are two."""
     unrated: bool = False
-    """The scorer was down: the importance is to be rated later."""
+    """The scorer was down: a job rates the importance later."""
 
     @property
     def vector(self) -> Vector | None:
@@ -68,15 +68,15 @@ class Gathered:
         return self.embedded.content_vector
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         return self.embedded.refused
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         return self.embedded.missing
 
-    def under(self, space: str) -> Gathered:
-        """As a memory in that space sees it, which may have changed since it was gathered."""
+    def in_space(self, space: str) -> EnrichedFragment:
+        """A view for a memory in `space`, which may have changed since the enrichment."""
         if space == self.embedded.space:
             return self
         seen = self.beside if self.beside is not None and self.beside.space == space else Embedded(space, missing=True)
@@ -85,8 +85,8 @@ class Gathered:
         return replace(self, fragment=fragment, embedded=seen, beside=self.embedded)
 
 
-class Gatherer:
-    """Asks analyzer, embedder and scorer for batches of fragments."""
+class Enricher:
+    """Calls the analyzer, the embedder and the scorer for batches of fragments."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class Gatherer:
         embeddings: Embeddings,
         scorer: Scorer | None,
         limits: Limits,
-        turns: Turns,
+        turns: FairScheduler,
     ) -> None:
         self._analyzer = analyzer
         self._embeddings = embeddings
         self._scorer = scorer
         self._retry_s = limits.model_retry_s
-        self._beside_s = limits.embed_deadline_s
-        self._turns = turns
-        self._beside_again_s = 0.0
-        """When a model that was asked beside and did not answer is asked again, on the event loop's clock."""
+        self._other_timeout_s = limits.embed_deadline_s
+        self._scheduler = turns
+        self._other_retry_at_s = 0.0
+        """Event-loop time of the next attempt after the second space's model did not answer."""
 
-    async def gather(
+    async def enrich_fragments(
         self,
         fragments: Sequence[Fragment],
         own_vectors: Mapping[str, Vector],
@@ -113,59 +113,60 @@ class Gatherer:
         record: MemoryRecord,
         account: Account,
         embedding: Embedding | None = None,
-    ) -> list[Gathered]:
-        """One Gathered per fragment, in order. Waits for models only where the policy of `record` does.
+    ) -> list[EnrichedFragment]:
+        """One EnrichedFragment per fragment, in order. Waits for a model that is down only if the policy of `record`
+        says so.
 
-        embedding: the space of the memory they are for, the one in force if None; vectors are made in the other one,
-        too, while there are two. `own_vectors` are of the space in force.
+        embedding: the space of their memory; None: the space in force. While there are two spaces, vectors are made in
+        both. `own_vectors` are in the space in force.
         """
         kind, policy = record.kind, record.policy
         using = embedding or self._embeddings.in_force
-        other = self._embeddings.beside(using.name)
-        importances, unrated = await self._importances(fragments, own_importances, policy, account)
+        other = self._embeddings.other_than(using.name)
+        importances, unrated = await self._rate_importances(fragments, own_importances, policy, account)
         content = compares_content(kind, policy)
-        own = self._own(own_vectors, using)
-        in_space = self._vectors(fragments, own, content, record, using)
+        own = self._own_vectors(own_vectors, using)
+        in_space = self._make_vectors(fragments, own, content, record, using)
         beside: Sequence[Embedded | None] = [None] * len(fragments)
         if other is None or not fragments:
             vectors = await in_space
         else:
-            in_other = self._beside(fragments, self._own(own_vectors, other), content, record, other)
+            in_other = self._embed_in_other(fragments, self._own_vectors(own_vectors, other), content, record, other)
             vectors, beside = await asyncio.gather(in_space, in_other)
         flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
         found = list(zip(flagged, importances, vectors, beside, strict=True))
-        out: list[Gathered] = []
-        for start in range(0, len(found), TURN):
-            async with self._turns.of(record.namespace):
-                out.extend(self._one(*each, record) for each in found[start : start + TURN])
+        out: list[EnrichedFragment] = []
+        for start in range(0, len(found), ANALYZED_PER_SLOT):
+            async with self._scheduler.slot(record.namespace):
+                out.extend(self._enrich_one(*each, record) for each in found[start : start + ANALYZED_PER_SLOT])
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
-    def _own(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
+    def _own_vectors(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
         return vectors if embedding.name == self._embeddings.in_force.name else {}
 
-    def _one(
+    def _enrich_one(
         self, fragment: Fragment, importance: float, embedded: Embedded, beside: Embedded | None, record: MemoryRecord
-    ) -> Gathered:
-        return Gathered(
+    ) -> EnrichedFragment:
+        return EnrichedFragment(
             fragment=fragment.but(importance=importance, model="" if embedded.vector is None else embedded.space),
             terms=self._analyzer.terms(lexical_text(fragment), record.policy.language, record.namespace),
             embedded=embedded,
             beside=beside,
         )
 
-    async def content_vectors(
+    async def embed_contents(
         self, texts: Sequence[str], record: MemoryRecord, embedding: Embedding
     ) -> npt.NDArray[np.float32]:
-        """Vectors of contents alone, (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
+        """Vectors of contents alone, shape (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
         return await embedding.embedder.embed([clip_for_index(text) for text in texts], record.namespace)
 
-    async def embedded(
+    async def embed_fragments(
         self, fragments: Sequence[Fragment], content: bool, record: MemoryRecord, embedding: Embedding
     ) -> list[Embedded]:
-        """Vectors in one space, in order. Waits for the model only where the memory's policy does."""
-        return await self._vectors(fragments, {}, content, record, embedding)
+        """Vectors in one space, in order. Waits for a model that is down only if the memory's policy says so."""
+        return await self._make_vectors(fragments, {}, content, record, embedding)
 
-    async def _beside(
+    async def _embed_in_other(
         self,
         fragments: Sequence[Fragment],
         own: Mapping[str, Vector],
@@ -173,33 +174,33 @@ class Gatherer:
         record: MemoryRecord,
         embedding: Embedding,
     ) -> Sequence[Embedded | None]:
-        """The same in another space, if its model answers in time: what it misses is found later."""
+        """Vectors in the second space if its model answers in time; a later pass finds those that are missing."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < self._beside_again_s:
+        if now_s < self._other_retry_at_s:
             return [None] * len(fragments)
         try:
-            async with asyncio.timeout(self._beside_s):
-                made = await self._vectors(fragments, own, content, record, embedding)
+            async with asyncio.timeout(self._other_timeout_s):
+                made = await self._make_vectors(fragments, own, content, record, embedding)
         except TimeoutError:
             made = []
-        if not made or made[0].missing:  # not every group is to wait for it
-            self._beside_again_s = now_s + BESIDE_PAUSE_S
+        if not made or made[0].missing:  # later groups do not wait for it
+            self._other_retry_at_s = now_s + OTHER_SPACE_PAUSE_S
             return [None] * len(fragments)
         return made
 
-    async def _importances(
+    async def _rate_importances(
         self, fragments: Sequence[Fragment], own: Sequence[float | None], policy: Policy, account: Account
     ) -> tuple[list[float], set[int]]:
-        """An importance each, and the places of those that the scorer is to rate once it is back."""
+        """One importance each, and the indexes of those that a job must rate later."""
         given = own or [None] * len(fragments)
         out = [policy.importance_default if value is None else value for value in given]
         wanted = [place for place, value in enumerate(given) if value is None]
-        if not self.rates or not policy.score_importance or not wanted:
+        if not self.has_scorer or not policy.score_importance or not wanted:
             return out, set()
         pause = self._retry_s
         while True:
             try:
-                scores = await self.ratings([fragments[place].content for place in wanted], account)
+                scores = await self.rate_texts([fragments[place].content for place in wanted], account)
             except ModelUnavailable as error:
                 if not policy.wait_for_models:
                     log.warning("scorer_unavailable", error=error, observations=len(wanted))
@@ -212,12 +213,12 @@ class Gatherer:
                 return out, set()
 
     @property
-    def rates(self) -> bool:
+    def has_scorer(self) -> bool:
         """Whether there is a scorer."""
         return self._scorer is not None
 
-    async def ratings(self, texts: Sequence[str], account: Account) -> list[float | None]:
-        """The scorer's importance of each text, None where it refuses to rate it. Raises ModelUnavailable."""
+    async def rate_texts(self, texts: Sequence[str], account: Account) -> list[float | None]:
+        """The scorer's importance of each text; None if the scorer refuses to rate it. Raises ModelUnavailable."""
         out: list[float | None] = [None] * len(texts)
         places = list(range(len(texts)))
         while places and self._scorer is not None:
@@ -233,7 +234,7 @@ class Gatherer:
                 break
         return out
 
-    async def _vectors(
+    async def _make_vectors(
         self,
         fragments: Sequence[Fragment],
         own: Mapping[str, Vector],
@@ -245,7 +246,7 @@ class Gatherer:
         texts = [indexed_text(fragment) for fragment in wanted]
         if content:
             texts += [clip_for_index(fragment.content) for fragment in wanted]
-        found, missing = await self._embed(texts, record, embedding)
+        found, missing = await self._embed_texts(texts, record, embedding)
         by_id = {
             fragment.id: (found[place], found[place + len(wanted)] if content else None)
             for place, fragment in enumerate(wanted)
@@ -260,16 +261,18 @@ class Gatherer:
             out.append(Embedded(embedding.name, vector, shown, vector is None and not missing, missing))
         return out
 
-    async def _embed(
+    async def _embed_texts(
         self, texts: list[str], record: MemoryRecord, embedding: Embedding
     ) -> tuple[list[Vector | None], bool]:
-        """A vector per text, None for refused ones; (all None, True) when the model is down and is not waited for."""
+        """One vector per text, None for refused ones. Returns (all None, True) if the model is down and the policy does
+        not wait.
+        """
         out: list[Vector | None] = [None] * len(texts)
         places = list(range(len(texts)))
         pause = self._retry_s
         while places:
             try:
-                rows = await self._rows([texts[place] for place in places], record, embedding)
+                rows = await self._embed_in_slots([texts[place] for place in places], record, embedding)
             except ModelRefused as error:
                 refused = set(error.inputs) or set(range(len(places)))
                 log.warning("model_refused", error=error, inputs=len(refused))
@@ -286,24 +289,24 @@ class Gatherer:
                 break
         return out, False
 
-    async def _rows(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
-        """One each, of nothing that is refused. What is computed here takes turns."""
+    async def _embed_in_slots(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
+        """One vector each; no text is refused. An in-process model computes in slots."""
         if not embedding.model.instant:
             return list(await embedding.embedder.embed(texts, record.namespace))
         rows: list[Vector] = []
-        for start in range(0, len(texts), TEXTS):
-            async with self._turns.of(record.namespace):
-                rows.extend(await embedding.embedder.embed(texts[start : start + TEXTS], record.namespace))
+        for start in range(0, len(texts), EMBEDDED_PER_SLOT):
+            async with self._scheduler.slot(record.namespace):
+                rows.extend(await embedding.embedder.embed(texts[start : start + EMBEDDED_PER_SLOT], record.namespace))
         return rows
 
 
 def enhances_short_term(kind: MemoryKind, policy: Policy) -> bool:
-    """Whether new fragments are compared with those in short-term."""
+    """Whether new fragments are compared with short-term ones."""
     if kind is MemoryKind.HYBRID:
         return policy.short_term.kind is ShortTermKind.ENHANCED
     return kind is MemoryKind.ENHANCED_SHORT_TERM
 
 
 def compares_content(kind: MemoryKind, policy: Policy) -> bool:
-    """Whether this memory needs vectors of the content alone: its short-term tier enhances, and by content."""
+    """Whether the memory needs vectors of the content alone: short-term enhances, and compares contents."""
     return enhances_short_term(kind, policy) and policy.short_term.compare_content

@@ -1,6 +1,6 @@
-"""The fragments of an active memory that recall is likely to return, so that it need not ask the journal.
+"""Fragments of an active memory that recall is likely to return: saves reads of the journal.
 
-The latest are known from when the memory was read, the others once they were written or recalled.
+Contains the latest fragments from the load, and every fragment written or recalled since.
 """
 
 from __future__ import annotations
@@ -11,27 +11,29 @@ from collections.abc import Iterable, Sequence
 from memstream_server.core.values import Fragment
 
 FRAGMENTS_MAX = 1_024
-"""Fragments kept of one memory."""
+"""Fragments per memory."""
 BYTES_MAX = 1 << 20
-"""Bytes kept of one memory, about; a fragment counts its texts and what it weighs without them."""
+"""Approximate bytes per memory: texts plus a fixed overhead per fragment."""
 _FRAGMENT_BYTES = 600
 
 
-class Contents:
-    """The least recently written or recalled leave first. Single owner.
+class FragmentCache:
+    """An LRU cache with one owner.
 
-    Access counts in it are those of the journal when it was read plus what was counted since, so they may be behind by
-    what the journal had not been told at that time.
+    Its access counts are those that the journal returned plus later accesses. They can be too low by the accesses that
+    were not yet written at the time of the read.
     """
 
     def __init__(self) -> None:
-        self.left = 0
-        """How often fragments left: while it stands still, what is not here was neither changed nor removed."""
+        self.removals = 0
+        """How many fragments have left. While it is unchanged, a fragment that is not cached has been neither changed
+        nor removed.
+        """
         self.bytes = 0
         self._fragments: OrderedDict[str, Fragment] = OrderedDict()
 
-    def found(self, ids: Iterable[str]) -> dict[str, Fragment]:
-        """Those of the ids that are here."""
+    def get_many(self, ids: Iterable[str]) -> dict[str, Fragment]:
+        """The cached ones of the given ids."""
         out: dict[str, Fragment] = {}
         for id_ in ids:
             fragment = self._fragments.get(id_)
@@ -41,24 +43,26 @@ class Contents:
         return out
 
     def put(self, fragments: Iterable[Fragment]) -> None:
-        """What was committed just now."""
+        """Add fragments that were just committed."""
         kept = self._fragments
         for fragment in fragments:
             if fragment.id in kept:
-                self._drop(fragment.id)
+                self._drop_fragment(fragment.id)
             kept[fragment.id] = fragment
-            self.bytes += _size(fragment)
+            self.bytes += _size_bytes(fragment)
         while len(self._fragments) > FRAGMENTS_MAX or self.bytes > BYTES_MAX:
-            self.bytes -= _size(self._fragments.popitem(last=False)[1])
-            self.left += 1
+            self.bytes -= _size_bytes(self._fragments.popitem(last=False)[1])
+            self.removals += 1
 
-    def read(self, fragments: Sequence[Fragment], left: int) -> None:
-        """What the journal gave, asked when `left` was as told: nothing that was changed meanwhile is kept."""
-        if left == self.left:
+    def put_read(self, fragments: Sequence[Fragment], left: int) -> None:
+        """Add fragments read from the journal. `left` is the value of `removals` before the read; if it has changed,
+        some may be out of date and none is added.
+        """
+        if left == self.removals:
             self.put([one for one in fragments if one.id not in self._fragments])
 
-    def accessed(self, ids: Iterable[str], time_us: int) -> None:
-        """The fragments were recalled."""
+    def count_access(self, ids: Iterable[str], time_us: int) -> None:
+        """Count one recall of each fragment."""
         for id_ in ids:
             fragment = self._fragments.get(id_)
             if fragment is not None:
@@ -67,19 +71,19 @@ class Contents:
                 )
 
     def remove(self, fragment_id: str) -> None:
-        """The fragment is gone from the memory."""
-        self._drop(fragment_id)
-        self.left += 1
+        """Remove a fragment that left the memory."""
+        self._drop_fragment(fragment_id)
+        self.removals += 1
 
-    def _drop(self, fragment_id: str) -> None:
+    def _drop_fragment(self, fragment_id: str) -> None:
         fragment = self._fragments.pop(fragment_id, None)
         if fragment is not None:
-            self.bytes -= _size(fragment)
+            self.bytes -= _size_bytes(fragment)
 
 
-def _size(fragment: Fragment) -> int:
-    """Of the texts of any length. Two bytes a character: one where all is ASCII, four where an emoji is among them."""
-    if fragment.structured is None and not fragment.metadata and not fragment.sources:  # as most are
+def _size_bytes(fragment: Fragment) -> int:
+    """Size of a fragment: two bytes per character, between one (ASCII) and four (with emoji)."""
+    if fragment.structured is None and not fragment.metadata and not fragment.sources:  # the common case
         return _FRAGMENT_BYTES + 2 * len(fragment.content)
     structured = 2 * len(fragment.content) if fragment.structured is not None else 0
     metadata = sum(100 + (2 * len(value) if isinstance(value, str) else 0) for _, value in fragment.metadata)

@@ -1,7 +1,7 @@
-"""The quota of a memory's fragments: which observations it still takes.
+"""The quota of fragments per memory: which observations are admitted.
 
-Every fragment counts that is kept, forgotten ones too, and what waits to be stored as if each of it became one. An
-observation that says anew what its external id names adds nothing, and is always taken.
+Every kept fragment counts, including forgotten ones, and every waiting observation counts as a new fragment. An
+observation that updates an existing external id adds nothing and is always admitted.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
 
 _RESOURCE_EXHAUSTED = 8
-"""The google.rpc.Code."""
+"""The google.rpc.Code RESOURCE_EXHAUSTED."""
 _WAIT_S = 0.1
 
 
-def fitting(
+def refuse_excess(
     items: Sequence[NewObservation | Refusal], working: WorkingSet, waiting: int, most: int
 ) -> Sequence[NewObservation | Refusal]:
-    """`items` as they are, or in a new list those there is no room for refused; `waiting` are received and not stored.
+    """`items` unchanged, or a new list in which those beyond the quota are refused. `waiting`: received and not yet
+    stored.
 
-    Raises BacklogFull while it is not known whether there is room: what waits may turn out to add nothing.
+    Raises BacklogFull if the result depends on waiting observations, which may add nothing.
     """
-    room = most - working.fragments
-    new = list(_adding(items, working))
+    room = most - working.fragment_count
+    new = list(_find_additions(items, working))
     if not any(new) or sum(new) <= room - waiting:
         return items
     if room > 0 and waiting:
         raise BacklogFull(
-            f"the memory has room for {room} fragments, and {waiting} observations wait to be stored",
+            f"the memory's quota allows {room} more fragments, and {waiting} observations wait to be stored",
             retry_after_s=_WAIT_S,
         )
-    return list(_refusing(items, new, max(0, room), full(most)))
+    return list(_refuse_beyond(items, new, max(0, room), quota_error(most)))
 
 
-def full(most: int) -> QuotaExceeded:
-    """What is said of an observation beyond the quota."""
+def quota_error(most: int) -> QuotaExceeded:
+    """The error for an observation beyond the quota."""
     return QuotaExceeded(
-        f"the memory holds {most} fragments, the most that are allowed: erase some, or clear a tier",
+        f"the memory has reached its quota of {most} fragments: erase some, or clear a tier",
         retry_after_s=QUOTA_RETRY_S,
         quota="memory_fragments_max",
         limit=most,
     )
 
 
-def _adding(items: Sequence[NewObservation | Refusal], working: WorkingSet) -> Iterator[bool]:
-    """Of each item whether it may become a fragment of its own."""
+def _find_additions(items: Sequence[NewObservation | Refusal], working: WorkingSet) -> Iterator[bool]:
+    """For each item, whether it may become a new fragment."""
     said: set[str] = set()
     for item in items:
         if isinstance(item, Refusal):
@@ -61,12 +62,12 @@ def _adding(items: Sequence[NewObservation | Refusal], working: WorkingSet) -> I
         said.add(key)
 
 
-def _refusing(
+def _refuse_beyond(
     items: Sequence[NewObservation | Refusal], new: Sequence[bool], room: int, error: QuotaExceeded
 ) -> Iterator[NewObservation | Refusal]:
     refused: set[str] = set()
     for item, adds in zip(items, new, strict=True):
-        # What is said anew of a refused one would be the first of its external id.
+        # After a refused one, an update of the same external id would become its first fragment.
         if isinstance(item, NewObservation) and (adds or item.external_id in refused):
             if room:
                 room -= 1

@@ -1,12 +1,12 @@
-"""Receiving: who writes into a memory, in what order, and what of it waits to be stored.
+"""Ingest: which producers write into a memory, in which order, and which observations wait to be stored.
 
-Rule 1. `submit` gives numbers, ids and positions synchronously, so that order is fixed before anything is awaited.
-Rule 2. What the journal has received is acknowledged, and in the same step handed to the actor (`Actor.store`), in that
-order.
-Rule 3. A small batch whose client waits for *stored* is received by being stored (`Actor.store_at_once`), one commit
-instead of two, where nothing is received that is not stored. A few that come meanwhile wait, and are stored together;
-what is received otherwise waits for them, so that the journal has all in the order of `submit`.
-Rule 4. A refusal that RAM does not explain ends the actor (`Actor.fail`); the memory is read again from the journal.
+Rule 1. `submit` assigns numbers, ids and positions synchronously, so the order is fixed before the first await.
+Rule 2. When the journal has received a batch, the batch is acknowledged and queued for the actor (`queue_batch`) in the
+same step, in that order.
+Rule 3. A small batch with a client that waits for *stored* skips its receipt: one commit receives and stores it
+(`store_at_once`), if no other received batch waits to be stored. Later small batches wait and share the next commit.
+All other batches wait until these are stored, so the journal sees all batches in the order of `submit`.
+Rule 4. If the journal refuses a batch unexpectedly, the actor ends (`fail`), and the registry loads the memory again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,8 +32,9 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory import fragment_quota
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState
 from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repeats
-from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Refusal
-from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.engine.memory.sessions import Sessions
+from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import Answer
@@ -42,40 +43,19 @@ from memstream_server.ports.journal.writing import Outcome, Receipt
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.engine.memory.decider import Decider
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE_MAX = 16
-"""Observations that are received by being stored, of a batch and of all that wait for it."""
+"""Observations that one direct commit may store, over all batches that share it."""
 STORAGE_RETRY_S = 5.0
-"""Pause before a decision that found the disk full is committed again, and what clients are told."""
+"""Pause before a commit is repeated after the disk was full; clients get it as their retry delay."""
 
 
-class Decider(Protocol):
-    """Decides and commits what a memory received."""
-
-    @property
-    def working(self) -> WorkingSet: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def revision(self) -> int: ...
-
-    def raise_if_failed(self) -> None: ...
-
-    def fail(self, error: EngineError) -> EngineError: ...
-
-    def store(self, batch: Batch) -> None: ...
-
-    async def store_at_once(self, batches: tuple[Batch, ...]) -> None: ...
-
-
-class Receiving:
-    """One active memory's way in: its producers with their sessions, the order of receipt, the backlog."""
+class Ingest:
+    """Accepts a memory's observations: the order of receipt, the backlog, direct commits."""
 
     def __init__(
         self, image: Image, decider: Decider, storage: Storage, models: EngineModels, runtime: Runtime
@@ -84,178 +64,110 @@ class Receiving:
         self._storage = storage
         self._models = models
         self._runtime = runtime
-        waiting = {receipt.producer for receipt in image.pending}
-        self._producers = {  # those with a session, or with something that is not stored
-            producer.name: ProducerState(
-                producer.name,
-                producer.epoch,
-                producer.received,
-                producer.stored,
-                submitted=producer.received,
-                revision=image.record.revision,
-            )
-            for producer in image.producers
-            if producer.name in waiting
-        }
-        self._unnumbered: set[ProducerState] = set()
         self._next_position = image.next_position
         self._backlog = 0
         self._puts = 0
         self._unstored: dict[int, Batch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
-        """Held by batches that are received by being stored."""
+        """Held while batches are stored directly."""
         self._waiting: deque[Batch] = deque()
-        """Those of them that are not begun."""
+        """Batches that wait for a direct commit."""
         self._storing = 0
-        """Observations of these batches that are not stored; all of the backlog, where the next may be one of them."""
+        """Observations in direct batches that are not yet stored. The next batch may be direct if all others are."""
         self._at_once: asyncio.Task[None] | None = None
-        """What stores some of these just now."""
+        """The task that runs a direct commit now."""
         self._answers: dict[str, asyncio.Future[None]] = {}
-        """Who waits for a batch to be stored that an earlier process received, by the request that brought it."""
-        self._sessions = 0
-        self._opening: set[asyncio.Task[ObserveSession]] = set()
+        """Calls that wait for a batch of an earlier process to be stored, by request key."""
+        self._sessions = Sessions(image, decider, storage.journal, self._order)
 
-    def resume(self, receipts: Sequence[Receipt]) -> None:
-        """Hand over what an earlier process received and did not store."""
+    def resume_receipts(self, receipts: Sequence[Receipt]) -> None:
+        """Queue the batches that an earlier process received and did not store."""
         for receipt in receipts:
-            self._enqueue(Batch(receipt, self._producers.get(receipt.producer)))
+            self._enqueue_batch(Batch(receipt, self._sessions.find_producer(receipt.producer)))
 
     @property
     def backlog(self) -> int:
-        """Observations between submission and stored."""
+        """Observations that are submitted and not yet stored."""
         return self._backlog
 
     @property
     def sessions(self) -> int:
-        """Streams and calls that hold a producer open."""
-        return self._sessions
+        """Open sessions of streams and calls."""
+        return self._sessions.count
 
-    def producers(self) -> list[ProducerState]:
-        """Everyone whose observations come in here now, unnumbered calls included."""
-        return [*self._producers.values(), *self._unnumbered]
-
-    @property
-    def held(self) -> bool:
-        """Whether somebody holds a producer open, or waits for the journal."""
-        return bool(self._tasks or self._sessions)
+    def list_producers(self) -> list[ProducerState]:
+        """All producers with a session or a backlog, including unnumbered calls."""
+        return self._sessions.list_producers()
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing waits and nobody holds a producer open."""
-        return not (self._backlog or self.held)
+    def is_held(self) -> bool:
+        """Whether a session is open or a journal write is in flight."""
+        return bool(self._tasks or self._sessions.count)
 
-    def unstored(self, ids: Collection[str]) -> bool:
-        """Whether one of these was received and is not stored yet."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no session is open."""
+        return not (self._backlog or self.is_held)
+
+    def has_unstored(self, ids: Collection[str]) -> bool:
+        """Whether one of these ids is received and not yet stored."""
         return any(one.id in ids for batch in self._unstored.values() for one in batch.receipt.fragments)
 
     # ---- sessions
     async def open_session(self, name: str, *, outcomes: bool = False) -> ObserveSession:
-        """Make this stream the producer's only one; `outcomes` keeps what becomes of its observations.
+        """See Sessions.open_session."""
+        return await self._sessions.open_session(self, name, outcomes)
 
-        Raises JournalUnavailable when the write fails.
-        """
-        self._decider.raise_if_failed()
-        self._sessions += 1
-        opening = asyncio.create_task(self._open(name, outcomes))
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The journal raises the producer's epoch all the same, so the state here has to follow.
-            opening.add_done_callback(_close_unused)
-            raise
+    def open_anonymous(self, stored: int = 0) -> ObserveSession:
+        """See Sessions.open_anonymous."""
+        return self._sessions.open_anonymous(self, stored)
 
-    async def _open(self, name: str, outcomes: bool) -> ObserveSession:
-        epoch = self._decider.working.record.epoch
-        try:
-            async with self._order:  # its producer's epoch is compared when it is written
-                pass
-            producer = await self._storage.journal.open_producer(self._decider.uid, epoch, name)
-            self._decider.raise_if_failed()
-        except (Conflict, OutcomeUnknown) as error:
-            self._sessions -= 1
-            raise self._decider.fail(
-                JournalUnavailable("the memory is read again: try again", retry_after_s=0.1)
-            ) from error
-        except BaseException:
-            self._sessions -= 1
-            raise
-        state = self._producers.setdefault(name, ProducerState(name, revision=self._decider.revision))
-        if state.session is not None:
-            state.session.fail(
-                ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
-            )
-        state.epoch, state.outcomes = producer.epoch, outcomes
-        state.received = state.submitted = producer.received
-        state.forget_after(state.received)
-        state.stored = max(state.stored, producer.stored)
-        session = ObserveSession(
-            self, state, Opened(state.received, state.stored, state.epoch, self._decider.uid, self._decider.revision)
-        )
-        state.session = session
-        return session
-
-    def anonymous(self, stored: int = 0) -> ObserveSession:
-        """A session of its own for the unnumbered observations of one call, of which so many are stored."""
-        self._decider.raise_if_failed()
-        self._sessions += 1
-        state = ProducerState("", received=stored, stored=stored, submitted=stored, whole=True)
-        self._unnumbered.add(state)
-        state.session = ObserveSession(self, state, Opened(0, 0, 0, self._decider.uid, self._decider.revision))
-        return state.session
-
-    def released(self, state: ProducerState) -> None:
+    def release_session(self, state: ProducerState) -> None:
         """A session of this producer was closed."""
-        self._sessions -= 1
-        self._unnumbered.discard(state)
-        self._let_go(state)
-
-    def _let_go(self, state: ProducerState) -> None:
-        """What the journal knows as well leaves RAM, or every producer there ever was would stay in it."""
-        if state.session is None and state.stored >= state.submitted and self._producers.get(state.name) is state:
-            del self._producers[state.name]
+        self._sessions.release_session(state)
 
     @property
     def journal(self) -> Journal:
-        """Where receipts are kept."""
+        """The store of receipts."""
         return self._storage.journal
 
-    async def answered(self, request: str) -> None:
-        """Waits while a batch that this request brought waits to be stored. Raises what ends the memory's actor."""
+    async def wait_for_answer(self, request: str) -> None:
+        """Wait until the batch of this request, if one waits, is stored. Raises the error that ends the actor."""
         self._decider.raise_if_failed()
         if any(_request_of(batch) == request for batch in self._unstored.values()):
             waiter = self._answers.setdefault(request, asyncio.get_running_loop().create_future())
             await asyncio.shield(waiter)
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """See ObserveSession.turn."""
-        return self._runtime.turns.of(self._decider.working.record.namespace)
+    def take_slot(self) -> AbstractAsyncContextManager[None]:
+        """See ObserveSession.take_slot."""
+        return self._runtime.scheduler.slot(self._decider.working.record.namespace)
 
     def take_position(self) -> int:
-        """The next place in the order of receipt, for a fragment that was not observed."""
+        """The next position in the order of receipt, for a fragment that is not an observation of a stream."""
         self._next_position += 1
         return self._next_position - 1
 
     def take_positions_until(self, position: int) -> None:
-        """Places in the order of receipt that imported fragments bring along."""
+        """Reserve the positions that imported fragments already have."""
         self._next_position = max(self._next_position, position + 1)
 
     @contextlib.contextmanager
-    def put(self, new: NewObservation) -> Iterator[None]:
-        """While an observation is stored without being received: it takes its place among what waits."""
+    def admit_put(self, new: NewObservation) -> Iterator[None]:
+        """Admit an observation that is stored without a receipt; it counts towards the quota during the block."""
         most = self._runtime.limits.memory_fragments_max
-        if isinstance(self._fitting([new], most)[0], Refusal):
-            raise fragment_quota.full(most)
+        if isinstance(self._admit_items([new], most)[0], Refusal):
+            raise fragment_quota.quota_error(most)
         self._puts += 1
         try:
             yield
         finally:
             self._puts -= 1
 
-    def _fitting(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
-        return fragment_quota.fitting(items, self._decider.working, self._backlog + self._puts, most) if most else items
+    def _admit_items(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
+        if not most:
+            return items
+        return fragment_quota.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
 
     # ---- receipts
     def submit(
@@ -266,22 +178,22 @@ class Receiving:
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
     ) -> asyncio.Future[None]:
-        """Number, order and journal a batch; see ObserveSession.submit."""
+        """Number, order and write a batch; see ObserveSession.submit."""
         self._decider.raise_if_failed()
         state.check_gap(first)
-        new_from = max(first, state.expected())
+        new_from = max(first, state.next_number())
         repeats, fresh = items[: new_from - first], items[new_from - first :]
         state.check_repeats(first, repeats)
-        # A batch larger than the bound is taken when nothing waits: refused then, it would be refused for ever.
+        # An empty backlog admits a batch larger than the bound: otherwise it could never be admitted.
         if self._backlog and self._backlog + len(fresh) > self._decider.working.record.policy.backlog_max:
             raise BacklogFull(
-                f"{self._backlog} observations wait to be stored, the most this memory's policy allows",
+                f"{self._backlog} observations wait to be stored, the maximum of this memory's policy",
                 retry_after_s=0.5,
             )
         most = self._runtime.limits.memory_fragments_max
-        given, fresh = fresh, self._fitting(fresh, most)
+        given, fresh = fresh, self._admit_items(fresh, most)
         if state.whole and fresh is not given:
-            raise fragment_quota.full(most)
+            raise fragment_quota.quota_error(most)
         batch = None
         if fresh:
             batch = batch_of(
@@ -298,61 +210,61 @@ class Receiving:
                 batch.at_once = True
                 self._unstored[batch.receipt.position] = batch
                 self._waiting.append(batch)
-                self._storing += batch.count
-            # A batch of refused items takes a position too: a receipt is known by its own.
-            self._next_position += max(1, batch.count)
-            self._backlog += batch.count
+                self._storing += batch.size
+            # A batch of refused items takes a position too: positions identify receipts.
+            self._next_position += max(1, batch.size)
+            self._backlog += batch.size
             state.submitted = new_from + len(fresh) - 1
-            state.remember(new_from, batch.receipt.hashes, batch.receipt.rejections)
-        task = asyncio.create_task(self._receive(state, first, repeats, batch))
+            state.remember_hashes(new_from, batch.receipt.hashes, batch.receipt.rejections)
+        task = asyncio.create_task(self._receive_batch(state, first, repeats, batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if batch is not None:
             state.receiving = task
-        # Shielded: whoever stops waiting must not take from the actor the news that the journal has the batch.
+        # Shielded: a cancelled caller must not keep the actor from learning that the journal has the batch.
         return asyncio.shield(task)
 
     def _may_be_at_once(self, batch: Batch) -> bool:
-        """Whether it may be received by being stored: nobody waits for what happens between the two.
+        """Whether one commit may both receive and store the batch.
 
-        Not behind anything that is not: that is received first, and stored whenever it comes to it. Not while a stream
-        opens, which may be its producer's next one: the commit would be refused, and end the actor.
+        Not if another batch waits to be stored after its receipt. Not while a stream opens: it may raise the epoch of
+        the batch's producer, then the journal would refuse the commit and the actor would end.
         """
         record = self._decider.working.record
-        gatherer, embeddings = self._models.gatherer, self._models.embeddings
+        gatherer, embeddings = self._models.enricher, self._models.embeddings
         space = self._decider.working.embedding
         return (
-            not (self._opening or batch.receipt.rejections)
+            not (self._sessions.is_opening or batch.receipt.rejections)
             and self._backlog == self._storing
-            and sum(one.count for one in self._waiting) + batch.count <= AT_ONCE_MAX
+            and sum(one.size for one in self._waiting) + batch.size <= AT_ONCE_MAX
             and space.model.instant
-            and embeddings.beside(space.name) is None
-            and not (gatherer.rates and record.policy.score_importance)
+            and embeddings.other_than(space.name) is None
+            and not (gatherer.has_scorer and record.policy.score_importance)
         )
 
-    async def _receive(
+    async def _receive_batch(
         self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
     ) -> None:
-        # The journal is given the batch before anything else is awaited: its order is the order of `submit`.
+        # The batch goes to the journal before the first await: its order is that of `submit`.
         session, before = state.session, state.receiving
         try:
             if batch is not None:
-                await self._journal(batch)
+                await self._write_receipt(batch)
         except Exception as error:
-            raise self._ended(session, self._unreceived(state, session, batch, error)) from error
+            raise self._fail_session(session, self._undo_receipt(state, session, batch, error)) from error
         try:
             if batch is not None and not batch.at_once:
-                self._received(state, batch)
+                self._mark_received(state, batch)
             if repeats:
-                await self._repeated(state, first, repeats, before)
+                await self._answer_repeats(state, first, repeats, before)
         except EngineError as error:
-            raise self._ended(session, error) from error
+            raise self._fail_session(session, error) from error
         except JournalError as error:
-            # What was received stays so; only what the repeats were told the first time could not be read.
-            raise self._ended(session, JournalUnavailable(NOT_READ, retry_after_s=0.2)) from error
+            # The batch stays received; only the first rejections of its repeats could not be read.
+            raise self._fail_session(session, JournalUnavailable(NOT_READ, retry_after_s=0.2)) from error
 
-    async def _journal(self, batch: Batch) -> None:
-        """Returns once it is received."""
+    async def _write_receipt(self, batch: Batch) -> None:
+        """Returns once the journal has received the batch."""
         async with self._order:
             self._decider.raise_if_failed()
             if batch in self._waiting:
@@ -361,7 +273,9 @@ class Receiving:
             await self._storage.journal.receive(batch.receipt)
 
     async def _store_waiting(self) -> None:
-        """All that wait, in the name of the first. Where it fails the others find out by themselves."""
+        """Store all waiting direct batches in one commit, run by the first. If it fails, the others try again
+        themselves.
+        """
         batches = tuple(self._waiting)
         self._waiting.clear()
         self._at_once = asyncio.current_task()
@@ -370,54 +284,58 @@ class Receiving:
         except BaseException as error:
             self._waiting.extendleft(reversed(batches[1:]))
             if isinstance(error, asyncio.CancelledError):
-                self._decider.raise_if_failed()  # then it was `end` that gave it up
+                self._decider.raise_if_failed()  # then `end_sessions` cancelled it
             raise
         finally:
             self._at_once = None
 
-    async def _repeated(
+    async def _answer_repeats(
         self,
         state: ProducerState,
         first: int,
         items: Sequence[NewObservation | Refusal],
         before: asyncio.Task[None] | None,
     ) -> None:
-        """Tell of repeats what was told the first time, and not before what they repeat is received."""
+        """Send the first rejections of repeated numbers again, but not before the original batch is received."""
         session = state.session
         if first + len(items) - 1 > state.received and before is not None:
             await asyncio.wait({before})
             before.result()
         again = await verify_repeats(self._storage.journal, self._decider.uid, state, first, items)
         if session is not None:
-            session.reject(again)
+            session.add_rejections(again)
 
     @staticmethod
-    def _ended(session: ObserveSession | None, error: EngineError) -> EngineError:
+    def _fail_session(session: ObserveSession | None, error: EngineError) -> EngineError:
         if session is not None:
             session.fail(error)
         return error
 
-    def _received(self, state: ProducerState, batch: Batch) -> None:
+    def _mark_received(self, state: ProducerState, batch: Batch) -> None:
         receipt = batch.receipt
         if receipt.rejections and state.session is not None:
-            state.session.reject(receipt.rejections)
-        self._runtime.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
-        state.advance(received=receipt.last_sequence)  # woken before the actor: the answer goes before the decision
-        self._backlog -= batch.count  # counted again by _enqueue
-        self._enqueue(batch)
+            state.session.add_rejections(receipt.rejections)
+        self._runtime.metrics.count_received(batch.size, len(receipt.rejections), self._age_s(batch) or 0.0)
+        state.advance_levels(
+            received=receipt.last_sequence
+        )  # the session wakes first: the acknowledgement precedes the decision
+        self._backlog -= batch.size  # `_enqueue_batch` adds it again
+        self._enqueue_batch(batch)
 
-    def _enqueue(self, batch: Batch) -> None:
-        self._backlog += batch.count
+    def _enqueue_batch(self, batch: Batch) -> None:
+        self._backlog += batch.size
         self._unstored[batch.receipt.position] = batch
-        self._decider.store(batch)
+        self._decider.queue_batch(batch)
 
-    def _unreceived(
+    def _undo_receipt(
         self, state: ProducerState, session: ObserveSession | None, batch: Batch | None, error: Exception
     ) -> EngineError:
-        """What the refusal of a batch means for its producer. A refusal that RAM does not explain ends the actor."""
+        """Undo the submission of a refused batch and return its error. Unless RAM explains the refusal, the actor
+        ends.
+        """
         if batch is not None:
-            self._backlog -= batch.count
-            self._storing -= batch.count * batch.at_once
+            self._backlog -= batch.size
+            self._storing -= batch.size * batch.at_once
             self._unstored.pop(batch.receipt.position, None)
             if batch.receipt.producer_epoch != state.epoch:
                 return ProducerSuperseded(
@@ -425,27 +343,27 @@ class Receiving:
                 )
             state.submitted = state.received
             state.forget_after(state.received)
-            self._let_go(state)
+            self._sessions.drop_if_done(state)
         if isinstance(error, EngineError):
-            return error  # of an actor that ended before it was stored
+            return error  # the actor ended before the batch was stored
         if isinstance(error, StorageFull):
             return StorageIsFull(DISK_FULL, retry_after_s=STORAGE_RETRY_S)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
-            return session.error  # an earlier batch was refused, so this one did not follow on
+            return session.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):
             log.error("receive_failed", memory=self._decider.uid, exc_info=error)
         return self._decider.fail(JournalUnavailable(NOT_WRITTEN, retry_after_s=0.2))
 
-    # ---- told by the actor
-    def stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome]) -> None:
-        """These are decided and committed: whoever waits for them is told."""
+    # ---- called by the actor
+    def mark_stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome]) -> None:
+        """These batches are committed: notify their sessions and calls."""
         for batch in batches:
-            self._backlog -= batch.count
+            self._backlog -= batch.size
             del self._unstored[batch.receipt.position]
             if batch.at_once:
-                self._storing -= batch.count
-                self._runtime.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
-            self._runtime.metrics.stored(batch.count, self._age_s(batch))
+                self._storing -= batch.size
+                self._runtime.metrics.count_received(batch.size, 0, self._age_s(batch) or 0.0)
+            self._runtime.metrics.count_stored(batch.size, self._age_s(batch))
             if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
                 waiter.set_result(None)
             state, receipt = batch.producer, batch.receipt
@@ -453,38 +371,31 @@ class Receiving:
                 continue
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.decided([outcomes[part.position].of(number) for number, part in numbered])
+                state.session.add_outcomes([outcomes[part.position].of(number) for number, part in numbered])
             last = receipt.last_sequence
-            state.advance(received=last, stored=last, revision=self._decider.revision)
-            self._let_go(state)
+            state.advance_levels(received=last, stored=last, revision=self._decider.revision)
+            self._sessions.drop_if_done(state)
 
     def _age_s(self, batch: Batch) -> float | None:
         return None if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
 
     # ---- the end
-    async def settled(self, timeout_s: float) -> None:
-        """Waits, for so long at most, until the journal has answered what was submitted."""
+    async def wait_for_journal(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the journal's answers to submitted batches."""
         tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 
-    def end(self, error: EngineError) -> None:
-        """Every open session, and what is received by being stored, ends with `error`."""
+    def end_sessions(self, error: EngineError) -> None:
+        """End all open sessions and direct batches with `error`."""
         if self._at_once is not None and self._at_once is not asyncio.current_task():
             self._at_once.cancel()
-        for state in self.producers():
-            if state.session is not None:
-                state.session.fail(error)
+        self._sessions.fail_all(error)
         for waiter in self._answers.values():
             waiter.set_exception(error)
-            waiter.exception()  # marks it as retrieved: all callers may be gone
+            waiter.exception()  # marks it as retrieved: all callers may have left
         self._answers.clear()
 
 
 def _request_of(batch: Batch) -> str:
     return "" if batch.receipt.answer is None else batch.receipt.answer.request
-
-
-def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

@@ -1,4 +1,6 @@
-"""What of its memory a group of observations may concern: read before the group is decided, followed meanwhile."""
+"""Fragments that a group of observations may repeat, echo or update: read before the decision, kept current during
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,29 @@ from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.enrich import Gathered
+    from memstream_server.engine.memory.enrich import EnrichedFragment
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import Storage
 
 ALIKE_MAX = 8
-"""Candidates for one repeat: nearly always there is one at most."""
+"""Candidates for one repeat; usually there is at most one."""
 
 
 @dataclass(slots=True)
-class Known:
-    """Of one memory, for one group."""
+class KnownFragments:
+    """The fragments of one memory that matter to one group."""
 
     by_key: dict[str, Fragment] = field(default_factory=dict)
-    """Those outside sensory and short-term that have an external id of the group's, by that id."""
+    """Long-term fragments with an external id that occurs in the group, by external id."""
     by_id: dict[str, Fragment] = field(default_factory=dict)
-    """What the group may repeat or echo."""
+    """Fragments that the group may repeat or echo."""
     recalled: dict[str, str] = field(default_factory=dict)
-    """By id of an observation, that of the fragment of its words that its session recalled."""
+    """By observation id: the fragment with the same words that its session has recalled."""
     alike: dict[int, list[str]] = field(default_factory=dict)
-    """Ids of fragments in long-term by identity hash."""
+    """Ids of long-term fragments by identity hash."""
 
     def find_by_key(self, state: State, external_id: str) -> Fragment | None:
-        """The fragment of that external id: held, decided in this group, or in long-term."""
+        """The fragment of that external id: held in a tier, decided in this group, or in long-term."""
         if not external_id:
             return None
         for held in (*state.sensory, *state.short_term):
@@ -48,7 +50,7 @@ class Known:
         return self.by_id.get(self.recalled[fragment.id]) if fragment.id in self.recalled else None
 
     def find_repeated(self, fragment: Fragment, retention: RetentionPolicy) -> Fragment | None:
-        """The fragment in long-term that this one repeats, neither forgotten nor expired."""
+        """The long-term fragment that this one repeats, neither forgotten nor expired."""
         for id_ in self.alike.get(identity_hash(fragment), ()) if self.alike else ():
             found = self.by_id.get(id_)
             if found is None or found.tier is not Tier.LONG_TERM or found.forget_time_us is not None:
@@ -57,8 +59,8 @@ class Known:
                 return found
         return None
 
-    def follow(self, step: Transition) -> None:
-        """What a step changed or removed, the next observation finds so."""
+    def apply_step(self, step: Transition) -> None:
+        """Apply a step's changes and removals, for the next observation of the group."""
         gone = set(step.removed)
         if gone:
             for key in [key for key, one in self.by_key.items() if one.id in gone]:
@@ -75,12 +77,14 @@ class Known:
                 self.by_id[put.id] = put
 
 
-async def read_known(working: WorkingSet, gathered: Iterable[Gathered], storage: Storage) -> Known:
-    """What of the memory a group concerns. Nothing changes it before the group is decided: this is its order."""
+async def read_known(working: WorkingSet, gathered: Iterable[EnrichedFragment], storage: Storage) -> KnownFragments:
+    """Read the fragments that matter to the group. They cannot change before its decision, which runs in the memory's
+    order.
+    """
     policy = working.record.policy.short_term
     keyed: set[str] = set()
     others: dict[str, None] = {}
-    known = Known()
+    known = KnownFragments()
     for part in gathered:
         fragment = part.fragment
         if fragment.external_id:

@@ -1,4 +1,4 @@
-"""Producers: who numbers observations, how far they have come, and the one open stream of each."""
+"""Producers: their sequence numbers, their progress, and the one open session of each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from memstream_server.ports.journal.port import Journal
 
 RECENT_MAX = 4_096
-"""Numbers whose hashes are kept in RAM per producer, so that a repeat rarely needs the journal."""
+"""Hashes of sequence numbers kept in RAM per producer: a repeat rarely needs the journal."""
 
 
 @dataclass(slots=True, eq=False)
 class ProducerState:
-    """One producer of an active memory. `name` is empty for the unnumbered writes of a single call."""
+    """One producer of an active memory. `name` is empty for the unnumbered observations of a single call."""
 
     name: str
     epoch: int = 0
@@ -34,23 +34,23 @@ class ProducerState:
     stored: int = 0
     indexed: int = 0
     submitted: int = 0
-    """Last number given to the journal, received or not."""
+    """Last submitted number, received or not."""
     revision: int = 0
-    """The memory's revision that made `stored` true."""
+    """The revision that made `stored` true."""
     recent: OrderedDict[int, tuple[bytes, Rejection | None]] = field(default_factory=OrderedDict)
-    """Hashes and rejections of numbers submitted, received or not."""
+    """Hashes and rejections of submitted numbers, received or not."""
     receiving: asyncio.Task[None] | None = None
-    """The journal's work on the latest batch submitted."""
+    """The task that writes the latest submitted batch."""
     session: ObserveSession | None = None
     whole: bool = False
-    """Its batches are received whole or not at all: nobody would be told which of their items were refused."""
+    """A batch is admitted completely or not at all, because its caller cannot be shown single rejections."""
     outcomes: bool = False
-    """Keep what becomes of the observations submitted from now on, to send it again to a client that resumes."""
+    """Keep the outcomes of observations submitted from now on, for clients that resume."""
 
-    def expected(self) -> int:
+    def next_number(self) -> int:
         return self.submitted + 1
 
-    def remember(self, first: int, hashes: Sequence[bytes], rejections: Sequence[Rejection]) -> None:
+    def remember_hashes(self, first: int, hashes: Sequence[bytes], rejections: Sequence[Rejection]) -> None:
         refused = {rejection.sequence: rejection for rejection in rejections}
         for number, digest in enumerate(hashes, first):
             self.recent[number] = (digest, refused.get(number))
@@ -58,26 +58,26 @@ class ProducerState:
             self.recent.popitem(last=False)
 
     def forget_after(self, number: int) -> None:
-        """Numbers beyond it were submitted and not received: they may come again with other content."""
+        """Forget numbers that were submitted but not received: they may come again with other content."""
         while self.recent and next(reversed(self.recent)) > number:
             self.recent.popitem()
 
     def check_repeats(self, first: int, items: Sequence[NewObservation | Refusal]) -> None:
-        """Raises SequenceConflict for what is known here, before anything of the batch is taken in."""
+        """Raises SequenceConflict for a known number with other content, before the batch is admitted."""
         for number, item in enumerate(items, first):
             if number in self.recent:
                 self.check_repeat(number, item.digest, self.recent[number])
 
     def check_gap(self, first: int) -> None:
-        """Raises SequenceGap when a batch starts beyond the number expected."""
-        if first > self.expected():
+        """Raises SequenceGap if a batch starts beyond the expected number."""
+        if first > self.next_number():
             raise SequenceGap(
-                f"the batch starts at {first}, expected {self.expected()}; open again and continue from there",
-                expected_sequence=self.expected(),
+                f"the batch starts at {first}, expected {self.next_number()}; open again and continue from there",
+                expected_sequence=self.next_number(),
             )
 
     def check_repeat(self, number: int, digest: bytes, known: tuple[bytes, Rejection | None]) -> Rejection | None:
-        """The rejection this number got the first time, if any. Raises SequenceConflict when the content differs."""
+        """The first rejection of this number, if any. Raises SequenceConflict if the content differs."""
         if known[0] != digest:
             raise SequenceConflict(
                 f"number {number} of producer {self.name!r} was received before with other content; "
@@ -86,16 +86,16 @@ class ProducerState:
             )
         return known[1]
 
-    def advance(self, *, received: int = 0, stored: int = 0, revision: int = 0) -> None:
-        """Levels never go back; whoever watches is told."""
+    def advance_levels(self, *, received: int = 0, stored: int = 0, revision: int = 0) -> None:
+        """Raise the levels, which never decrease, and notify the session."""
         self.received = max(self.received, received)
         if stored > self.stored:
             self.stored, self.revision = stored, revision
-        self.tell()
+        self.notify_session()
 
-    def tell(self) -> None:
+    def notify_session(self) -> None:
         if self.session is not None:
-            self.session.tell()
+            self.session.notify_waiter()
 
 
 class SubmissionTarget(Protocol):
@@ -104,7 +104,7 @@ class SubmissionTarget(Protocol):
     @property
     def journal(self) -> Journal: ...
 
-    def turn(self) -> AbstractAsyncContextManager[None]: ...
+    def take_slot(self) -> AbstractAsyncContextManager[None]: ...
 
     def submit(
         self,
@@ -115,16 +115,16 @@ class SubmissionTarget(Protocol):
         answer: Answer | None,
     ) -> asyncio.Future[None]: ...
 
-    def released(self, state: ProducerState) -> None: ...
+    def release_session(self, state: ProducerState) -> None: ...
 
 
 class ObserveSession:
-    """One open Observe stream of a producer. Not for use by several tasks at once."""
+    """One open Observe stream of a producer. For one task only."""
 
     def __init__(self, target: SubmissionTarget, state: ProducerState, opened: Opened) -> None:
         self.opened = opened
         self.news = asyncio.Event()
-        """Set when something is new, and by whatever else wakes the one that waits for it and clears it."""
+        """Set on progress. Other code may also set it to wake the waiting task, which clears it."""
         self._target = target
         self._state = state
         self._error: EngineError | None = None
@@ -139,60 +139,61 @@ class ObserveSession:
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
     ) -> asyncio.Future[None]:
-        """Give a batch to the journal; the future is done once it is received. `awaited` is what its client waits for:
-        one that waits for more than that is not told of it a commit earlier. `answer` goes into its receipt.
+        """Submit a batch; the future completes when the journal has received it.
 
-        Raises SequenceGap, SequenceConflict, BacklogFull or the session's own end, at once or in the future.
+        awaited: the level that the client waits for; above RECEIVED, the batch may skip its receipt. answer: stored
+        with the receipt. Raises SequenceGap, SequenceConflict, BacklogFull or the session's error, at once or in the
+        future.
         """
         self._raise_if_ended()
         return self._target.submit(self._state, first_sequence, items, awaited, answer)
 
     async def resume(self, known: int) -> Resumption:
-        """What a client that knows all up to `known` has missed. Raises JournalUnavailable."""
+        """The rejections and outcomes after number `known`. Raises JournalUnavailable."""
         return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """To read and submit a batch in: both are computed, and a hundred streams may send at once."""
-        return self._target.turn()
+    def take_slot(self) -> AbstractAsyncContextManager[None]:
+        """A slot in which a stream decodes and submits a batch: a hundred streams may send at once."""
+        return self._target.take_slot()
 
-    def progress(self) -> Progress:
-        """Where the producer stands, and what was refused and decided since it was asked last.
+    def take_progress(self) -> Progress:
+        """The current levels, with rejections and outcomes since the last call.
 
-        Raises what ended the session.
+        Raises the error that ended the session.
         """
         self._raise_if_ended()
-        return self._progress()
+        return self._collect_progress()
 
-    async def reached(self, level: AckLevel, sequence: int) -> Progress:
-        """Waits until everything up to `sequence` has reached `level`."""
+    async def wait_for_level(self, level: AckLevel, sequence: int) -> Progress:
+        """Wait until everything up to `sequence` has reached `level`."""
         while True:
-            if self._level(level) >= sequence:  # what is reached stays so, however the session ended since
-                return self._progress()
+            if self._level_number(level) >= sequence:  # a reached level stays true after the session ends
+                return self._collect_progress()
             self._raise_if_ended()
             await self.news.wait()
             self.news.clear()
 
     def close(self) -> None:
-        """Let go of the producer; what was received goes its way all the same."""
+        """End the session. Received batches are still stored."""
         if self._closed:
             return
         self._closed = True
         if self._state.session is self:
             self._state.session = None
-        self._target.released(self._state)
+        self._target.release_session(self._state)
 
     @property
     def error(self) -> EngineError | None:
-        """What ended the session, if anything did."""
+        """The error that ended the session, if any."""
         return self._error
 
     @property
     def indexed_behind(self) -> bool:
-        """Whether something stored is not known to be in the index."""
+        """Whether a stored observation may be missing in the index."""
         return self._state.indexed < self._state.stored
 
-    # ---- told by the actor
-    def tell(self) -> None:
+    # ---- called by ingest
+    def notify_waiter(self) -> None:
         self.news.set()
 
     def fail(self, error: EngineError) -> None:
@@ -201,21 +202,21 @@ class ObserveSession:
             self._error = error
         self.news.set()
 
-    def reject(self, rejections: Sequence[Rejection]) -> None:
+    def add_rejections(self, rejections: Sequence[Rejection]) -> None:
         self._rejected.extend(rejections)
         self.news.set()
 
-    def decided(self, outcomes: Sequence[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         self._outcomes.extend(outcomes)
 
     # ---- inside
-    def _level(self, level: AckLevel) -> int:
+    def _level_number(self, level: AckLevel) -> int:
         state = self._state
         return {AckLevel.RECEIVED: state.received, AckLevel.STORED: state.stored, AckLevel.INDEXED: state.indexed}[
             level
         ]
 
-    def _progress(self) -> Progress:
+    def _collect_progress(self) -> Progress:
         rejected, self._rejected = tuple(self._rejected), []
         outcomes, self._outcomes = tuple(self._outcomes), []
         state = self._state

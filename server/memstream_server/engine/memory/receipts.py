@@ -1,4 +1,4 @@
-"""The way in: from validated items to a receipt in the journal, and from receipts to gathered fragments."""
+"""From validated items to a receipt for the journal, and from receipts to enriched fragments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
-from memstream_server.engine.memory.enrich import Gathered
+from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.requests import NewObservation, Progress, Refusal
-from memstream_server.engine.runtime.call_context import Origin, here, nowhere
+from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
@@ -39,21 +39,21 @@ def complete_answer(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ..
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A receipt on its way to be stored, with the producer to tell (None after a restart for unnumbered writes).
+    """A receipt that waits to be stored, and its producer (None for unnumbered batches after a restart).
 
-    Whoever makes it says whether it goes at once; from then on it does not change.
+    Its creator sets `at_once`; after that it does not change.
     """
 
     receipt: Receipt
     producer: ProducerState | None
     arrived_s: float | None = None
-    """Monotonic time of its arrival; None for one that an earlier process received."""
-    origin: Origin = field(default_factory=nowhere)
+    """Monotonic time of arrival; None if an earlier process received it."""
+    origin: Origin = field(default_factory=empty_origin)
     at_once: bool = False
-    """The journal has not received it: it is received by being stored."""
+    """The journal has not received it: the commit that stores it also receives it."""
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.receipt.fragments)
 
 
@@ -67,7 +67,7 @@ def batch_of(
     position: int,
     answer: Answer | None = None,
 ) -> Batch:
-    """Give ids, positions and times to a batch's observations; refused items keep only their numbers."""
+    """Assign ids, positions and times to a batch's observations. Refused items keep only their numbers."""
     now_us = runtime.clock.now_us()
     fragments: list[Fragment] = []
     sequences: list[int] = []
@@ -78,7 +78,7 @@ def batch_of(
         if isinstance(item, Refusal):
             rejections.append(Rejection(number, item.code, item.reason, item.message, item.details))
             continue
-        fragment = fragment_of(item, runtime.ids.next(), now_us, position + len(fragments), record)
+        fragment = fragment_of(item, runtime.ids.next_id(), now_us, position + len(fragments), record)
         fragments.append(fragment)
         sequences.append(number)
         importances.append(item.importance)
@@ -96,16 +96,16 @@ def batch_of(
         importances=tuple(importances),
         vectors=vectors,
         rejections=tuple(rejections),
-        model=models.embedding.name,
+        model=models.embedding_model.name,
         position=position,
         outcomes=state.outcomes,
         answer=answer,
     )
-    return Batch(receipt, state, runtime.clock.monotonic_s(), here())
+    return Batch(receipt, state, runtime.clock.monotonic_s(), capture_origin())
 
 
 def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, record: MemoryRecord) -> Fragment:
-    """The observation as a fragment about to enter its memory."""
+    """The observation as a fragment that is about to enter its memory."""
     expire = item.expire_time_us
     if expire is None and item.ttl_us is not None:
         expire = now_us + item.ttl_us
@@ -138,9 +138,9 @@ async def verify_repeats(
     first: int,
     items: Sequence[NewObservation | Refusal],
 ) -> list[Rejection]:
-    """The rejections that repeated numbers got the first time. Raises SequenceConflict where content differs.
+    """The first rejections of repeated numbers. Raises SequenceConflict if the content differs.
 
-    Numbers whose receipts were compacted away are taken for repeats: they were acknowledged long ago.
+    Numbers with compacted receipts count as repeats: they were acknowledged long ago.
     """
     known: Mapping[int, tuple[bytes, Rejection | None]] = state.recent
     if any(number not in known for number in range(first, first + len(items))):
@@ -160,12 +160,12 @@ async def observations_in(
     record: MemoryRecord,
     account: Account,
     embedding: Embedding,
-) -> list[Gathered]:
-    """Everything the fragments of some receipts need, in order of position.
+) -> list[EnrichedFragment]:
+    """Enrich the fragments of some receipts, in order of position.
 
-    A client's own vector of a space that is no longer in force is of no use: the text is embedded.
+    A client's vector in a space that is no longer in force is ignored, and the text is embedded.
     """
-    in_force = models.embedding.name
+    in_force = models.embedding_model.name
     fragments: list[Fragment] = []
     importances: list[float | None] = []
     vectors: dict[str, Vector] = {}
@@ -178,4 +178,4 @@ async def observations_in(
             vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})
     if not fragments:
         return []
-    return await models.gatherer.gather(fragments, vectors, importances, record, account, embedding)
+    return await models.enricher.enrich_fragments(fragments, vectors, importances, record, account, embedding)

@@ -1,4 +1,4 @@
-"""Resuming: refusals and outcomes that a producer's client has missed, read back from the kept receipts."""
+"""Resumption: reads the rejections and outcomes that a producer's client has missed from the kept receipts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from memstream_server.ports.journal.port import Journal
 PAGE_RECEIPTS = 256
 """Receipts read at once."""
 PAGE_ITEMS = 1_000
-"""Refusals and outcomes sent in one message; one receipt's are never divided."""
+"""Rejections and outcomes per message; those of one receipt are never split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The refusals and outcomes that a new stream sends again."""
+    """The rejections and outcomes that a new stream sends again."""
 
     upto: int
-    """The last number it is about."""
+    """The last number that it covers."""
     rejected_since: int
-    """Refusals from this number on are complete."""
+    """Rejections from this number on are complete."""
     outcomes_since: int
-    """Outcomes from this number on, of what was stored when the stream opened, are complete; 0: none are asked for."""
+    """Outcomes from this number on are complete, up to the stored number at open; 0: the client did not request
+    outcomes.
+    """
     pages: AsyncGenerator[Missed, None]
-    """To be closed."""
+    """The caller closes it."""
 
 
 async def begin_resumption(journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int) -> Resumption:
@@ -40,21 +42,21 @@ async def begin_resumption(journal: Journal, producer: str, outcomes: bool, open
             unknown = await journal.last_without_outcomes(opened.memory_uid, producer, known, opened.stored)
             outcomes_since = max(rejected_since, unknown + 1)
     except JournalError as error:
-        raise _unreadable(error) from error
-    pages = _pages(journal, producer, outcomes, opened, known)
+        raise _read_error(error) from error
+    pages = _read_pages(journal, producer, outcomes, opened, known)
     return Resumption(max(known, opened.received), rejected_since, outcomes_since, pages)
 
 
-async def _pages(
+async def _read_pages(
     journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int
 ) -> AsyncGenerator[Missed, None]:
-    """At least one; the last is up to what was received when the stream opened."""
+    """At least one page. The last one ends at the number that was received when the stream opened."""
     page, after = Missed(known), known
     while after < opened.received:
         try:
             receipts = await journal.kept_receipts(opened.memory_uid, producer, after, PAGE_RECEIPTS)
         except JournalError as error:
-            raise _unreadable(error) from error
+            raise _read_error(error) from error
         for kept in receipts:
             after = kept.last_sequence
             if after > opened.received:
@@ -73,5 +75,5 @@ async def _pages(
     yield Missed(max(known, opened.received), page.rejected, page.outcomes)
 
 
-def _unreadable(error: JournalError) -> JournalUnavailable:
+def _read_error(error: JournalError) -> JournalUnavailable:
     return JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5)

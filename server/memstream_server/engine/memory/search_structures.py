@@ -1,6 +1,6 @@
-"""What of an active memory is searched: attributes, postings and vectors of every fragment, by slot. No content.
+"""The search structures of an active memory: attributes, postings and vectors of every fragment by slot, no content.
 
-Rule 1. Slots are for use between two awaits: `remove` may renumber them.
+Rule 1. Slots are valid until the next await: `remove_fragments` may renumber them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from memstream_server.core.values import Vector
 from memstream_server.ports.journal.rows import Block, Row
 
 _DEAD_MIN = 1_024
-"""Empty slots before they are given back (and at least a quarter of all)."""
+"""Compact when at least this many slots, and a quarter of all, are empty."""
 
 
-class Searched:
-    """Of one memory. `dense` is None where there are too many vectors for RAM; `fresh` overlays the index then."""
+class SearchStructures:
+    """Those of one memory. If it has too many vectors for RAM, `dense` is None and `fresh` overlays the index."""
 
     def __init__(self, dimension: int, all_vectors: bool) -> None:
         self.columns = Columns()
@@ -32,13 +32,13 @@ class Searched:
 
     @property
     def size_bytes(self) -> int:
-        """Memory held, about."""
+        """Approximate RAM."""
         held = self.columns.bytes + self.lexical.bytes + (self.dense.bytes if self.dense is not None else 0)
         held += self.identities.nbytes
         return held + sum(vector.nbytes for vector in self.fresh.values())
 
-    def vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
-        """Those of these fragments' vectors that are in RAM."""
+    def get_vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
+        """The vectors of these fragments that are in RAM."""
         if self.dense is None:
             return {id_: self.fresh[id_] for id_ in ids if id_ in self.fresh}
         slots = {id_: slot for id_ in ids if (slot := self.columns.slot(id_)) is not None}
@@ -46,9 +46,9 @@ class Searched:
         return {id_: vector for id_, vector in found.items() if vector is not None}
 
     def extend(self, block: Block, later: bool = False) -> None:
-        """Fragments that are new here. All at once: one by one they cost five times as much.
+        """Add new fragments, all at once: one by one costs five times as much.
 
-        `later`: there are more to come, and the postings are settled after them.
+        `later`: more will follow; the caller then calls `settle_postings`.
         """
         fragments = block.fragments
         if not fragments:
@@ -67,8 +67,8 @@ class Searched:
             which = np.flatnonzero(block.vectored).tolist()
             self.fresh |= {fragments[at].id: vector.copy() for at, vector in zip(which, block.vectors, strict=True)}
 
-    def settle(self) -> None:
-        """Do now, after the last of `later`, what the next look would have to wait for."""
+    def settle_postings(self) -> None:
+        """Do the deferred work after the last block that was added with `later`."""
         self.lexical.settle()
         self.identities.settle()
 
@@ -77,9 +77,8 @@ class Searched:
         ids = [self.columns.ids[slot] for slot in self.identities.find(identity)]
         return [id_ for id_ in ids if id_ != GONE]
 
-    def enter(self, rows: Sequence[Row]) -> None:
-        """What commits wrote, in order; of a fragment that is new here the first row has all, and later ones what
-        changed."""
+    def apply_rows(self, rows: Sequence[Row]) -> None:
+        """Apply the rows of commits in order. The first row of a new fragment is complete; later ones carry changes."""
         changes: list[Row] = []
         new: dict[str, Row] = {}
         for row in rows:
@@ -91,9 +90,9 @@ class Searched:
         if new:
             self.extend(Block.of(list(new.values())))
         for row in changes:
-            self._change(row)
+            self._apply_row(row)
 
-    def _change(self, row: Row) -> None:
+    def _apply_row(self, row: Row) -> None:
         fragment = row.fragment
         slot = int(self.columns.slots([fragment.id])[0])
         was_alive = bool(self.columns.alive[slot])
@@ -102,15 +101,15 @@ class Searched:
         self.lexical.move(slot, int(self.columns.session[slot]))
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
-            self._vector(slot, fragment.id, row.vector)
+            self._set_vector(slot, fragment.id, row.vector)
         elif row.vector is not None:
-            self._vector(slot, fragment.id, row.vector)
+            self._set_vector(slot, fragment.id, row.vector)
         if was_alive and fragment.forget_time_us is not None:
             self.lexical.remove(slot)
         elif not was_alive and fragment.forget_time_us is None:
             self.lexical.restore(slot)
 
-    def _vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
+    def _set_vector(self, slot: int, fragment_id: str, packed: bytes | None) -> None:
         vector = None if packed is None else np.frombuffer(packed, dtype="<f4")
         if self.dense is not None:
             self.dense.set(slot, vector)
@@ -119,17 +118,17 @@ class Searched:
         else:
             self.fresh.pop(fragment_id, None)
 
-    def outgrown(self, dense_max: int, unsettled: Iterable[str]) -> None:
-        """Past the bound the vectors leave RAM; the index takes over, and the overlay for those it may not have.
+    def drop_large_dense(self, dense_max: int, unsettled: Iterable[str]) -> None:
+        """Drop the vectors from RAM beyond the bound; the index replaces them, and `fresh` overlays those it may lack.
 
-        Twice the bound and not the bound itself, so that a memory at the edge does not go to and fro.
+        Drops only at twice the bound, so that a memory near the bound does not alternate.
         """
         if self.dense is not None and len(self.dense) > 2 * dense_max:
-            self.fresh = self.vectors(unsettled)
+            self.fresh = self.get_vectors(unsettled)
             self.dense = None
 
-    def remove(self, ids: Iterable[str]) -> None:
-        """These fragments left the memory for good."""
+    def remove_fragments(self, ids: Iterable[str]) -> None:
+        """Remove fragments that left the memory permanently."""
         for id_ in ids:
             slot = self.columns.slot(id_)
             if slot is not None:
@@ -138,9 +137,9 @@ class Searched:
                 if self.dense is not None:
                     self.dense.set(slot, None)
                 self.fresh.pop(id_, None)
-        self._compact()
+        self._compact_slots()
 
-    def _compact(self) -> None:
+    def _compact_slots(self) -> None:
         dead = len(self.columns) - len(self.columns.live_ids())
         if dead < _DEAD_MIN or dead * 4 < len(self.columns):
             return

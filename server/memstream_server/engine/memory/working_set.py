@@ -1,9 +1,9 @@
-"""An active memory in RAM: its tiers' state and what recall needs of every fragment, of content only the latest.
+"""An active memory in RAM: the state of its tiers, the search structures of all fragments, and the latest contents.
 
-Rule 1. Changed only by `apply`, after the commit; a recall reads it between two awaits and so sees one revision.
-Rule 2. What the tiers hold is there once `apply` returns; what is searched takes the rows of small commits together,
-when somebody next looks. One by one they cost several times as much, and whoever waits for his observation to be stored
-would wait for that as well.
+Rule 1. Only `apply_commit` changes it, after the commit. A recall reads it between two awaits and so sees one revision.
+Rule 2. The tiers are current when `apply_commit` returns. The search structures are updated lazily: the next read
+applies the rows of small commits in one batch. Row by row costs several times as much, and clients that wait for
+*stored* would wait for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, Contents
-from memstream_server.engine.memory.search_structures import Searched
+from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
+from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import MemoryRecord
@@ -30,16 +30,16 @@ from memstream_server.ports.journal.rows import Block, Row
 from memstream_server.ports.journal.writing import Commit
 
 _RECALLED_MAX = 4_096
-"""Recalled contents remembered for telling echoes, over all sessions."""
+"""Recalled contents kept to detect echoes, over all sessions."""
 _UNSHOWN_MAX = 32
-"""Rows that may wait for somebody to look; he waits half a millisecond for so many."""
+"""Rows that may wait for the next read; so many cost it half a millisecond."""
 
 
 class WorkingSet:
-    """See the module.
+    """See the module docstring.
 
-    Made empty; then the journal adds what the memory holds (as to a Gathering), in a thread, for nobody else has it
-    yet; then it is `woken`.
+    It starts empty. The journal adds the memory's blocks (Gathering) in a thread, as sole owner. `finish_load`
+    completes it.
     """
 
     record: MemoryRecord
@@ -48,47 +48,49 @@ class WorkingSet:
     def __init__(self, embedding: Embedding, dense_max: int) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
-        self.contents = Contents()
+        self.fragment_cache = FragmentCache()
         self.stale: dict[str, int] = {}
-        """Revisions by id: what was read of that fragment before may hold erased words, and is not to be used."""
+        """Revisions by id: text read from that fragment before the revision may contain erased words and must not be
+        used.
+        """
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self.begin(False)
 
-    # ---- what the journal reads
+    # ---- called by the journal during the load
     def begin(self, all_vectors: bool) -> None:
         """See Gathering."""
-        self._searched = Searched(self.embedding.model.dimension, all_vectors)
-        self._unshown: dict[str, list[Row]] = {}
-        """Committed rows by fragment that are not searched yet."""
-        self._rows = 0
-        """How many these are."""
-        self._unshown_identities: dict[int, list[str]] = {}
-        """Those of their fragments that are in long-term, by identity hash."""
+        self._structures = SearchStructures(self.embedding.model.dimension, all_vectors)
+        self._pending: dict[str, list[Row]] = {}
+        """Committed rows by fragment that the search structures lack."""
+        self._pending_rows = 0
+        """Number of these rows."""
+        self._pending_identities: dict[int, list[str]] = {}
+        """Their long-term fragments by identity hash."""
         self.insights: set[str] = set()
         self._unsettled: set[str] = set()
-        """Vectors the index may not have yet, also while all vectors are in RAM."""
+        """Fragments whose vectors the index may lack; kept up to date even while all vectors are in RAM."""
         self._latest: list[Fragment] = []
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
 
     def add(self, block: Block) -> None:
         """See Gathering."""
-        self._searched.extend(block, later=True)
+        self._structures.extend(block, later=True)
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
-                self._enter(each)
+                self._index_keys(each)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
         self._latest = [*self._latest, *block.fragments][-FRAGMENTS_MAX:]
 
     def end(self) -> None:
         """See Gathering."""
-        self._searched.settle()
-        self.contents.put(self._latest)  # as they were read: all of a small memory, which is not read again
-        self._latest = []  # from here on they are the contents' alone, which gives up what is erased
+        self._structures.settle_postings()
+        self.fragment_cache.put(self._latest)  # in the order of the load; a small memory is cached completely
+        self._latest = []  # now only the cache refers to them, and it drops erased ones
 
-    def woken(self, image: Image) -> None:
-        """The rest of what was read."""
+    def finish_load(self, image: Image) -> None:
+        """Add the record and the tiers' state."""
         self.record = image.record
         self.state = State(
             kind=image.record.kind,
@@ -98,129 +100,132 @@ class WorkingSet:
             reflection_aggregate=image.record.reflection_aggregate,
         )
 
-    def follow(self, earlier: WorkingSet) -> None:
-        """Take over what an earlier reading of the same memory knew and the journal does not."""
+    def take_over(self, earlier: WorkingSet) -> None:
+        """Take over the state of an earlier working set that the journal does not store."""
         self._recalled, self.stale = earlier._recalled, earlier.stale
         known = [id_ for id_ in earlier.columns.live_ids() if id_ in self.columns]
         self.columns.touch(self.columns.slots(known), earlier.columns.access_us[earlier.columns.slots(known)])
 
-    def overlay(self, vectors: Mapping[str, bytes]) -> None:
-        """Vectors that the index may not show yet."""
+    def overlay_vectors(self, vectors: Mapping[str, bytes]) -> None:
+        """Add vectors that the index may not show yet."""
         self.fresh.update({id_: np.frombuffer(raw, dtype="<f4") for id_, raw in vectors.items()})
 
     @property
     def size_bytes(self) -> int:
-        """Memory held, about."""
-        return self.show().size_bytes + self.contents.bytes
+        """Approximate RAM."""
+        return self.refresh_search().size_bytes + self.fragment_cache.bytes
 
     def __len__(self) -> int:
         return len(self.columns)
 
     @property
-    def fragments(self) -> int:
-        """How many it has, forgotten ones included."""
+    def fragment_count(self) -> int:
+        """Number of fragments, including forgotten ones."""
         return len(self.columns.live_ids())
 
-    # ---- what is searched: to be asked for again after an await
+    # ---- search structures: read them again after an await
     @property
     def columns(self) -> Columns:
-        """What filters and ranking need of each fragment."""
-        return self.show().columns
+        """The attributes that filters and ranking need, by slot."""
+        return self.refresh_search().columns
 
     @property
     def lexical(self) -> LexicalIndex:
-        """The legs of words."""
-        return self.show().lexical
+        """The lexical indexes."""
+        return self.refresh_search().lexical
 
     @property
     def dense(self) -> DenseMatrix | None:
-        """All vectors; None for a memory too large to keep them in RAM."""
-        return self.show().dense
+        """All vectors; None if the memory is too large to keep them in RAM."""
+        return self.refresh_search().dense
 
     @property
     def fresh(self) -> dict[str, Vector]:
-        """Where there is no `dense`, the vectors that overlay the index."""
-        return self.show().fresh
+        """Vectors that overlay the index; used if `dense` is None."""
+        return self.refresh_search().fresh
 
-    def vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
-        """Those of these fragments' vectors that are in RAM."""
-        return self.show().vectors(ids)
+    def get_vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
+        """The vectors of these fragments that are in RAM."""
+        return self.refresh_search().get_vectors(ids)
 
-    def show(self) -> Searched:
-        """What is searched, with all that was committed."""
-        if self._unshown:
-            self._searched.enter([row for rows in self._unshown.values() for row in rows])
-            self._unshown, self._rows, self._unshown_identities = (
+    def refresh_search(self) -> SearchStructures:
+        """The search structures, brought up to date with all commits."""
+        if self._pending:
+            self._structures.apply_rows([row for rows in self._pending.values() for row in rows])
+            self._pending, self._pending_rows, self._pending_identities = (
                 {},
                 0,
                 {},
-            )  # not before: what is half entered must not pass for whole
-            self._searched.outgrown(self._dense_max, self._unsettled)
-        return self._searched
+            )  # cleared last: half-applied rows must stay pending
+            self._structures.drop_large_dense(self._dense_max, self._unsettled)
+        return self._structures
 
-    # ---- what decisions ask
+    # ---- queries of decisions
     def _latest_of(self, fragment_id: str) -> Fragment | None:
-        rows = self._unshown.get(fragment_id)
+        rows = self._pending.get(fragment_id)
         return None if rows is None else rows[-1].fragment
 
     def tier_of(self, fragment_id: str) -> Tier | None:
-        """The fragment's tier; None when it is not in the memory."""
+        """The fragment's tier; None if it is not in the memory."""
         latest = self._latest_of(fragment_id)
         if latest is not None:
             return latest.tier
-        slot = self._searched.columns.slot(fragment_id)
-        return None if slot is None else self._searched.columns.tier(slot)
+        slot = self._structures.columns.slot(fragment_id)
+        return None if slot is None else self._structures.columns.tier(slot)
 
-    def forgotten(self, fragment_id: str) -> bool:
-        """Whether the fragment is in the memory and out of recall."""
+    def is_forgotten(self, fragment_id: str) -> bool:
+        """Whether the fragment is in the memory but forgotten."""
         latest = self._latest_of(fragment_id)
         if latest is not None:
             return latest.forget_time_us is not None
-        slot = self._searched.columns.slot(fragment_id)
-        return slot is not None and not self._searched.columns.alive[slot]
+        slot = self._structures.columns.slot(fragment_id)
+        return slot is not None and not self._structures.columns.alive[slot]
 
     def id_of(self, external_id: str) -> str:
-        """The fragment of that external id; empty when there is none."""
+        """The id of the fragment with that external id; empty if there is none."""
         return self._keys.get(external_id, "")
 
     def held_ids(self) -> set[str]:
-        """Ids in sensory and short-term."""
+        """Ids of the fragments in sensory and short-term."""
         return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
 
     def find_alike(self, identity: int) -> list[str]:
-        """Ids of the live fragments in long-term with that identity hash."""
-        found = self._searched.find_alike(identity)
-        if identity in self._unshown_identities:
-            found = [*found, *self._unshown_identities[identity]]
-        return [id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.forgotten(id_)]
+        """Ids of the long-term fragments with that identity hash that are not forgotten."""
+        found = self._structures.find_alike(identity)
+        if identity in self._pending_identities:
+            found = [*found, *self._pending_identities[identity]]
+        return [
+            id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.is_forgotten(id_)
+        ]
 
     # ---- echoes
-    def recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
-        """Remember what a session was just told."""
+    def remember_recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
+        """Remember the fragments that a session has just recalled."""
         for fragment in fragments:
-            key = (session, _digest(fragment.content))
+            key = (session, _digest_of(fragment.content))
             self._recalled[key] = (now_us, fragment.id)
             self._recalled.move_to_end(key)
         oldest_us = now_us - self.record.policy.short_term.echo_window_s * 1_000_000
-        while self._recalled and (len(self._recalled) > _RECALLED_MAX or _told(self._recalled) < oldest_us):
+        while self._recalled and (len(self._recalled) > _RECALLED_MAX or _oldest_us(self._recalled) < oldest_us):
             self._recalled.popitem(last=False)
 
     def echo_of(self, fragment: Fragment) -> str:
-        """Id of the fragment with these words that this session recalled within the policy's window; empty for none.
+        """The fragment with the same words that the session recalled within the policy's window; empty if there is
+        none.
 
-        Whether it is an echo is for the core to say, see identity.py.
+        The core decides whether it is an echo, see core/identity.py.
         """
         window_s = self.record.policy.short_term.echo_window_s
         if not window_s or not self._recalled:
             return ""
-        told = self._recalled.get((fragment.session, _digest(fragment.content)))
-        if told is None or fragment.create_time_us - told[0] > window_s * 1_000_000:
+        recalled = self._recalled.get((fragment.session, _digest_of(fragment.content)))
+        if recalled is None or fragment.create_time_us - recalled[0] > window_s * 1_000_000:
             return ""
-        return told[1] if self.tier_of(told[1]) is not None and not self.forgotten(told[1]) else ""
+        return recalled[1] if self.tier_of(recalled[1]) is not None and not self.is_forgotten(recalled[1]) else ""
 
     # ---- after a commit
-    def apply(self, commit: Commit, decision: Decision) -> None:
-        """Show what was committed."""
+    def apply_commit(self, commit: Commit, decision: Decision) -> None:
+        """Apply a commit."""
         if decision.transition is not None:
             changed = {row.fragment.id for row in commit.rows}
             self.state = _at_version(decision.transition.state, changed, commit.revision + 1)
@@ -240,18 +245,18 @@ class WorkingSet:
             fragment = row.fragment
             if row.vector is not None or row.terms is not None or self.tier_of(fragment.id) is None:
                 self._unsettled.add(fragment.id)
-            self._unshown.setdefault(fragment.id, []).append(row)
+            self._pending.setdefault(fragment.id, []).append(row)
             if fragment.tier is Tier.LONG_TERM:
-                self._unshown_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
-            self._enter(fragment)
-        self._rows += len(commit.rows)
-        self.contents.put([row.fragment for row in commit.rows])
+                self._pending_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
+            self._index_keys(fragment)
+        self._pending_rows += len(commit.rows)
+        self.fragment_cache.put([row.fragment for row in commit.rows])
         self._forget_words(commit)
         self._forget_changed({row.fragment.id: row.fragment.content for row in commit.rows if row.replaces})
-        if commit.removed or self._rows > _UNSHOWN_MAX:
-            self.show()
+        if commit.removed or self._pending_rows > _UNSHOWN_MAX:
+            self.refresh_search()
         if commit.removed:
-            self._remove(commit.removed)
+            self._remove_fragments(commit.removed)
 
     def _forget_words(self, commit: Commit) -> None:
         if commit.erased:
@@ -260,35 +265,35 @@ class WorkingSet:
                 del self._recalled[key]
 
     def _forget_changed(self, contents: Mapping[str, str]) -> None:
-        """Who says again what a fragment said before it was changed says something new."""
+        """Remove changed contents: repeating the old text is new information."""
         if contents and self._recalled:
-            digests = {id_: _digest(content) for id_, content in contents.items()}
+            digests = {id_: _digest_of(content) for id_, content in contents.items()}
             for key in [key for key, (_, id_) in self._recalled.items() if digests.get(id_, key[1]) != key[1]]:
                 del self._recalled[key]
 
-    def unsettled(self) -> list[str]:
-        """Long-term fragments whose vectors the index may not have yet."""
+    def list_unsettled(self) -> list[str]:
+        """Long-term fragments whose vectors the index may lack."""
         return [id_ for id_ in self._unsettled if self.tier_of(id_) is Tier.LONG_TERM]
 
-    def flushed(self, ids: Iterable[str]) -> None:
-        """These vectors are in the index and old enough for its readers to see."""
+    def drop_flushed(self, ids: Iterable[str]) -> None:
+        """Drop vectors that the index shows to its readers."""
         fresh = self.fresh
         for id_ in ids:
             fresh.pop(id_, None)
             self._unsettled.discard(id_)
 
-    def _remove(self, ids: Iterable[str]) -> None:
+    def _remove_fragments(self, ids: Iterable[str]) -> None:
         for id_ in ids:
             if self.tier_of(id_) is not None:
-                self.contents.remove(id_)
+                self.fragment_cache.remove(id_)
             self._unsettled.discard(id_)
             self.insights.discard(id_)
             key = self._key_of.pop(id_, "")
             if key and self._keys.get(key) == id_:
                 del self._keys[key]
-        self._searched.remove(ids)
+        self._structures.remove_fragments(ids)
 
-    def _enter(self, fragment: Fragment) -> None:
+    def _index_keys(self, fragment: Fragment) -> None:
         if fragment.kind is FragmentKind.INSIGHT:
             self.insights.add(fragment.id)
         if fragment.external_id:
@@ -297,9 +302,9 @@ class WorkingSet:
 
 
 def _at_version(state: State, changed: Set[str], version: int) -> State:
-    """The state with the version its changed fragments have in the journal: it is their etag."""
+    """The state in which changed fragments have the version of the journal, which is their etag."""
 
-    def stamped(tier: tuple[Held, ...]) -> tuple[Held, ...]:
+    def stamp_tier(tier: tuple[Held, ...]) -> tuple[Held, ...]:
         return tuple(
             Held(held.fragment.but(version=version), held.vector, held.enhancements)
             if held.fragment.id in changed
@@ -307,13 +312,13 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
             for held in tier
         )
 
-    return replace(state, sensory=stamped(state.sensory), short_term=stamped(state.short_term))
+    return replace(state, sensory=stamp_tier(state.sensory), short_term=stamp_tier(state.short_term))
 
 
-def _told(recalled: OrderedDict[tuple[str, bytes], tuple[int, str]]) -> int:
-    """When the oldest was told."""
+def _oldest_us(recalled: OrderedDict[tuple[str, bytes], tuple[int, str]]) -> int:
+    """Time of the oldest recall."""
     return next(iter(recalled.values()))[0]
 
 
-def _digest(content: str) -> bytes:
+def _digest_of(content: str) -> bytes:
     return hashlib.blake2b(content.encode(), digest_size=16).digest()

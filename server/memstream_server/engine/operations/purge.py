@@ -1,4 +1,4 @@
-"""The operation "purge": what was forgotten and whose grace has passed is erased now instead of in time."""
+"""The operation "purge": erases forgotten fragments after their grace period now instead of at the next maintenance."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import MemoryNotFound, OwnedElsewhere
-from memstream_server.engine.operations.runner import LOOK_S, AnswerOf, OperationRunner, Progress
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.runner import POLL_INTERVAL_S, AnswerOf, OperationRunner
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
-    from memstream_server.engine.background.retention import Forgetting
+    from memstream_server.engine.background.retention import Retention
     from memstream_server.engine.runtime.registry import Registry
 
 TYPE = "purge"
@@ -18,38 +19,38 @@ UNIT = "fragments"
 
 
 class Purging:
-    """Starts and does it."""
+    """Starts and runs purges."""
 
-    def __init__(self, runner: OperationRunner, forgetting: Forgetting, registry: Registry) -> None:
+    def __init__(self, runner: OperationRunner, forgetting: Retention, registry: Registry) -> None:
         self._runner = runner
-        self._forgetting = forgetting
+        self._retention = forgetting
         self._registry = registry
-        runner.register(TYPE, UNIT, self._work)
+        runner.register_type(TYPE, UNIT, self._run_purge)
 
     async def start(self, namespace: str, memory: str, answer: AnswerOf = None) -> Operation:
-        """Of a memory, a namespace, or everything. Raises MemoryNotFound."""
+        """Purge a memory, a namespace, or everything. Raises MemoryNotFound."""
         if memory:
-            await self._registry.record(namespace, memory)
+            await self._registry.read_record(namespace, memory)
         return await self._runner.start(TYPE, namespace, memory, "{}", answer)
 
-    async def _work(self, operation: Operation, progress: Progress) -> None:
+    async def _run_purge(self, operation: Operation, progress: Progress) -> None:
         done = operation.done
         elsewhere: list[str] = []
-        async for record in self._forgetting.memories(operation.namespace, operation.memory):
+        async for record in self._retention.list_memories(operation.namespace, operation.memory):
             try:
-                async for erased in self._forgetting.purge(record):
+                async for erased in self._retention.purge_memory(record):
                     done += erased
-                    await progress.at(done, 0)
-            except MemoryNotFound:  # deleted meanwhile, and all it held with it
+                    await progress.report_done(done, 0)
+            except MemoryNotFound:  # the memory was deleted with all its content
                 continue
             except OwnedElsewhere:
                 if operation.memory:
                     raise
                 elsewhere.append((await self._runner.start(TYPE, record.namespace, record.name, "{}")).id)
-        for id in elsewhere:  # their owners' to do
+        for id in elsewhere:  # their owners run these
             while not (part := await self._runner.get(id)).ended:
-                await asyncio.sleep(LOOK_S)
-                await progress.at(done, 0)
+                await asyncio.sleep(POLL_INTERVAL_S)
+                await progress.report_done(done, 0)
             done += part.done
-            await progress.at(done, 0)
-        await progress.at(done, done)
+            await progress.report_done(done, 0)
+        await progress.report_done(done, done)

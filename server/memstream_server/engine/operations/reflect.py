@@ -1,7 +1,7 @@
-"""The operation "reflect": a memory reflects now, whatever its aggregate says.
+"""The operation "reflect": a memory reflects now, whatever its aggregate.
 
-The insights and the mark that they are there are one commit, so an operation that is run again after a crash asks the
-LLM again at most, and keeps its result once.
+The insights and a mark of their completion are one commit. A repeat after a crash may call the LLM again, but keeps its
+result only once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import CapabilityMissing, KindMismatch, ModelDown
 from memstream_server.engine.memory.decision import Decision, account_of
-from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from memstream_server.ports.operations import Operation
@@ -28,7 +29,7 @@ _WITH_LONG_TERM = (MemoryKind.HYBRID, MemoryKind.LONG_TERM)
 
 
 class Reflecting:
-    """Starts and does it."""
+    """Starts and runs reflections."""
 
     def __init__(
         self,
@@ -45,17 +46,17 @@ class Reflecting:
         self._storage = storage
         self._models = models
         self._runtime = runtime
-        runner.register(TYPE, UNIT, self._work)
+        runner.register_type(TYPE, UNIT, self._run_reflect)
 
     async def start(self, namespace: str, memory: str, answer: AnswerOf = None) -> Operation:
         """Raises MemoryNotFound, KindMismatch without a long-term tier, CapabilityMissing without an LLM."""
-        record = await self._registry.record(namespace, memory)
+        record = await self._registry.read_record(namespace, memory)
         if record.kind not in _WITH_LONG_TERM:
             raise KindMismatch(f"a memory of kind {record.kind.name} has no long-term tier to reflect on")
         self._check_model()
         return await self._runner.start(TYPE, namespace, memory, "{}", answer)
 
-    async def _work(self, operation: Operation, progress: Progress) -> None:
+    async def _run_reflect(self, operation: Operation, progress: Progress) -> None:
         self._check_model()
         mark = f"operation\n{operation.id}"
         if await self._storage.journal.answer(mark) is None:
@@ -64,17 +65,17 @@ class Reflecting:
                 done = Answer(mark, b"", b"", self._runtime.clock.now_us())
                 since = actor.revision
                 try:
-                    found = await self._jobs.reflections(actor, account)
+                    found = await self._jobs.derive_reflections(actor, account)
                 except ModelUnavailable as error:
                     raise ModelDown(f"the LLM does not answer: {error.summary}", retry_after_s=5.0) from error
-                except ModelRefused:  # for good: there is nothing to reflect on that it would take
+                except ModelRefused:  # a permanent refusal: no insight can be derived
                     found = []
-                await self._jobs.keep(actor, found, Decision(answer=done), account, Purpose.REFLECTION, since)
-        await progress.at(1, 1)
+                await self._jobs.store_insights(actor, found, Decision(answer=done), account, Purpose.REFLECTION, since)
+        await progress.report_done(1, 1)
 
     def _check_model(self) -> None:
         if self._models.insights is None:
             raise CapabilityMissing(
-                "no LLM derives insights on this server: set llm_model (and llm_insights), and restart it",
+                "this server has no LLM for insights: set llm_model (and llm_insights), and restart it",
                 capability="REFLECTION",
             )

@@ -1,6 +1,6 @@
-"""The operation "reindex": the index made anew from the journal's vectors.
+"""The operation "reindex": rebuilds the index from the journal's vectors.
 
-With `embed` everything is embedded anew under the next model (reembedding.py).
+With `embed` everything is embedded with the next model instead (reembed.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
+from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -20,22 +21,22 @@ UNIT = "fragments"
 
 
 class Reindexing:
-    """Starts and does it. Recalls go on; what they lack meanwhile they say in `degraded`."""
+    """Starts and runs it. Recalls continue and report in `degraded` what they lack."""
 
     def __init__(self, runner: OperationRunner, indexer: Indexer, reembedding: Reembedding) -> None:
         self._runner = runner
         self._indexer = indexer
         self._reembedding = reembedding
-        runner.register(TYPE, UNIT, self._work, undoes=True)
+        runner.register_type(TYPE, UNIT, self._run_reindex, undoes=True)
 
     async def start(self, embed: bool, answer: AnswerOf = None) -> Operation:
-        """Raises ModelMismatch when `embed` is asked for and there is no other model to go to."""
-        payload = {"embed": embed, "model": await self._reembedding.target() if embed else ""}
+        """Raises ModelMismatch if `embed` is set and there is no next model."""
+        payload = {"embed": embed, "model": await self._reembedding.find_target() if embed else ""}
         return await self._runner.start(TYPE, "", "", json.dumps(payload), answer)
 
-    async def _work(self, operation: Operation, progress: Progress) -> None:
+    async def _run_reindex(self, operation: Operation, progress: Progress) -> None:
         if json.loads(operation.payload)["embed"]:
-            await self._reembedding.work(operation, progress)
+            await self._reembedding.run_operation(operation, progress)
         else:
-            await progress.still()
-            await self._indexer.rebuild(progress.at)
+            await progress.check_cancelled()
+            await self._indexer.rebuild_index(progress.report_done)

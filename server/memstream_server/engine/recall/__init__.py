@@ -1,6 +1,7 @@
 """Answers queries. An answer is of one revision; reinforcement follows the answer.
 
-recall: ranks a memory for a query and reads the fragments of the answer
+recall: searches a memory for a query and reads the fragments of the answer
+rank_memory: ranks the working set of a memory
 reranking: the reranker's scores for the best of a ranking
 standing_query: the answer to a query, then each change of it
 reinforcement: offers recalled fragments to short-term and counts accesses

@@ -1,7 +1,8 @@
-"""The last step of a ranking, where the server has a reranker: it reads the question beside the best of it.
+"""Reranking: the last step of a ranking, if the server has a reranker. It scores the best candidates against the
+question.
 
-Rule 1. A reranker that is late or fails leaves the ranking as it was, and the answer says so in `degraded`.
-Rule 2. It is asked about what was ranked and read, outside of any lock: what it takes, only this answer waits for.
+Rule 1. If the reranker is late or fails, the ranking stays as it was, and `degraded` says so.
+Rule 2. It runs outside of locks, after the fragments are read: only this answer waits for it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ Ranked = Sequence[tuple[Scored, Fragment]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reranking:
-    """The server's reranker, and how it is used."""
+    """The server's reranker and its parameters."""
 
     reranker: Reranker
     candidates: int = 20
-    """The best so many are shown to it."""
+    """How many of the best candidates it scores."""
     weight: float = 1.0
-    """Of its part beside the legs', times beta."""
+    """Weight of its score relative to the legs, multiplied by beta."""
     timeout_s: float = 1.0
 
     async def rerank(self, question: str, ranked: Ranked, formula: str, beta: float) -> tuple[Ranked, str, str]:
-        """The ranking, its formula's version, and why it is not reranked (empty when it is)."""
+        """The ranking, the version of its formula, and why it was not reranked (empty if it was)."""
         best, rest = ranked[: self.candidates], ranked[self.candidates :]
         if not (best and beta):
             return ranked, formula, ""

@@ -1,12 +1,12 @@
-"""Standing queries: the answer to a query, and then what changes in it while its memory does.
+"""Standing queries: the answer to a query, then its changes.
 
-Rule 1. It is ranked anew after a commit, at most once every PAUSE_S; when something it holds expires; and when the
-memory has changed without this process being told, which is looked for as watches do.
-Rule 2. The first change is the whole answer. A later one has what came in or is of another version, what is among the
-best no more, and the order: who applies each in turn holds the answer as it is.
-Rule 3. Of fragments that say the same, the one in the last answer is kept while it is found: the ranking does not
-flicker between them.
-Rule 4. Nothing is offered to short-term; what is told counts as recalled. No working memory comes along.
+Rule 1. The query is ranked again after a commit, at most once every PAUSE_S; when a fragment of the answer expires; and
+when another process has changed the memory, which is polled as watches do.
+Rule 2. The first change is the whole answer. A later change has the new and changed recollections, the ids that left,
+and the order. A client that applies all changes has the current answer.
+Rule 3. Of fragments with the same meaning, the one in the last answer is kept while it is found, so that the answer
+does not alternate.
+Rule 4. Nothing is offered to short-term, but sent fragments count as recalled. Answers have no working memory.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from memstream_server.core.values import Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
 if TYPE_CHECKING:
-    from memstream_server.engine.recall.watch import Waiting, Watchers
+    from memstream_server.engine.recall.watch import Waiter, Watchers
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.ports.journal.records import MemoryRecord
 
 PAUSE_S = 1.0
-"""Between two rankings: what a burst of commits changes is told together."""
+"""Pause between two rankings: one change covers a burst of commits."""
 
 _Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...]]]
-"""Version, whether it was cut to the budget, and what is folded into it, of each of the best, in their order."""
+"""By id, best first: version, whether the budget cut it, and the ids folded into it."""
 
 
-def standing(query: Query) -> Query:
-    """The query as it is asked again and again."""
+def as_standing(query: Query) -> Query:
+    """The query with the fixed values of a standing one."""
     return replace(query, reinforce=False, working_memory=False)
 
 
-class Standing:
-    """What one standing query has told, and when it is to be asked again."""
+class StandingQuery:
+    """The last answer of one standing query, and the time of its next ranking."""
 
-    def __init__(self, watchers: Watchers, record: MemoryRecord, waiting: Waiting, clock: Clock) -> None:
+    def __init__(self, watchers: Watchers, record: MemoryRecord, waiting: Waiter, clock: Clock) -> None:
         self.vectors: dict[str, Vector] = {}
-        """The question's, by embedding space: a model is asked for each once."""
+        """The query's vectors by embedding space: each is made once."""
         self.retention = record.policy.retention
         """The memory's retention policy, for the expiry of the answer; the caller keeps it current."""
         self._watchers = watchers
         self._record = record
         self._waiting = waiting
         self._clock = clock
-        self._held: _Held | None = None
+        self._last_answer: _Held | None = None
         self._revision = 0
         self._degraded = False
         self._expire_time_us: int | None = None
@@ -56,18 +56,20 @@ class Standing:
     @property
     def ids(self) -> frozenset[str]:
         """Ids of the last answer."""
-        return frozenset(self._held or ())
+        return frozenset(self._last_answer or ())
 
-    def change(self, answer: RecallAnswer) -> Change | None:
-        """What is new in an answer; None where nothing is."""
+    def next_change(self, answer: RecallAnswer) -> Change | None:
+        """The difference from the last answer; None if there is none."""
         found, degraded = answer.recollections, bool(answer.degraded)
         held: _Held = {
             one.fragment.id: (one.fragment.version, one.truncated, tuple(sorted(one.folded))) for one in found
         }
-        before = self._held or {}
-        same = self._held is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
+        before = self._last_answer or {}
+        same = (
+            self._last_answer is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
+        )
         expiring = [at_us for one in found if (at_us := expiry_us(one.fragment, self.retention)) is not None]
-        self._held, self._revision, self._degraded = held, answer.revision, degraded
+        self._last_answer, self._revision, self._degraded = held, answer.revision, degraded
         self._expire_time_us = min(expiring, default=None)
         if same:
             return None
@@ -79,16 +81,16 @@ class Standing:
             retracted=tuple(id_ for id_ in before if id_ not in held),
         )
 
-    async def due(self) -> None:
-        """Waits until it is to be asked again. Raises MemoryNotFound."""
+    async def wait_until_due(self) -> None:
+        """Wait until the query must be ranked again. Raises MemoryNotFound."""
         await asyncio.sleep(PAUSE_S)
         while not self._waiting.news.is_set():
             quiet_s = self._watchers.quiet_s
             expires_s = None if self._expire_time_us is None else (self._expire_time_us - self._clock.now_us()) / 1e6
             if expires_s is not None and expires_s <= 0:
                 return
-            if await self._waiting.woken(quiet_s if expires_s is None else min(quiet_s, expires_s)):
+            if await self._waiting.wait_for_commit(quiet_s if expires_s is None else min(quiet_s, expires_s)):
                 return
-            record = await self._watchers.current(self._record)
+            record = await self._watchers.read_current(self._record)
             if record.revision > self._revision or self._degraded:
                 return

@@ -1,4 +1,6 @@
-"""Where work comes from: an actor works for many calls, and its log lines and spans are those of the call at hand."""
+"""The log and trace context of work: an actor serves many calls, and logs each piece of work under the call that asked
+for it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,18 @@ import contextvars
 from collections.abc import Iterator
 
 Origin = contextvars.Context
-"""What was current when work was asked for."""
-here = contextvars.copy_context
-"""The origin of what is asked for now."""
-nowhere = contextvars.Context
-"""The origin of what nobody asked for."""
+"""The context variables at the time when the work was requested."""
+capture_origin = contextvars.copy_context
+"""Captures the origin of the current call."""
+empty_origin = contextvars.Context
+"""The origin of work that no call requested."""
 
 
 @contextlib.contextmanager
 def working_for(origin: Origin) -> Iterator[None]:
-    """What was current there is current here meanwhile; to be left by the task that entered it."""
+    """Set the context variables of `origin` for the duration of the block. The task that enters the block must leave
+    it.
+    """
     tokens = [(variable, variable.set(value)) for variable, value in origin.items()]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Time, and ids ordered by it: the only places where the engine reads a clock or draws random bytes."""
+"""Time and time-ordered ids: the engine reads clocks and random bytes only here."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ def _system_now_us() -> int:
 
 @dataclass(slots=True)
 class Clock:
-    """Wall time in microseconds and monotonic time in seconds; tests give their own."""
+    """Wall time in microseconds and monotonic time in seconds; tests pass their own."""
 
     now_us: Callable[[], int] = field(default=_system_now_us)
     monotonic_s: Callable[[], float] = field(default=time.monotonic)
 
 
 class Ids:
-    """ULIDs that never go back, even when the clock does: 48 bits of milliseconds, 80 random bits counted up."""
+    """ULIDs that only increase, even if the clock goes back: 48 bits of milliseconds and 80 random bits, counted up."""
 
     def __init__(self, clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -> None:
         self._clock = clock
         self._entropy = entropy
         self._last = 0
 
-    def next(self) -> str:
-        """26 characters of Crockford base 32, greater than every id given before by this process."""
+    def next_id(self) -> str:
+        """26 characters of Crockford base 32, greater than every earlier id of this process."""
         fresh = (self._clock.now_us() // 1000) << 80
         if fresh > self._last:
-            self._last = fresh | int.from_bytes(self._entropy(10)) >> 1  # room to count up inside the millisecond
+            # leaves space to count up within the millisecond
+            self._last = fresh | int.from_bytes(self._entropy(10)) >> 1
         else:
             self._last += 1
         return encode_ulid(self._last)

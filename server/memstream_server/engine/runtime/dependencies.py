@@ -11,11 +11,11 @@ from typing import Protocol
 
 from memstream_server.core.policy import Policy
 from memstream_server.engine.errors import CapabilityMissing
-from memstream_server.engine.memory.enrich import Gatherer
+from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.embedding_spaces import Embeddings
-from memstream_server.engine.runtime.fair_scheduler import Turns
+from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.ports.conversations import ConversationStore
 from memstream_server.ports.index import VectorIndex
@@ -32,35 +32,35 @@ POLL_ALONE_S, POLL_SHARED_S = 5.0, 1.0
 class Metrics(Protocol):
     """Counts events and durations, without memory or user ids."""
 
-    def received(self, observations: int, rejected: int, seconds: float) -> None:
+    def count_received(self, observations: int, rejected: int, seconds: float) -> None:
         """A batch became durable `seconds` after its arrival."""
         ...
 
-    def stored(self, observations: int, seconds: float | None) -> None:
+    def count_stored(self, observations: int, seconds: float | None) -> None:
         """A batch was committed `seconds` after its arrival; None if an earlier process received it."""
         ...
 
-    def indexed(self, seconds: float) -> None:
+    def count_indexed(self, seconds: float) -> None:
         """The oldest row of a flush reached the vector index `seconds` after it was stored."""
         ...
 
-    def committed(self, seconds: float) -> None: ...
+    def count_commit(self, seconds: float) -> None: ...
 
-    def events(self, recorded: Recorded) -> None: ...
+    def count_events(self, recorded: Recorded) -> None: ...
 
-    def recalled(self, seconds: float, degraded: bool) -> None: ...
+    def count_recall(self, seconds: float, degraded: bool) -> None: ...
 
-    def outbox(self, depth: int) -> None: ...
+    def set_outbox(self, depth: int) -> None: ...
 
 
 class EngineEvents(Protocol):
     """What an actor reports to the engine."""
 
-    def committed(self, uid: str, recorded: Recorded, commit: Commit) -> None:
+    def on_commit(self, uid: str, recorded: Recorded, commit: Commit) -> None:
         """The memory committed, and its working set shows the commit."""
         ...
 
-    def actor_lost(self, uid: str, error: Exception) -> None:
+    def on_actor_lost(self, uid: str, error: Exception) -> None:
         """The memory's actor failed with `error`."""
         ...
 
@@ -73,7 +73,7 @@ class IndexHealth(Protocol):
         """Why the index is incomplete; empty if it is complete."""
         ...
 
-    def lost(self) -> None:
+    def report_lost(self) -> None:
         """A search found that the index is gone."""
         ...
 
@@ -101,13 +101,13 @@ class EngineModels:
 
     analyzer: Analyzer
     embeddings: Embeddings
-    gatherer: Gatherer
+    enricher: Enricher
     insights: Insights | None = None
     reranking: Reranking | None = None
     statuses: Sequence[ModelStatus] = ()
 
     @property
-    def embedding(self) -> EmbeddingModel:
+    def embedding_model(self) -> EmbeddingModel:
         """The model of the space in force."""
         return self.embeddings.in_force.model
 
@@ -133,7 +133,7 @@ class Runtime:
     clock: Clock
     ids: Ids
     limits: Limits
-    turns: Turns
+    scheduler: FairScheduler
     metrics: Metrics
     failure_of: Callable[[Exception], Failure]
     """What a client may read of an error."""

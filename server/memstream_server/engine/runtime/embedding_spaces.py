@@ -1,7 +1,7 @@
-"""The embedding spaces of this process: the one in force, and beside it the one that is being filled.
+"""The embedding spaces of this process: the one in force, and the next one while it is filled.
 
-A memory's working set has the space it was read in; vectors of two spaces are never compared, so whoever asks a model
-asks that of the working set it works on, and what was asked under another is seen again `under` the present one.
+A working set belongs to the space that was in force when it was loaded. Vectors of two spaces are never compared:
+callers embed with the model of the working set, and `EnrichedFragment.in_space` converts results after a switch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memstream_server.ports.models import Embedder, EmbeddingModel
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """A space, and who makes vectors of it."""
+    """A space and the embedder that makes its vectors."""
 
     model: EmbeddingModel
     embedder: Embedder
@@ -23,7 +23,7 @@ class Embedding:
     def name(self) -> str:
         return self.model.name
 
-    def space(self, partitions: int) -> Space:
+    def as_space(self, partitions: int) -> Space:
         return Space(self.model.name, self.model.dimension, partitions)
 
 
@@ -33,13 +33,13 @@ class Candidate:
 
     embedder: Embedder
     name: str = ""
-    """Of its space; empty for a model that tells without being reached."""
+    """The name of its space; empty if only the model endpoint knows it."""
 
-    async def named(self) -> str:
+    async def find_name(self) -> str:
         return self.name or (await self.embedder.model()).name
 
-    async def embedding(self, known: Space | None) -> Embedding:
-        """Its space, `known` from the journal where it was asked before. Raises ModelUnavailable."""
+    async def make_embedding(self, known: Space | None) -> Embedding:
+        """The candidate's space; `known` is the journal's record of an earlier answer. Raises ModelUnavailable."""
         if self.name and known is not None and known.model == self.name:
             return Embedding(EmbeddingModel(self.name, known.dimension), self.embedder)
         return Embedding(await self.embedder.model(), self.embedder)
@@ -47,16 +47,16 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class Embeddings:
-    """Changed by reembedding.py alone."""
+    """The spaces in use. Only operations/reembed.py changes them."""
 
     in_force: Embedding
-    """What memories are read in that become active now."""
+    """The space of every memory that is loaded from now on."""
     next: Embedding | None = None
-    """What everything new is embedded in, too, while all the rest is embedded anew."""
+    """The space that new fragments are embedded in as well, until all older ones are."""
     candidate: Candidate | None = None
-    """What can be the next."""
+    """The model that can become the next one."""
 
-    def beside(self, name: str) -> Embedding | None:
-        """Where a memory that is in the space of that name keeps vectors, too."""
+    def other_than(self, name: str) -> Embedding | None:
+        """The second space in which a memory of space `name` keeps vectors; None if there is only one space."""
         known = (self.next, self.in_force)
         return next((one for one in known if one is not None and one.name != name), None)

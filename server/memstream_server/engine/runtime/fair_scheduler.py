@@ -1,8 +1,9 @@
-"""Turns: one long computation at a time, a few milliseconds each, with a turn of the event loop after every one.
+"""Slots for computations on the event loop: one slot at a time, a few tenths of a millisecond long, fair between
+namespaces.
 
-Without them eight busy memories make a turn of the loop eight computations long, and a small call, which takes
-several turns, waits for all of them each time. Namespaces are tenants: one that has much to do waits for itself, and
-within it whoever asks takes turns with whoever writes.
+The event loop runs one iteration after each slot. Without slots, eight busy memories put eight computations into one
+loop iteration, and a small call, which needs several iterations, waits for all of them each time. Namespaces are
+tenants: a busy namespace delays itself, not the others. Within a namespace, reads and writes alternate.
 """
 
 from __future__ import annotations
@@ -13,110 +14,111 @@ from collections import OrderedDict, deque
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
 
-TURN_S = 0.0002
-"""What one turn computes, about, for one or for several: a turn of the loop costs something by itself. A question takes
-five turns of the loop: beside 500 observations a second 6.5 ms with turns of one millisecond, 3.8 with these."""
-TURN_MAX_S = 0.02
-"""How long others wait for somebody who waits himself: for a disk, or for a database elsewhere."""
+SLOT_S = 0.0002
+"""Target length of a slot, in one computation or several; each loop iteration has a cost. A recall takes five
+iterations: with 500 observations per second its latency was 6.5 ms with slots of 1 ms and 3.8 ms with these.
+"""
+SLOT_MAX_S = 0.02
+"""How long a slot may block the others if its holder itself waits, e.g. for a disk or a remote database."""
 
 
 class Lane(Enum):
-    """What is computed for."""
+    """The kind of work that a slot is for."""
 
     WRITE = auto()
     READ = auto()
 
 
-class Turns:
-    """`async with turns.of(namespace):` around what is computed together.
+class FairScheduler:
+    """`async with scheduler.slot(namespace):` around each computation.
 
-    Namespaces that wait are served in turn, within one its lanes are, and in a lane it is first come, first served. As
-    many as together take some TURN_S share a turn, and who asks again in his own goes on in it. A short read of the
-    journal may be a part of it: its thread needs the interpreter as well, and is quick where nobody else computes. A
-    turn that takes longer than TURN_MAX_S goes on beside the next one.
+    Namespaces are served round-robin, then the lanes of a namespace, then first come, first served. Computations that
+    fit into SLOT_S together share a slot, and a task that requests a slot again soon stays in the current one. A short
+    read of the journal may be part of a slot: its thread needs the interpreter too and is fast while no other task
+    computes. If a slot exceeds SLOT_MAX_S, the next one starts in parallel.
     """
 
     def __init__(self) -> None:
-        self._turn = 0
-        """The number of the one that was begun last."""
+        self._number = 0
+        """Number of the latest slot."""
         self._taken = False
         self._began_s = 0.0
         self._computing = 0
-        """How many have this turn; 0 once they are done, or where it is nobody's."""
-        self._each_s = TURN_S
-        """What one of them takes, as a moving average."""
-        self._look: asyncio.TimerHandle | None = None
-        """When it is looked next whether a turn takes too long: one timer for many turns."""
-        self.inside: set[asyncio.Task[object] | None] = set()
-        """Who has a turn."""
+        """How many tasks compute in the current slot; 0 if all have finished."""
+        self._each_s = SLOT_S
+        """Moving average of the duration of one computation."""
+        self._overrun_timer: asyncio.TimerHandle | None = None
+        """Timer for the next overrun check; one timer serves many slots."""
+        self.tasks_inside: set[asyncio.Task[object] | None] = set()
+        """Tasks that hold a slot."""
         self._waiting: OrderedDict[str, OrderedDict[Lane, deque[asyncio.Future[int]]]] = OrderedDict()
 
-    def of(self, namespace: str, lane: Lane = Lane.WRITE) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn, and have it."""
+    def slot(self, namespace: str, lane: Lane = Lane.WRITE) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot and hold it during the block."""
         return _Computing(self, namespace, lane)
 
-    async def take(self, namespace: str, lane: Lane) -> int:
-        """The turn's number, once it is begun."""
+    async def take_slot(self, namespace: str, lane: Lane) -> int:
+        """Number of the slot, once it starts."""
         if not self._taken:
-            self._begin(1)
-            return self._turn
-        if not self._waiting and time.monotonic() - self._began_s + self._each_s < TURN_S:
+            self._begin_slot(1)
+            return self._number
+        if not self._waiting and time.monotonic() - self._began_s + self._each_s < SLOT_S:
             self._computing += 1
-            return self._turn
+            return self._number
         mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(namespace, OrderedDict()).setdefault(lane, deque()).append(mine)
         try:
             return await mine
         except asyncio.CancelledError:
-            if not mine.cancelled():  # it was given, and is not wanted any more
-                self.done(mine.result())
+            if not mine.cancelled():  # the slot was granted after the cancellation
+                self.finish_slot(mine.result())
             raise
 
-    def done(self, turn: int, took_s: float | None = None) -> None:
-        """One of those who had it needs it no more."""
+    def finish_slot(self, number: int, took_s: float | None = None) -> None:
+        """One task of the slot has finished."""
         if took_s is not None:
-            self._each_s += (min(took_s, TURN_MAX_S) - self._each_s) / 16
-        if turn == self._turn and self._taken:  # else it was too late, and is passed on
+            self._each_s += (min(took_s, SLOT_MAX_S) - self._each_s) / 16
+        if number == self._number and self._taken:  # else the slot overran, and the next one has started
             self._computing -= 1
             if not self._computing:
-                asyncio.get_running_loop().call_soon(self._over, turn)  # others run before the next turn
+                asyncio.get_running_loop().call_soon(self._end_slot, number)  # other tasks run before the next slot
 
-    def _begin(self, computing: int) -> None:
-        self._turn += 1
+    def _begin_slot(self, computing: int) -> None:
+        self._number += 1
         self._taken = True
         self._computing = computing
         self._began_s = time.monotonic()
-        if self._look is None:
-            self._look = asyncio.get_running_loop().call_later(TURN_MAX_S, self._looked)
+        if self._overrun_timer is None:
+            self._overrun_timer = asyncio.get_running_loop().call_later(SLOT_MAX_S, self._check_overrun)
 
-    def _looked(self) -> None:
-        self._look = None
+    def _check_overrun(self) -> None:
+        self._overrun_timer = None
         if self._taken:
-            left_s = self._began_s + TURN_MAX_S - time.monotonic()
+            left_s = self._began_s + SLOT_MAX_S - time.monotonic()
             if left_s > 0:
-                self._look = asyncio.get_running_loop().call_later(left_s, self._looked)
+                self._overrun_timer = asyncio.get_running_loop().call_later(left_s, self._check_overrun)
             else:
-                self._pass_on(self._turn)
+                self._pass_on(self._number)
 
-    def _over(self, turn: int) -> None:
-        if not self._computing:  # nobody has joined since
-            self._pass_on(turn)
+    def _end_slot(self, number: int) -> None:
+        if not self._computing:  # no task has joined since
+            self._pass_on(number)
 
-    def _pass_on(self, turn: int) -> None:
-        if turn != self._turn or not self._taken:
+    def _pass_on(self, number: int) -> None:
+        if number != self._number or not self._taken:
             return
         self._taken = False
         given: list[asyncio.Future[int]] = []
-        while self._waiting and (not given or len(given) * self._each_s < TURN_S):
-            mine = self._next()
+        while self._waiting and (not given or len(given) * self._each_s < SLOT_S):
+            mine = self._next_waiter()
             if not mine.done():
                 given.append(mine)
         if given:
-            self._begin(len(given))
+            self._begin_slot(len(given))
             for mine in given:
-                mine.set_result(self._turn)
+                mine.set_result(self._number)
 
-    def _next(self) -> asyncio.Future[int]:
+    def _next_waiter(self) -> asyncio.Future[int]:
         namespace, lanes = self._waiting.popitem(last=False)
         lane, waiting = lanes.popitem(last=False)
         mine = waiting.popleft()
@@ -128,24 +130,26 @@ class Turns:
 
 
 class _Computing:
-    """Of one who computes. A class, for every observation takes several, and as a generator each takes a µs more."""
+    """Context manager of one computation. A class: an observation takes several slots, and a generator costs 1 µs more
+    each.
+    """
 
-    __slots__ = ("_began_s", "_lane", "_namespace", "_task", "_turn", "_turns")
+    __slots__ = ("_began_s", "_lane", "_namespace", "_number", "_scheduler", "_task")
 
-    def __init__(self, turns: Turns, namespace: str, lane: Lane) -> None:
-        self._turns = turns
+    def __init__(self, scheduler: FairScheduler, namespace: str, lane: Lane) -> None:
+        self._scheduler = scheduler
         self._namespace = namespace
         self._lane = lane
 
     async def __aenter__(self) -> None:
         self._task = asyncio.current_task()
-        self._turn = 0
-        if self._task not in self._turns.inside:
-            self._turn = await self._turns.take(self._namespace, self._lane)
+        self._number = 0
+        if self._task not in self._scheduler.tasks_inside:
+            self._number = await self._scheduler.take_slot(self._namespace, self._lane)
             self._began_s = time.monotonic()
-            self._turns.inside.add(self._task)
+            self._scheduler.tasks_inside.add(self._task)
 
     async def __aexit__(self, *error: object) -> None:
-        if self._turn:
-            self._turns.inside.remove(self._task)
-            self._turns.done(self._turn, time.monotonic() - self._began_s)
+        if self._number:
+            self._scheduler.tasks_inside.remove(self._task)
+            self._scheduler.finish_slot(self._number, time.monotonic() - self._began_s)

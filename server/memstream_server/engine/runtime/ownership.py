@@ -1,12 +1,13 @@
-"""Which memories this process may answer for: its lease, and the epochs it took them at.
+"""Which memories this process may serve: its lease, and the epoch of each memory that it owns.
 
-Rule 1. Where the journal is this process's alone (SQLite) its lock is the lease: all that follows costs nothing, and a
-memory that is read writes nothing, unless writes of its own past may still be on their way (`distrust`).
-Rule 2. The lease counts from before its renewal was asked for, by the local monotonic clock and less a margin, and
-only while the connection it was asked over is there: nobody else can own what this process believes it owns.
-Rule 3. A lease that was lost stays lost. The process drops what it has in RAM, takes a new number and begins with
-empty hands.
-Rule 4. Only what nobody living owns is taken. A request never moves a memory.
+Rule 1. With a journal of its own (SQLite) the process holds the file lock, which is the lease. Ownership then costs
+nothing: loading a memory writes nothing, unless earlier writes of this process may still be in flight
+(`distrust_epoch`).
+Rule 2. A lease runs from the time of the renewal request, on the local monotonic clock, minus a safety margin, and only
+while the connection of that request is open. So no other process can own a memory that this process believes it owns.
+Rule 3. A lost lease stays lost. The process drops its working sets, takes a new process number and starts without
+memories.
+Rule 4. A process takes only memories without a living owner. A request never moves a memory.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 MARGIN = 0.1
-"""Part of a lease that is not counted on: clocks run at different speeds."""
-LOOKS = 6
-"""How often in the time between two renewals the process looks whether it still has its lease."""
+"""Safety margin as a share of the lease: clocks run at different speeds."""
+CHECKS_PER_RENEWAL = 6
+"""Lease checks per renewal interval."""
 RETRY_AFTER_S = 0.2
 
 
 class Ownership:
-    """Of one process. The engine starts and stops it."""
+    """The lease and the epochs of one process. The engine starts and stops it."""
 
     def __init__(self, processes: Processes | None, journal: Journal, clock: Clock, lease: LeaseTimes) -> None:
         self._processes = processes
@@ -58,33 +59,33 @@ class Ownership:
 
     @property
     def number(self) -> int:
-        """This process's among those that share the journal; 0 where it is alone."""
+        """This process's number among those that share the journal; 0 if it is alone."""
         return self._number
 
     @property
     def shared(self) -> bool:
-        """Whether there may be other processes."""
+        """Whether other processes may use the same journal."""
         return self._processes is not None
 
     @property
     def taken(self) -> int:
-        """How many memories this process has taken from those that share the journal."""
-        return len(self._epochs) if self.valid() else 0
+        """How many memories this process has taken. Only counted if the journal is shared."""
+        return len(self._epochs) if self.is_valid() else 0
 
     @property
     def leads(self) -> bool:
-        """Whether this process does what only one may do: bring vectors into the index, tend what nobody owns."""
-        return self._leads and self.valid()
+        """Whether this process is the leader: it writes the vector index and maintains memories without an owner."""
+        return self._leads and self.is_valid()
 
-    def valid(self) -> bool:
-        """Whether what RAM has of the memories taken is what the journal has."""
+    def is_valid(self) -> bool:
+        """Whether the working sets of the owned memories equal the journal."""
         if self._processes is None:
             return True
         return bool(self._number) and self._now() < self._until_s and self._processes.connected()
 
-    def check(self) -> None:
+    def check_lease(self) -> None:
         """Call before and after an answer is read from the working set of a memory. Raises LeaseLost."""
-        if not self.valid():
+        if not self.is_valid():
             raise _lease_lost()
 
     def on_loss(self, callback: Callable[[], None]) -> None:
@@ -93,19 +94,19 @@ class Ownership:
 
     # ---- the lease
     async def start(self) -> None:
-        """Get a lease and keep it. Raises JournalError."""
+        """Take a lease and keep renewing it. Raises JournalError."""
         if self._processes is not None:
-            await self._join(self._processes)
-            self._task = asyncio.create_task(self._keep(self._processes))
+            await self._join_processes(self._processes)
+            self._task = asyncio.create_task(self._lease_loop(self._processes))
 
-    async def announce(self, address: str) -> None:
-        """From now on other processes pass calls on to here."""
+    async def announce_address(self, address: str) -> None:
+        """From now on other processes forward calls to `address`."""
         self._address = address
         if self._processes is not None and self._number:
-            await self._renew(self._processes, self._number)
+            await self._renew_lease(self._processes, self._number)
 
     async def stop(self) -> None:
-        """Give everything up. The actors have ended."""
+        """Give up the lease. Call after the actors have ended."""
         for task in (self._task, self._renewing):
             if task is not None:
                 task.cancel()
@@ -114,64 +115,64 @@ class Ownership:
         if self._processes is not None and number:
             try:
                 await self._processes.leave(number)
-            except JournalError as error:  # the lease runs out by itself, the lock goes with the connection
-                log.warning("not_left", error=error)
+            except JournalError as error:  # the lease expires, and closing the connection frees the lock
+                log.warning("lease_release_failed", error=error)
 
-    async def _keep(self, processes: Processes) -> None:
+    async def _lease_loop(self, processes: Processes) -> None:
         while True:
-            await asyncio.sleep(self._times.renew_s / LOOKS)
+            await asyncio.sleep(self._times.renew_s / CHECKS_PER_RENEWAL)
             try:
-                await self._look(processes)
-            except Exception:  # a mistake in here must not leave the process without a lease for ever
-                log.exception("lease_not_looked_after")
+                await self._renew_if_due(processes)
+            except Exception:  # an unexpected error must not leave the process without a lease
+                log.exception("lease_check_failed")
 
-    async def _look(self, processes: Processes) -> None:
-        if not self.valid():
-            self._lose()
+    async def _renew_if_due(self, processes: Processes) -> None:
+        if not self.is_valid():
+            self._lose_lease()
             await self._join_again(processes)
         elif self._renewing is None and self._now() - self._renewed_s >= self._times.renew_s:
-            # Beside the loop: however long it takes, the end of the lease is noticed.
+            # A separate task: the loop notices the end of the lease however long the renewal takes.
             self._renewing = asyncio.create_task(self._renew_again(processes, self._number))
 
-    async def _join(self, processes: Processes) -> None:
+    async def _join_processes(self, processes: Processes) -> None:
         asked_s = self._now()
         number = await processes.join(self._address, self._times.lease_s)
         self._number = number
-        self._extend(asked_s)
-        await self._renew(processes, number)
+        self._extend_lease(asked_s)
+        await self._renew_lease(processes, number)
 
     async def _join_again(self, processes: Processes) -> None:
         try:
-            await self._join(processes)
+            await self._join_processes(processes)
         except JournalError as error:
-            log.warning("no_lease_yet", error=error)
+            log.warning("lease_not_taken", error=error)
         else:
             log.info("lease_taken", process=self._number)
 
     async def _renew_again(self, processes: Processes, number: int) -> None:
         try:
-            await self._renew(processes, number)
+            await self._renew_lease(processes, number)
         except JournalError as error:
             log.warning("lease_not_renewed", error=error)
         finally:
             self._renewing = None
 
-    async def _renew(self, processes: Processes, number: int) -> None:
+    async def _renew_lease(self, processes: Processes, number: int) -> None:
         asked_s = self._now()
         renewal = await processes.renew(number, self._address, self._times.lease_s)
-        if number != self._number or not self.valid():
+        if number != self._number or not self.is_valid():
             return
         if renewal is None:
             self._until_s = 0.0
             return
-        self._extend(asked_s)
+        self._extend_lease(asked_s)
         self._leads = renewal.leads
 
-    def _extend(self, asked_s: float) -> None:
+    def _extend_lease(self, asked_s: float) -> None:
         self._renewed_s = asked_s
         self._until_s = asked_s + self._times.lease_s * (1 - MARGIN)
 
-    def _lose(self) -> None:
+    def _lose_lease(self) -> None:
         if not self._number:
             return
         log.warning("lease_lost", process=self._number, memories=len(self._epochs))
@@ -181,8 +182,9 @@ class Ownership:
             callback()
 
     # ---- memories
-    async def take(self, uid: str) -> int | None:
-        """The epoch this process has the memory at, now its own; None: the one it is read at, for nobody raises it.
+    async def take_memory(self, uid: str) -> int | None:
+        """The epoch at which this process owns the memory. None: use the epoch that is loaded, because no process
+        raises it.
 
         Raises OwnedElsewhere, LeaseLost, JournalError.
         """
@@ -192,81 +194,86 @@ class Ownership:
                 self._distrusted.discard(uid)
             return self._epochs.get(uid)
         number = self._number
-        if not self.valid():
+        if not self.is_valid():
             raise _lease_lost()
         if uid in self._epochs:
             return self._epochs[uid]
         taken = await self._processes.take(uid, number)
-        if number != self._number or not self.valid():
+        if number != self._number or not self.is_valid():
             raise _lease_lost()
         if isinstance(taken, Owner):
             raise OwnedElsewhere("another server owns the memory", retry_after_s=RETRY_AFTER_S)
         if taken is None:
-            raise OwnedElsewhere("another server is just taking or leaving the memory", retry_after_s=RETRY_AFTER_S)
+            raise OwnedElsewhere("another server is taking or releasing the memory", retry_after_s=RETRY_AFTER_S)
         self._epochs[uid] = taken
         return taken
 
-    def confirm(self, uid: str, epoch: int | None, read: int) -> None:
-        """That the memory, read at epoch `read`, is still this process's. Raises OwnedElsewhere, LeaseLost."""
+    def confirm_memory(self, uid: str, epoch: int | None, read: int) -> None:
+        """Check that this process still owns the memory, which was loaded at epoch `read`. Raises OwnedElsewhere,
+        LeaseLost.
+        """
         if epoch is None:
             return
         if self._epochs.get(uid) != epoch:
             raise _lease_lost()
         if read != epoch:
-            self.forget(uid)
+            self.forget_memory(uid)
             raise OwnedElsewhere("another server has taken the memory", retry_after_s=RETRY_AFTER_S)
 
-    def distrust(self, uid: str) -> None:
-        """The memory is to be taken anew before it is read again: that waits for what is written at its epoch, and
-        refuses what comes after."""
+    def distrust_epoch(self, uid: str) -> None:
+        """Raise the memory's epoch before the next load. Taking it waits for writes at the old epoch in flight; the
+        journal refuses later ones.
+        """
         self._epochs.pop(uid, None)
         if self._processes is None:
             self._distrusted.add(uid)
 
-    def forget(self, uid: str) -> None:
-        """The memory is gone, or another process's."""
+    def forget_memory(self, uid: str) -> None:
+        """The memory was deleted, or belongs to another process."""
         self._epochs.pop(uid, None)
         self._distrusted.discard(uid)
 
-    async def release(self, uid: str) -> None:
-        """Others may have it. A process that has the journal for itself keeps what it took."""
+    async def release_memory(self, uid: str) -> None:
+        """Let other processes take the memory. A process with a journal of its own keeps what it took."""
         if self._processes is None or self._epochs.pop(uid, None) is None:
             return
         try:
             await self._processes.release(uid, self._number)
         except JournalError as error:
-            log.info("not_released", memory=uid, error=error)
+            log.info("memory_not_released", memory=uid, error=error)
 
     async def release_all(self) -> None:
-        """Others may have everything; the lease stays, for what is not a memory's."""
-        await asyncio.gather(*(self.release(uid) for uid in [*self._epochs]))
+        """Let other processes take all memories. The lease stays: it also covers work that belongs to no memory."""
+        await asyncio.gather(*(self.release_memory(uid) for uid in [*self._epochs]))
 
     # ---- other processes
-    async def owner(self, namespace: str, name: str) -> Owner | None:
-        """The other living process that owns the memory; None: this one may. Raises LeaseLost, JournalUnavailable."""
+    async def find_owner(self, namespace: str, name: str) -> Owner | None:
+        """The living process that owns the memory; None if this one may serve it. Raises LeaseLost,
+        JournalUnavailable.
+        """
         if self._processes is None:
             return None
-        if not self.valid():
+        if not self.is_valid():
             raise _lease_lost()
-        with _answered():
+        with _map_errors():
             return await self._processes.owner(namespace, name, self._number)
 
-    async def living(self) -> frozenset[int]:
-        """Numbers of the other processes that live. Raises JournalUnavailable."""
+    async def list_living(self) -> frozenset[int]:
+        """Numbers of the other living processes. Raises JournalUnavailable."""
         if self._processes is None:
             return frozenset()
-        with _answered():
+        with _map_errors():
             return await self._processes.living(self._number)
 
-    async def tended(self) -> Callable[[str], bool]:
-        """Which memories' background work is this process's, now. Raises JournalError."""
+    async def select_tended(self) -> Callable[[str], bool]:
+        """A predicate: whether this process does the background work of a memory, as of now. Raises JournalError."""
         if self._processes is None:
             return lambda _: True
         others = await self._processes.owned_by_others(self._number) if self.leads else None
         return lambda uid: uid in self._epochs or (others is not None and uid not in others)
 
-    async def abandoned(self) -> list[str]:
-        """Memories in which observations wait and that nobody tends; empty unless this process leads."""
+    async def list_abandoned(self) -> list[str]:
+        """Memories without an owner in which observations wait to be stored; empty unless this process leads."""
         if self._processes is None or not self.leads:
             return []
         return await self._processes.abandoned(self._number)
@@ -277,8 +284,8 @@ def _lease_lost() -> LeaseLost:
 
 
 @contextlib.contextmanager
-def _answered() -> Iterator[None]:
+def _map_errors() -> Iterator[None]:
     try:
         yield
     except JournalError as error:
-        raise JournalUnavailable("the memory's owner could not be looked up: try again", retry_after_s=0.5) from error
+        raise JournalUnavailable("the memory's owner could not be read: try again", retry_after_s=0.5) from error

@@ -1,9 +1,10 @@
-"""Active memories: read from the journal when first used, kept while used, the least recently used leave first.
+"""Active memories: loaded on first use, kept while in use, evicted least recently used first.
 
-Rule 1. At most one actor per memory at any time: activation is single-flight, and an actor that failed is forgotten
-before the next one is made.
-Rule 2. This process owns what it activates (ownership.py); what leaves is released to other processes, if there are.
-Rule 3. An actor in use, or just activated for somebody, is not evicted: who asked for it gets to use it.
+Rule 1. There is at most one actor per memory: activation is single-flight, and a failed actor is forgotten before the
+next one is made.
+Rule 2. This process owns every memory that it activates (ownership.py). An evicted memory is released to the other
+processes.
+Rule 3. An actor is not evicted while it is in use, nor before the call that requested its activation has used it.
 """
 
 from __future__ import annotations
@@ -38,18 +39,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REVIVE_PAUSE_S = 0.2
-"""Before a memory whose actor failed is activated again: observations may wait in it. Doubles while it fails anew."""
+"""First pause before a memory is loaded again after its actor failed: observations may wait in it. Doubles with each
+failure.
+"""
 REVIVE_PAUSE_MAX_S = 30.0
 MEASURED_AT_ONCE = 8
-"""Working sets looked at in one turn of the event loop: a quarter of a millisecond."""
+"""Working sets measured per event-loop iteration, about 0.25 ms."""
 NAMES_MAX = 65_536
-"""Names kept of memories that have left RAM: a few MB."""
+"""Names kept of memories that are no longer active: a few MB."""
 CALM_S = 60.0
-"""After so long without a failure the pause is the first one again."""
+"""Time without a failure after which the pause starts at its first value again."""
 
 
 class Registry:
-    """All actors of this process."""
+    """All active memories of this process and their actors."""
 
     def __init__(
         self, storage: Storage, models: EngineModels, runtime: Runtime, ownership: Ownership, events: EngineEvents
@@ -60,24 +63,26 @@ class Registry:
         self._events = events
         self._actors: OrderedDict[str, Actor] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        """Bytes of each actor's working set when it was measured last."""
+        """Bytes of each working set when last measured."""
         self._changed: set[str] = set()
-        """Memories that were used since."""
+        """Memories used since they were last measured."""
         self._uids: dict[tuple[str, str], str] = {}
-        """By name, of memories that are active; and of those that were, where nobody else can rename or delete one."""
+        """Uids by name, of active memories. If the journal is not shared, also of evicted ones: no other process can
+        rename or delete them.
+        """
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self.ownership = ownership
-        ownership.on_loss(self._disowned)
+        ownership.on_loss(self._end_all_actors)
         self._wanted: Counter[str] = Counter()
-        """How many calls wait for an activation."""
+        """How many calls wait for each activation."""
         self._deleting: set[str] = set()
-        """Memories whose deletion was begun: what RAM has of them is checked against the journal."""
+        """Memories with a deletion in progress: their RAM state is checked against the journal."""
         self._outlived: set[str] = set()
-        """Memories whose deletion ended while they were being activated, perhaps from an older reading."""
+        """Memories whose deletion ended during an activation, which may have loaded an older state."""
         self._ended: set[Actor] = set()
-        """Actors that failed, and whose streams may hold them."""
+        """Failed actors that streams may still refer to."""
         self._losses: dict[str, tuple[float, float]] = {}
-        """When a memory's actor failed last, and the pause that followed."""
+        """Per memory: when its actor failed last, and the pause that followed."""
         self._reviving: set[str] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -87,21 +92,21 @@ class Registry:
 
     @property
     def size_bytes(self) -> int:
-        """Of all working sets, about: a memory that is used is measured from time to time."""
+        """Approximate size of all working sets; those in use are measured periodically."""
         return sum(self._sizes.values())
 
-    def actors(self) -> list[Actor]:
-        """Those active now."""
+    def list_actors(self) -> list[Actor]:
+        """The active memories' actors."""
         return list(self._actors.values())
 
     def peek(self, uid: str) -> Actor | None:
-        """The actor if the memory is active; does not count as a use."""
+        """The actor if the memory is active. Does not count as a use."""
         return self._actors.get(uid)
 
-    async def record(self, namespace: str, name: str) -> MemoryRecord:
-        """The memory of that name, as RAM has it when active. Raises MemoryNotFound."""
+    async def read_record(self, namespace: str, name: str) -> MemoryRecord:
+        """The record of a memory, from RAM if it is active. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
-        if uid is not None and uid in self._actors and uid not in self._deleting and self.ownership.valid():
+        if uid is not None and uid in self._actors and uid not in self._deleting and self.ownership.is_valid():
             return self._actors[uid].working.record
         record = await self._storage.journal.get_memory(namespace, name)
         if record is None:
@@ -112,16 +117,16 @@ class Registry:
 
     @contextlib.asynccontextmanager
     async def use(self, namespace: str, name: str) -> AsyncIterator[Actor]:
-        """The actor of that memory, activated if need be and kept while it is used. Raises MemoryNotFound."""
+        """The memory's actor, activated if necessary and kept active during the block. Raises MemoryNotFound."""
         uid = self._uids.get((namespace, name))
         if uid is None or uid in self._deleting:
-            uid = (await self.record(namespace, name)).uid
+            uid = (await self.read_record(namespace, name)).uid
         async with self.use_uid(uid) as actor:
             yield actor
 
     @contextlib.asynccontextmanager
     async def use_uid(self, uid: str) -> AsyncIterator[Actor]:
-        """As `use`, by the memory's identity."""
+        """As `use`, by uid."""
         actor = self._actors.get(uid)
         if actor is None:
             self._wanted[uid] += 1
@@ -129,88 +134,89 @@ class Registry:
                 actor = await self.activate(uid)
             finally:
                 self._wanted[uid] -= 1
-                self._wanted += Counter()  # zeros go
+                self._wanted += Counter()  # removes zero counts
         try:
-            with actor.used():
+            with actor.keep_active():
                 if self._actors.get(uid) is actor:
                     self._actors.move_to_end(uid)
                     self._changed.add(uid)
                 yield actor
         finally:
-            self._settle()
+            self._evict_one()
 
     async def activate(self, uid: str) -> Actor:
-        """The actor of that memory. Raises MemoryNotFound when it is gone."""
+        """The memory's actor, activated if necessary. Raises MemoryNotFound if the memory was deleted."""
         if self._closed:
             raise ShuttingDown("the server is going away", retry_after_s=0.5)
         if uid in self._actors:
             return self._actors[uid]
         task = self._activating.get(uid)
         if task is None:
-            task = self._activating[uid] = asyncio.create_task(self._activate(uid))
-            task.add_done_callback(lambda done: self._activated(uid, done))
-        # Not by awaiting the task itself: whoever gives up must not end it for the others.
+            task = self._activating[uid] = asyncio.create_task(self._activate_memory(uid))
+            task.add_done_callback(lambda done: self._finish_activation(uid, done))
+        # Does not await the task itself: a cancelled caller must not cancel it for the others.
         await asyncio.wait({task})
         if task.cancelled():
             raise ShuttingDown("the server is going away", retry_after_s=0.5)
         return task.result()
 
-    def _activated(self, uid: str, task: asyncio.Task[Actor]) -> None:
+    def _finish_activation(self, uid: str, task: asyncio.Task[Actor]) -> None:
         del self._activating[uid]
         self._outlived.discard(uid)
         if not task.cancelled():
-            task.exception()  # looked at, so that an activation nobody waits for any longer leaves no warning
+            task.exception()  # marks it as retrieved: an activation that no caller waits for must leave no warning
 
-    async def _activate(self, uid: str) -> Actor:
+    async def _activate_memory(self, uid: str) -> Actor:
         try:
-            epoch = await self.ownership.take(uid)
+            epoch = await self.ownership.take_memory(uid)
             embedding = self._models.embeddings.in_force
-            image, working = await self._read(uid, embedding)
+            image, working = await self._read_memory(uid, embedding)
             await self._models.prepare_language(image.record.policy)
         except Conflict as error:
-            self.ownership.forget(uid)
+            self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted") from error
         except JournalError as error:
             raise JournalUnavailable("the memory could not be read: try again", retry_after_s=0.5) from error
-        self.ownership.confirm(uid, epoch, image.record.epoch)
+        self.ownership.confirm_memory(uid, epoch, image.record.epoch)
         if uid in self._deleting | self._outlived and await self._is_gone(image.record):
-            self.ownership.forget(uid)
+            self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted")
         actor = Actor(image, working, self._storage, self._models, self._runtime, self._events)
         self._actors[uid] = actor
         self._sizes[uid] = working.size_bytes
         self._uids[image.record.namespace, image.record.name] = uid
         if len(self._uids) > NAMES_MAX:
-            del self._uids[next(iter(self._uids))]  # it is looked up again
-        self._shrink(keep=uid)
+            del self._uids[next(iter(self._uids))]  # a later call reads it again
+        self._evict_until_bounded(keep=uid)
         return actor
 
-    async def _read(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
-        """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
+    async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
+        """The memory's image in the journal, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max)
         image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
-        working.woken(image)
+        working.finish_load(image)
         return image, working
 
-    async def move(self, lately: Callable[[str], Sequence[str]]) -> None:
-        """Bring every active memory into the space in force, each in its own order; its streams notice nothing.
+    async def move_to_space(self, lately: Callable[[str], Sequence[str]]) -> None:
+        """Bring every active memory into the space in force, each in its own order of changes. Its streams continue.
 
-        `lately` tells what of a memory the index may not show yet. Whose journal fails meanwhile is read anew anyway.
+        `lately` returns the fragments of a memory that the index may not show yet. A memory with a failing journal is
+        loaded again anyway.
         """
-        if self._activating:  # from now on memories are read in the space in force
+        if self._activating:  # later activations load memories in the space in force
             await asyncio.wait(set(self._activating.values()))
-        for actor in self.actors():
+        for actor in self.list_actors():
             if actor.working.embedding is not self._models.embeddings.in_force:
                 with contextlib.suppress(EngineError):
-                    await actor.run(lambda now: self._moved(now, lately(now.uid)))
+                    await actor.run(lambda now: self._move_actor(now, lately(now.uid)))
 
-    async def _moved(self, actor: Actor, lately: Sequence[str]) -> None:
+    async def _move_actor(self, actor: Actor, lately: Sequence[str]) -> None:
         embedding, journal = self._models.embeddings.in_force, self._storage.journal
-        _, working = await self._read(actor.uid, embedding)
+        _, working = await self._read_memory(actor.uid, embedding)
         if working.dense is None and lately:
-            working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
-        working.follow(actor.working)
+            working.overlay_vectors(await journal.vectors(actor.uid, embedding.name, lately))
+        working.take_over(actor.working)
         actor.working = working
         self._changed.add(actor.uid)
 
@@ -218,37 +224,39 @@ class Registry:
         """Forget the memory's failed actor and load the memory again: observations may wait to be stored."""
         actor = self._actors.get(uid)
         if actor is not None and actor.failed is not None:
-            self._forget(actor)
-            self._unname(actor.working.record)
+            self._forget_actor(actor)
+            self._forget_name(actor.working.record)
             self._ended.add(actor)
-            self.ownership.distrust(uid)
+            self.ownership.distrust_epoch(uid)
         if not self._closed and not isinstance(error, (MemoryNotFound, LeaseLost)):
-            self._spawn(self._revive(uid, self._pause(uid)))
+            self._spawn_task(self._revive_later(uid, self._revive_pause_s(uid)))
 
-    def _disowned(self) -> None:
-        """The lease is lost: other processes may change every memory from here on."""
-        for actor in self.actors():
+    def _end_all_actors(self) -> None:
+        """The lease is lost: from now on other processes may change every memory."""
+        for actor in self.list_actors():
             actor.fail(LeaseLost("this server lost its lease on the memory; reconnect", retry_after_s=0.1, begun="yes"))
 
-    def revive(self, uid: str) -> None:
-        """Activate a memory in which observations wait, in the background and until it succeeds."""
+    def revive_memory(self, uid: str) -> None:
+        """Activate a memory in the background and retry until it succeeds, because observations wait in it."""
         if uid not in self._reviving:
-            self._spawn(self._revive(uid, 0.0))
+            self._spawn_task(self._revive_later(uid, 0.0))
 
-    def renamed(self, actor: Actor, namespace: str, name: str) -> None:
-        """The memory went by these until now."""
+    def record_rename(self, actor: Actor, namespace: str, name: str) -> None:
+        """The memory had this name until now."""
         self._uids.pop((namespace, name), None)
         if self._actors.get(actor.uid) is actor:
             self._uids[actor.working.record.namespace, actor.working.record.name] = actor.uid
 
-    def reread(self, uid: str) -> None:
-        """What RAM has of the memory may be out of date: end its actor and read again."""
+    def reread_memory(self, uid: str) -> None:
+        """The working set may be out of date: end the actor and load the memory again."""
         actor = self._actors.get(uid)
         if actor is not None:
-            actor.fail(JournalUnavailable("a write's outcome is unknown; the memory is read again", retry_after_s=0.2))
+            actor.fail(
+                JournalUnavailable("a write's outcome is unknown; the memory is loaded again", retry_after_s=0.2)
+            )
 
-    def _pause(self, uid: str) -> float:
-        """How long to wait before the memory is read again: longer when it fails over and over."""
+    def _revive_pause_s(self, uid: str) -> float:
+        """Pause before the memory is loaded again; doubles while it fails repeatedly."""
         now = self._runtime.clock.monotonic_s()
         at, last = self._losses.get(uid, (now, 0.0))
         pause = min(last * 2, REVIVE_PAUSE_MAX_S) if last and now - at < CALM_S else REVIVE_PAUSE_S
@@ -256,7 +264,7 @@ class Registry:
         self._losses[uid] = now, pause
         return pause
 
-    async def _revive(self, uid: str, pause: float) -> None:
+    async def _revive_later(self, uid: str, pause: float) -> None:
         self._reviving.add(uid)
         try:
             await self._activate_at_last(uid, pause)
@@ -269,109 +277,113 @@ class Registry:
             try:
                 await self.activate(uid)
             except JournalUnavailable as error:
-                log.warning("not_revived_yet", memory=uid, error=error)
+                log.warning("memory_not_reloaded_yet", memory=uid, error=error)
                 pause = min(max(pause * 2, REVIVE_PAUSE_S), REVIVE_PAUSE_MAX_S)
             except EngineError as error:
-                log.info("not_revived", memory=uid, error=error)
+                log.info("memory_not_reloaded", memory=uid, error=error)
                 return
             else:
                 return
 
     @contextlib.contextmanager
-    def deleting(self, record: MemoryRecord) -> Iterator[None]:
-        """While the journal deletes it: from its transaction on the name is free, long before the deletion returns."""
+    def mark_deleting(self, record: MemoryRecord) -> Iterator[None]:
+        """Mark the memory as being deleted. Its name is free after the journal's transaction, long before the deletion
+        returns.
+        """
         self._deleting.add(record.uid)
         try:
             yield
         finally:
             self._deleting.discard(record.uid)
-            self._unname(record)  # also where it failed: it may have happened
+            self._forget_name(record)  # also after a failure: the deletion may have happened
             if record.uid in self._activating:
                 self._outlived.add(record.uid)
 
-    def deleted(self, record: MemoryRecord) -> None:
-        """The memory is gone from the journal."""
+    def forget_deleted(self, record: MemoryRecord) -> None:
+        """The journal has deleted the memory."""
         actor = self._actors.get(record.uid)
         if actor is not None:
-            actor.gone()
-        if record.uid not in self._activating:  # which finds out by itself
-            self.ownership.forget(record.uid)
+            actor.end_deleted()
+        if record.uid not in self._activating:  # the activation detects it
+            self.ownership.forget_memory(record.uid)
 
     async def _is_gone(self, record: MemoryRecord) -> bool:
         now = await self._storage.journal.get_memory(record.namespace, record.name)
         return now is None or now.uid != record.uid
 
     async def close(self) -> None:
-        """End every actor."""
+        """End all actors."""
         self._closed = True
         for task in [*self._background, *self._activating.values()]:
             task.cancel()
-        await asyncio.gather(*(actor.stop() for actor in self.actors()))
+        await asyncio.gather(*(actor.stop() for actor in self.list_actors()))
         self._actors.clear()
         self._sizes.clear()
         self._ended.clear()
 
-    async def shrink(self) -> None:
-        """Memories grow while they are active: measure them, and hold the bounds again. The one used last stays.
+    async def enforce_bounds(self) -> None:
+        """Measure the working sets, which grow with use, and enforce the bounds. Keeps the memory used last.
 
-        Those that have ended leave for good once the streams and calls that held them have ended, too.
+        Retires failed actors once no stream or call uses them.
         """
         for actor in [one for one in self._ended if not one.in_use]:
             self._ended.discard(actor)
-            self._spawn(actor.retire())
+            self._spawn_task(actor.retire())
         changed = self._changed
-        # These change without being asked for again: by their streams, and when the index has got their latest.
-        self._changed = {actor.uid for actor in self.actors() if actor.in_use or actor.working.fresh}
+        # These change without a new call: through open streams, and when the index has received their latest vectors.
+        self._changed = {actor.uid for actor in self.list_actors() if actor.in_use or actor.working.fresh}
         for number, uid in enumerate(changed | self._changed, 1):
             if uid in self._actors:
                 self._sizes[uid] = self._actors[uid].working.size_bytes
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if self._actors:
-            self._shrink(keep=next(reversed(self._actors)))
+            self._evict_until_bounded(keep=next(reversed(self._actors)))
 
-    def _shrink(self, keep: str) -> None:
-        """Evict idle actors, least recently used first, until the bounds hold (or all that is left is in use)."""
+    def _evict_until_bounded(self, keep: str) -> None:
+        """Evict idle actors, least recently used first, until the bounds hold or all others are in use."""
         limits = self._runtime.limits
         total = sum(self._sizes.values())
         for actor in list(self._actors.values()):
             if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
                 break
-            if actor.uid != keep and self._evictable(actor):
+            if actor.uid != keep and self._is_evictable(actor):
                 total -= self._sizes[actor.uid]
-                self._evict(actor)
+                self._evict_actor(actor)
 
-    def _settle(self) -> None:
-        """After a use: if all were in use when the last one came, there may be one to evict by now."""
+    def _evict_one(self) -> None:
+        """Evict one idle actor after a use, if there are too many: all may have been in use when the last one was
+        activated.
+        """
         if len(self._actors) > self._runtime.limits.active_memories_max:
-            idle = next(filter(self._evictable, self._actors.values()), None)
+            idle = next(filter(self._is_evictable, self._actors.values()), None)
             if idle is not None:
-                self._evict(idle)
+                self._evict_actor(idle)
 
-    def _evictable(self, actor: Actor) -> bool:
-        return actor.idle and not self._wanted[actor.uid]
+    def _is_evictable(self, actor: Actor) -> bool:
+        return actor.is_idle and not self._wanted[actor.uid]
 
-    def _evict(self, actor: Actor) -> None:
-        self._forget(actor)
+    def _evict_actor(self, actor: Actor) -> None:
+        self._forget_actor(actor)
         if self.ownership.shared:
-            self._unname(actor.working.record)
-        self._spawn(self._retire(actor))
+            self._forget_name(actor.working.record)
+        self._spawn_task(self._retire_actor(actor))
 
-    async def _retire(self, actor: Actor) -> None:
+    async def _retire_actor(self, actor: Actor) -> None:
         await actor.retire()
         if actor.uid not in self._actors and actor.uid not in self._activating:
-            await self.ownership.release(actor.uid)
+            await self.ownership.release_memory(actor.uid)
 
-    def _forget(self, actor: Actor) -> None:
+    def _forget_actor(self, actor: Actor) -> None:
         del self._actors[actor.uid]
         del self._sizes[actor.uid]
 
-    def _unname(self, record: MemoryRecord) -> None:
-        """The name may be another memory's by now."""
+    def _forget_name(self, record: MemoryRecord) -> None:
+        """The name may belong to another memory by now."""
         if self._uids.get((record.namespace, record.name)) == record.uid:
             del self._uids[record.namespace, record.name]
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

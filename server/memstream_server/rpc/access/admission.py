@@ -139,8 +139,8 @@ class Admission:
         self, principal: str, message: str, retry_after_s: float | None = None, *, quota: str, limit: str | int
     ) -> QuotaExceeded:
         error = QuotaExceeded(message, retry_after_s=retry_after_s, quota=quota, limit=limit)
-        error.told_in_s = min(REFUSAL_WAIT_MAX_S, self._refusals.wait_s(principal))
-        if error.told_in_s < REFUSAL_WAIT_MAX_S:
+        error.refusal_delay_s = min(REFUSAL_WAIT_MAX_S, self._refusals.wait_s(principal))
+        if error.refusal_delay_s < REFUSAL_WAIT_MAX_S:
             self._refusals.charge(principal, 1)
         return error
 

@@ -301,7 +301,7 @@ def _begin_history(database: Path) -> None:
             migrate.upgrade_tables(connection)
             writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
             outbox.enter_deletions(connection)
-            writes.rename_memories(connection, Ids(Clock()).next)
+            writes.rename_memories(connection, Ids(Clock()).next_id)
             outbox.enter_all(connection)
     finally:
         engine.dispose()

@@ -4,6 +4,7 @@ transfers: what the rpcs call: the exporter and the importer of a process
 lines: the kinds of lines, with their bounds; docs/export.schema.json is generated from them
 export_memory: writes each memory and each conversation at one revision
 import_memory: turns checked lines into memories and conversations, as an operation
+import_cleanup: removes files and temporary memories that imports leave
 upload: stores and checks the lines of an import as they arrive
 check_lines: whether lines are an export that can be imported; no I/O
 read_lines: reads checked lines in batches, off the event loop

@@ -1,4 +1,4 @@
-"""Whether what is there already is what a file holds. Blocking: runs in the journal's reader thread."""
+"""Compares existing data with a file of lines. Blocking: runs in the journal's reader thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from memstream_server.ports.journal.reading import MemoryScan
 
 
 def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
-    """How a memory differs from the lines of a file; empty when it does not. How often, and when last, a fragment was
-    read does not count, nor does what has expired."""
+    """How a memory differs from the lines of a file; empty if it does not. Ignores access statistics and expired
+    fragments.
+    """
     retention = scan.record.policy.retention
     lines = _unexpired_lines(path, offset, now_us, retention)
     for page in scan.pages():
@@ -29,15 +30,15 @@ def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
             line = next(lines, None)
             here = fragment_line(fragment, None, scan.anchors.get(fragment.id), False)
             if line is None or line.id != fragment.id:
-                return f"it has a fragment {fragment.id} that the import has not there"
-            if _still(line) != _still(here):
-                return f"its fragment {fragment.id} says something else"
+                return f"it has a fragment {fragment.id} that the import lacks at this position"
+            if _strip_volatile(line) != _strip_volatile(here):
+                return f"its fragment {fragment.id} has other values"
     line = next(lines, None)
     return "" if line is None else f"it lacks the fragment {line.id}"
 
 
 def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionPolicy) -> Iterator[FragmentLine]:
-    """Those of the memory's fragments, up to the next line of another type."""
+    """The memory's fragments that have not expired, up to the next line of another type."""
     for line in lines_from(path, offset):
         if not isinstance(line, FragmentLine):
             return
@@ -45,8 +46,8 @@ def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionP
             yield line
 
 
-def _still(line: FragmentLine) -> FragmentLine:
-    """A line without what reading changes, and what import makes anew."""
+def _strip_volatile(line: FragmentLine) -> FragmentLine:
+    """The line without values that a read changes or an import makes."""
     return msgspec.structs.replace(
         line,
         version=0,
@@ -60,19 +61,19 @@ def _still(line: FragmentLine) -> FragmentLine:
 
 
 def same_conversation(scan: ConversationScan, path: Path, offset: int) -> str:
-    """How a conversation differs from the lines of a file; empty also where it went on since."""
+    """How a conversation differs from the lines of a file; empty also if it has been continued since."""
     messages = scan.messages()
     plans = {plan.number for plan in scan.plans()}
     for line in lines_from(path, offset):
         if isinstance(line, MessageLine):
             wanted = message_of(line)
-            if _next(messages, wanted.number) != wanted:
-                return f"it lacks message {line.number}, or has another"
+            if _next_message(messages, wanted.number) != wanted:
+                return f"it lacks message {line.number}, or that message differs"
         elif isinstance(line, PlanLine) and line.number not in plans:
             return f"it lacks plan {line.number}"
     return ""
 
 
-def _next(messages: Iterator[Message], number: int) -> Message | None:
-    """The first of that number or above."""
+def _next_message(messages: Iterator[Message], number: int) -> Message | None:
+    """The first message with that number or a higher one."""
     return next((found for found in messages if found.number >= number), None)

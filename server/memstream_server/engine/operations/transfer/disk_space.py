@@ -1,4 +1,4 @@
-"""Where exports and imports put lines aside: a folder of the data directory, never down to the last byte."""
+"""The directory for the temporary files of exports and imports, and the disk space that they leave free."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from memstream_server.engine.errors import StorageIsFull
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A folder, and how much of its disk stays free."""
+    """A directory, and how much of its disk must stay free."""
 
     directory: Path
     reserve_bytes: int
 
-    def check(self) -> None:
-        """Raises StorageIsFull. Makes the folder."""
+    def check_free(self) -> None:
+        """Create the directory. Raises StorageIsFull if too little space is free."""
         self.directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.directory).free
         if free < self.reserve_bytes:
             raise StorageIsFull(
-                f"{free} bytes are free where exports and imports are put aside, {self.reserve_bytes} are kept free",
+                f"{free} bytes are free on the disk of exports and imports, {self.reserve_bytes} must stay free",
                 retry_after_s=5.0,
             )

@@ -1,7 +1,7 @@
-"""Export: what the journal holds as lines, each memory and each conversation at one revision.
+"""Export: writes the journal's content as lines, each memory and each conversation at one revision.
 
-Rule 1. A memory is read in one snapshot into a file without a name in the data directory, and sent from there: a slow
-client holds neither RAM nor the snapshot, and what is sent is of one revision.
+Rule 1. One snapshot of a memory is written to an anonymous temporary file in the data directory and sent from there: a
+slow client holds neither RAM nor the snapshot, and all lines show one revision.
 Rule 2. Nothing of an export outlives its call.
 """
 
@@ -31,15 +31,15 @@ from memstream_server.ports.journal.rows import Anchor
 PAGE = 100
 """Names of memories or conversations read at once."""
 PART_BYTES = 256 << 10
-"""Lines of one message, about; a line is never cut."""
-PENDING_LOOK_S = 0.05
+"""Approximate size of one message; a line is never split."""
+PENDING_POLL_INTERVAL_S = 0.05
 CHECK_LINES = 1_000
-"""How often a spool looks whether there is room left, and whether somebody waits for it."""
+"""How often a spool checks the disk space and whether its client is still there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Whole lines, with how many fragments have been sent and how many there are."""
+    """Whole lines, with the number of fragments sent so far and in total."""
 
     lines: bytes
     done: int
@@ -48,19 +48,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to export; `memory` empty is all of the namespace."""
+    """What to export; an empty `memory` means the whole namespace."""
 
     namespace: str
     memory: str
     vectors: bool
 
 
-class _Given(Exception):
-    """Nobody waits for the spool any longer."""
+class _Abandoned(Exception):
+    """The client has left."""
 
 
 class Exporter:
-    """Makes the exports of a process; `server` is its version."""
+    """The exports of a process; `server` is its version."""
 
     def __init__(
         self, journal: Journal, conversations: ConversationStore, disk: Disk, server: str, now_us: Callable[[], int]
@@ -70,21 +70,21 @@ class Exporter:
         self._disk = disk
         self._server = server
         self._now_us = now_us
-        # One spool at a time: it takes one of the journal's few readers.
+        # One spool at a time: it occupies one of the journal's few readers.
         self._reading = asyncio.Semaphore(1)
 
     async def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
-        """The lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
+        """Yields the lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
         try:
-            async with contextlib.aclosing(_Export(self, wanted).parts()) as parts:
+            async with contextlib.aclosing(_Export(self, wanted).stream_parts()) as parts:
                 async for part in parts:
                     yield part
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
 
-    # ---- what an export asks
-    def header(self, wanted: Wanted) -> bytes:
-        return lines.encoded(
+    # ---- used by an export
+    def build_header(self, wanted: Wanted) -> bytes:
+        return lines.encode_line(
             lines.Header(
                 format="memstream-export",
                 version=1,
@@ -94,7 +94,7 @@ class Exporter:
             )
         )
 
-    async def memories(self, wanted: Wanted) -> AsyncGenerator[MemoryRecord, None]:
+    async def list_memories(self, wanted: Wanted) -> AsyncGenerator[MemoryRecord, None]:
         if wanted.memory:
             record = await self._journal.get_memory(wanted.namespace, wanted.memory)
             if record is None:
@@ -111,7 +111,7 @@ class Exporter:
                 yield record
             after = page[-1].name
 
-    async def conversations(self, wanted: Wanted) -> AsyncGenerator[str, None]:
+    async def list_conversations(self, wanted: Wanted) -> AsyncGenerator[str, None]:
         if wanted.memory:
             yield wanted.memory
             return
@@ -121,32 +121,32 @@ class Exporter:
                 yield name
             after = page[-1]
 
-    async def total(self, wanted: Wanted) -> int:
+    async def count_fragments(self, wanted: Wanted) -> int:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
 
     @contextlib.asynccontextmanager
     async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
-        """(the memory's own line, a file with those of its fragments). Raises Conflict when it is gone.
+        """(the memory's line, a file with its fragments' lines). Raises Conflict if the memory was deleted.
 
-        Waits until all that was received when it began is stored.
+        Waits until everything that was received at the beginning is stored.
         """
         goal: list[int] = []
         head: list[bytes] = []
-        async with self._spool() as (file, given):
+        async with self._open_spool() as (file, given):
 
             def read(scan: MemoryScan) -> bool:
                 goal[:] = goal or [scan.next_position]
                 if scan.first_pending is not None and scan.first_pending < goal[0]:
                     return False
                 count = _write_fragments(scan, vectors, self._now_us(), file, given, self._disk)
-                head[:] = [lines.encoded(_memory_line(scan, count))]
+                head[:] = [lines.encode_line(_memory_line(scan, count))]
                 return True
 
             while True:
                 async with self._reading:
                     if await self._journal.scan(record.uid, vectors, read):
                         break
-                await asyncio.sleep(PENDING_LOOK_S)
+                await asyncio.sleep(PENDING_POLL_INTERVAL_S)
             yield head[0], file
 
     @contextlib.asynccontextmanager
@@ -154,7 +154,7 @@ class Exporter:
         self, named: ConversationName
     ) -> AsyncGenerator[tuple[IO[bytes], tuple[int, int]], None]:
         """(a file with its lines, (messages, plans)). Raises NotThere."""
-        async with self._spool() as (file, given):
+        async with self._open_spool() as (file, given):
             async with self._reading:
                 counts = await self._conversations.scan(
                     named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
@@ -162,8 +162,8 @@ class Exporter:
             yield file, counts
 
     @contextlib.asynccontextmanager
-    async def _spool(self) -> AsyncGenerator[tuple[IO[bytes], threading.Event], None]:
-        await asyncio.to_thread(self._disk.check)
+    async def _open_spool(self) -> AsyncGenerator[tuple[IO[bytes], threading.Event], None]:
+        await asyncio.to_thread(self._disk.check_free)
         given = threading.Event()
         with tempfile.TemporaryFile(dir=self._disk.directory) as file:
             try:
@@ -173,7 +173,7 @@ class Exporter:
 
 
 class _Export:
-    """One export under way."""
+    """One running export."""
 
     def __init__(self, exporter: Exporter, wanted: Wanted) -> None:
         self._exporter = exporter
@@ -182,81 +182,83 @@ class _Export:
         self._counts = dict.fromkeys(("memories", "fragments", "conversations", "messages", "plans"), 0)
         self._total = 0
 
-    async def parts(self) -> AsyncGenerator[Part, None]:
+    async def stream_parts(self) -> AsyncGenerator[Part, None]:
         wanted, exporter = self._wanted, self._exporter
-        self._total = await exporter.total(wanted)
-        yield self._part(exporter.header(wanted))
-        async with contextlib.aclosing(exporter.memories(wanted)) as records:
+        self._total = await exporter.count_fragments(wanted)
+        yield self._make_part(exporter.build_header(wanted))
+        async with contextlib.aclosing(exporter.list_memories(wanted)) as records:
             async for record in records:
-                async with contextlib.aclosing(self._memory(record)) as parts:
+                async with contextlib.aclosing(self._stream_memory(record)) as parts:
                     async for part in parts:
                         yield part
-        async with contextlib.aclosing(exporter.conversations(wanted)) as names:
+        async with contextlib.aclosing(exporter.list_conversations(wanted)) as names:
             async for name in names:
-                async with contextlib.aclosing(self._conversation(name)) as parts:
+                async with contextlib.aclosing(self._stream_conversation(name)) as parts:
                     async for part in parts:
                         yield part
         self._total = self._counts["fragments"]
-        yield self._part(lines.encoded(lines.End(**self._counts, sha256=self._hash.hexdigest())))
+        yield self._make_part(lines.encode_line(lines.End(**self._counts, sha256=self._hash.hexdigest())))
 
-    async def _memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
+    async def _stream_memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
         try:
             async with self._exporter.memory_spool(record, self._wanted.vectors) as (head, file):
                 self._counts["memories"] += 1
-                yield self._part(head)
-                while part := await _next(file):
+                yield self._make_part(head)
+                while part := await _read_part(file):
                     self._counts["fragments"] += part.count(b"\n")
-                    yield self._part(part)
+                    yield self._make_part(part)
         except Conflict as error:
             if self._wanted.memory:
-                raise MemoryDeleted("the memory was deleted meanwhile") from error
-            return  # it was deleted since its namespace was listed
+                raise MemoryDeleted("the memory was deleted during the export") from error
+            return  # deleted since the namespace was listed
 
-    async def _conversation(self, name: str) -> AsyncGenerator[Part, None]:
+    async def _stream_conversation(self, name: str) -> AsyncGenerator[Part, None]:
         named = ConversationName(self._wanted.namespace, name)
         try:
             async with self._exporter.conversation_spool(named) as (file, (messages, plans)):
                 self._counts["conversations"] += 1
                 self._counts["messages"] += messages
                 self._counts["plans"] += plans
-                while part := await _next(file):
-                    yield self._part(part)
+                while part := await _read_part(file):
+                    yield self._make_part(part)
         except NotThere:
             return
 
-    def _part(self, part: bytes) -> Part:
+    def _make_part(self, part: bytes) -> Part:
         self._hash.update(part)
         done = max(0, self._counts["fragments"])
         return Part(part, done, max(done, self._total))
 
 
-async def _next(file: IO[bytes]) -> bytes:
-    """The next lines, some PART_BYTES of them; none at the end."""
+async def _read_part(file: IO[bytes]) -> bytes:
+    """The next lines, about PART_BYTES; empty at the end."""
     return await asyncio.to_thread(lambda: b"".join(file.readlines(PART_BYTES)))
 
 
-# ---- in the journal's reader thread
+# ---- runs in the journal's reader thread
 
 
 class _Writer:
     def __init__(self, file: IO[bytes], given: threading.Event, disk: Disk) -> None:
         file.seek(0)
-        file.truncate()  # a scan may begin again
+        file.truncate()  # a scan may be repeated
         self._file, self._given, self._disk = file, given, disk
         self._count = 0
 
-    def line(self, line: lines.Line) -> None:
+    def write_line(self, line: lines.Line) -> None:
         self._count += 1
         if self._count % CHECK_LINES == 0:
             if self._given.is_set():
-                raise _Given
-            self._disk.check()
+                raise _Abandoned
+            self._disk.check_free()
         try:
-            self._file.write(lines.encoded(line))
+            self._file.write(lines.encode_line(line))
         except OSError as error:
-            raise StorageIsFull(f"the export could not be put aside: {error.strerror}", retry_after_s=5.0) from error
+            raise StorageIsFull(
+                f"the export could not be written to disk: {error.strerror}", retry_after_s=5.0
+            ) from error
 
-    def done(self) -> None:
+    def finish_file(self) -> None:
         self._file.flush()
         self._file.seek(0)
 
@@ -264,15 +266,15 @@ class _Writer:
 def _write_fragments(
     scan: MemoryScan, vectors: bool, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
 ) -> int:
-    """A line for each that has not expired; how many these are."""
+    """Write a line for each fragment that has not expired; returns their number."""
     writer, count = _Writer(file, given, disk), 0
     retention = scan.record.policy.retention
     for page in scan.pages():
         for fragment, vector in page:
             if not expired(fragment, now_us, retention):
-                writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
+                writer.write_line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
                 count += 1
-    writer.done()
+    writer.finish_file()
     return count
 
 
@@ -295,7 +297,7 @@ def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:
 
 
 def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | None, vectors: bool) -> lines.FragmentLine:
-    """The line of a fragment, with the short-term side of a held one."""
+    """The line of a fragment; a held one includes its short-term state."""
     held = fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
     side = anchor if held else None
     own = fragment.own_vector and vector is not None
@@ -349,7 +351,7 @@ def _write_conversation(
     named: ConversationName, scan: ConversationScan, file: IO[bytes], given: threading.Event, disk: Disk
 ) -> tuple[int, int]:
     writer = _Writer(file, given, disk)
-    writer.line(
+    writer.write_line(
         lines.ConversationLine(
             namespace=named.namespace,
             name=named.name,
@@ -363,8 +365,8 @@ def _write_conversation(
         )
     )
     for message in scan.messages():
-        writer.line(lines.MessageLine(**{item.name: getattr(message, item.name) for item in fields(message)}))
+        writer.write_line(lines.MessageLine(**{item.name: getattr(message, item.name) for item in fields(message)}))
     for plan in scan.plans():
-        writer.line(lines.PlanLine(**{item.name: getattr(plan, item.name) for item in fields(plan)}))
-    writer.done()
+        writer.write_line(lines.PlanLine(**{item.name: getattr(plan, item.name) for item in fields(plan)}))
+    writer.finish_file()
     return scan.message_count, scan.plan_count

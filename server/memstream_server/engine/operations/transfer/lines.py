@@ -1,6 +1,6 @@
-"""The lines of an export: what each one holds, with its bounds. docs/export.schema.json is made from these classes.
+"""The lines of an export and the bounds of their fields. docs/export.schema.json is generated from these classes.
 
-A field that is not there has its default; one that is not known is refused: nothing is lost in silence.
+A missing field has its default; an unknown field is refused, so that nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memstream_server.ports.conversations import PlanState
 FORMAT = "memstream-export"
 VERSION = 1
 
-_END = r"(?![\s\S])"  # and not $, which would take a line break behind it
+_END = r"(?![\s\S])"  # not $, which would allow a line break at the end
 Id: TypeAlias = Annotated[str, Meta(pattern=rf"^[0-9A-HJKMNP-TV-Z]{{26}}{_END}", description="a ULID")]
 Name: TypeAlias = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._~\-]*{_END}", max_length=1_024)]
 Key: TypeAlias = Annotated[str, Meta(pattern=rf"^[^\x00-\x1f\x7f]*{_END}", max_length=4_096)]
@@ -38,27 +38,29 @@ Base64: TypeAlias = Annotated[bytes, Meta(max_length=1 << 22, description="base6
 Small: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-def _bounded(kind: Any, meta: Any) -> Any:
+def _add_bounds(kind: Any, meta: Any) -> Any:
     low, high = meta.get("low"), meta.get("high")
     return kind if low is None or high is None else Annotated[kind, Meta(ge=low, le=high)]
 
 
 def _struct_of(dataclass: Any) -> Any:
-    """A dataclass of tunables as a struct that refuses unknown fields. All fields but the profile may be missing."""
+    """A struct for a dataclass of tunables that refuses unknown fields. Every field except the profile may be
+    missing.
+    """
     hints = get_type_hints(dataclass)
     typed: list[Any] = []
     for item in fields(dataclass):
         hint = hints[item.name]
-        kind = _struct_of(hint) if is_dataclass(hint) else _hint(hint, item)
+        kind = _struct_of(hint) if is_dataclass(hint) else _hint_of(hint, item)
         typed.append((item.name, kind) if hint is Profile else (item.name, kind | UnsetType, UNSET))
     return msgspec.defstruct(dataclass.__name__, typed, forbid_unknown_fields=True, kw_only=True, frozen=True)
 
 
-def _hint(hint: Any, item: Any) -> Any:
+def _hint_of(hint: Any, item: Any) -> Any:
     if hint in (int, float):
-        return _bounded(hint, item.metadata)
+        return _add_bounds(hint, item.metadata)
     if hint == float | None:
-        return _bounded(float, item.metadata) | None
+        return _add_bounds(float, item.metadata) | None
     return hint
 
 
@@ -66,7 +68,7 @@ PolicyLine: Any = _struct_of(Policy)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, tag_field="type", kw_only=True):
-    """A JSON object on a line of its own; `type` says which."""
+    """A JSON object on its own line; `type` names its kind."""
 
 
 class Header(_Line, tag="export", kw_only=True):
@@ -75,10 +77,10 @@ class Header(_Line, tag="export", kw_only=True):
     format: Literal["memstream-export"]
     version: Literal[1]
     server: str
-    """Version of the server that exported."""
+    """Version of the exporting server."""
     time_us: Time
     vectors: bool
-    """Whether vectors were asked for."""
+    """Whether the export includes vectors."""
 
 
 class MemoryLine(_Line, tag="memory", kw_only=True):
@@ -91,9 +93,9 @@ class MemoryLine(_Line, tag="memory", kw_only=True):
     policy: PolicyLine
     labels: dict[str, str]
     seed: Annotated[str, Meta(pattern=rf"^([0-9a-f]{{2}}){{1,64}}{_END}", description="hexadecimal")]
-    """Key of the draws: the same memory goes on drawing the same."""
+    """Key of the random draws: an imported memory continues the same draws."""
     revision: Count
-    """The one that all of its lines show."""
+    """The revision of all its lines."""
     create_time_us: Time
     update_time_us: Time
     reflection_aggregate: Annotated[float, Meta(ge=0, le=1e12)]
@@ -115,13 +117,13 @@ class StructuredLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class EnhancementLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One hit on a held fragment."""
+    """One enhancement of a held fragment."""
 
     id: Id
     text: str
     recollection: bool = False
     structured: StructuredLine | None = None
-    """Of which `text` is the text."""
+    """`text` is its text."""
 
 
 class FragmentLine(_Line, tag="fragment", kw_only=True):
@@ -151,19 +153,19 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     token_count: Small = 0
     forget_time_us: Time | None = None
     own_vector: bool = False
-    """The client gave the vector, which therefore comes along in every export."""
+    """The client gave the vector, so every export includes it."""
     own_importance: bool = False
     """The client gave the importance."""
     ttl_us: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """The time to live that the client gave; `expire_time_us` follows from it."""
+    """The time to live that the client gave; determines `expire_time_us`."""
     model: Key = ""
-    """The space of the vectors; empty where the fragment has none."""
+    """The space of the vectors; empty if the fragment has none."""
     vector: Base64 | None = None
     """Of the indexed text."""
     content_vector: Base64 | None = None
-    """Of the content alone; of held fragments only."""
+    """Of the content alone; held fragments only."""
     enhancements: list[EnhancementLine] = []
-    """Of held fragments only."""
+    """Held fragments only."""
 
 
 class ConversationLine(_Line, tag="conversation", kw_only=True):
@@ -221,7 +223,7 @@ class PlanLine(_Line, tag="plan", kw_only=True):
 
 
 class End(_Line, tag="end", kw_only=True):
-    """The last line: without it, or with other counts, the export was cut."""
+    """The last line. An export without it, or with other counts, is incomplete."""
 
     memories: Count
     fragments: Count
@@ -239,7 +241,7 @@ _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 class Version(msgspec.Struct):
-    """What the first line of any version has."""
+    """The fields of the header in every version."""
 
     type: str = ""
     format: str = ""
@@ -249,20 +251,20 @@ class Version(msgspec.Struct):
 version_of = msgspec.json.Decoder(Version).decode
 
 
-def encoded(line: Line) -> bytes:
-    """The line with its end."""
+def encode_line(line: Line) -> bytes:
+    """The line with its line break."""
     return _encoder.encode(line) + b"\n"
 
 
-def decoded(raw: bytes) -> Line:
-    """Raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError, whose texts say where and what."""
+def decode_line(raw: bytes) -> Line:
+    """Raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError, which describe place and cause."""
     return _decoder.decode(raw)
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """The JSON Schema of one line."""
     found = msgspec.json.schema(Line)
-    del found["discriminator"]  # OpenAPI's
+    del found["discriminator"]  # specific to OpenAPI
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a memstream export, version {VERSION}",
@@ -276,24 +278,39 @@ def policy_line(policy: Policy) -> Any:
 
 
 def policy_of(line: Any) -> Policy:
-    """The policy of a line. A field that the export does not have takes the default of the line's profile."""
-    made: Policy = _overlay(PROFILES[line.profile], line)
+    """The policy of a line. A missing field takes the default of the line's profile."""
+    made: Policy = _overlay_policy(PROFILES[line.profile], line)
     return made
 
 
-def _overlay(defaults: Any, line: Any) -> Any:
+def _overlay_policy(defaults: Any, line: Any) -> Any:
     present = {name: value for name in line.__struct_fields__ if (value := getattr(line, name)) is not UNSET}
     return replace(
         defaults,
         **{
-            name: _overlay(getattr(defaults, name), value) if isinstance(value, msgspec.Struct) else value
+            name: _overlay_policy(getattr(defaults, name), value) if isinstance(value, msgspec.Struct) else value
             for name, value in present.items()
         },
     )
 
 
 __all__ = [
-    "FORMAT", "VERSION", "ConversationLine", "End", "EnhancementLine", "FragmentLine", "Header", "Line", "MemoryLine",
-    "MessageLine", "PlanLine", "StructuredLine", "decoded", "encoded", "policy_line", "policy_of", "schema",
+    "FORMAT",
+    "VERSION",
+    "ConversationLine",
+    "End",
+    "EnhancementLine",
+    "FragmentLine",
+    "Header",
+    "Line",
+    "MemoryLine",
+    "MessageLine",
+    "PlanLine",
+    "StructuredLine",
+    "build_schema",
+    "decode_line",
+    "encode_line",
+    "policy_line",
+    "policy_of",
     "version_of",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""From lines to the transition that puts their fragments where they were."""
+"""Makes the transition that puts imported fragments into their tiers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memstream_server.core.events import Event, EventType, Imported
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Tier, Vector
 from memstream_server.engine.memory.decision import account_of
-from memstream_server.engine.memory.enrich import Gathered, compares_content
+from memstream_server.engine.memory.enrich import EnrichedFragment, compares_content
 from memstream_server.engine.operations.transfer.check_lines import values_of
 from memstream_server.engine.operations.transfer.lines import FragmentLine
 
@@ -27,7 +27,7 @@ def is_held(line: FragmentLine) -> bool:
 
 
 def fragment_of(line: FragmentLine, model: str) -> Fragment:
-    """The fragment of a line. The client's own vector in another space than `model` is given up."""
+    """The fragment of a line. Ignores a client's vector if it is in another space than `model`."""
     return Fragment(
         id=line.id,
         content=line.content,
@@ -57,45 +57,49 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
     )
 
 
-async def gathered(batch: Sequence[FragmentLine], record: MemoryRecord, models: EngineModels) -> list[Gathered]:
-    """Terms and vectors of a batch, in its order. Waits while the model is down."""
+async def enrich_lines(
+    batch: Sequence[FragmentLine], record: MemoryRecord, models: EngineModels
+) -> list[EnrichedFragment]:
+    """Terms and vectors of a batch, in order. Waits while the model is down."""
     patient = replace(record, policy=replace(record.policy, wait_for_models=True))
-    found: dict[str, Gathered] = {}
+    found: dict[str, EnrichedFragment] = {}
     for held in (False, True):
         part = [line for line in batch if is_held(line) is held]
-        # Only what is held is compared by its content.
+        # Only held fragments are compared by content.
         asking = patient if held else replace(patient, kind=MemoryKind.LONG_TERM)
         content = held and compares_content(record.kind, record.policy)
-        given = {line.id: vector for line in part if (vector := _given(line, content, models)) is not None}
-        fragments = [fragment_of(line, models.embedding.name) for line in part]
+        given = {line.id: vector for line in part if (vector := _given_vector(line, content, models)) is not None}
+        fragments = [fragment_of(line, models.embedding_model.name) for line in part]
         importances = [line.importance for line in part]
         for line, one in zip(
             part,
-            await models.gatherer.gather(fragments, given, importances, asking, account_of(record)),
+            await models.enricher.enrich_fragments(fragments, given, importances, asking, account_of(record)),
             strict=True,
         ):
             if content and line.id in given and line.content_vector is not None:
-                embedded = replace(one.embedded, content_vector=_unpacked(line.content_vector))
+                embedded = replace(one.embedded, content_vector=_unpack_vector(line.content_vector))
                 one = replace(one, embedded=embedded)
             found[line.id] = one
     return [found[line.id] for line in batch]
 
 
-def _given(line: FragmentLine, content: bool, models: EngineModels) -> Vector | None:
-    """The vector that came along, where it is of the server's model and nothing else has to be embedded."""
-    if line.vector is None or line.model != models.embedding.name:
+def _given_vector(line: FragmentLine, content: bool, models: EngineModels) -> Vector | None:
+    """The exported vector, if it is in the server's space and the content needs no vector of its own."""
+    if line.vector is None or line.model != models.embedding_model.name:
         return None
     if content and line.content_vector is None and not line.own_vector:
         return None
-    return _unpacked(line.vector)
+    return _unpack_vector(line.vector)
 
 
-def _unpacked(packed: bytes) -> Vector:
+def _unpack_vector(packed: bytes) -> Vector:
     return np.frombuffer(packed, "<f4")
 
 
-def transition_of(state: State, batch: Sequence[FragmentLine], parts: Sequence[Gathered], compares: bool) -> Transition:
-    """The batch, which follows what is in `state`, at its places; `compares`: short-term compares vectors."""
+def transition_of(
+    state: State, batch: Sequence[FragmentLine], parts: Sequence[EnrichedFragment], compares: bool
+) -> Transition:
+    """The transition that adds the batch after the fragments of `state`; `compares`: short-term compares vectors."""
     sensory, short_term = list(state.sensory), list(state.short_term)
     events = []
     for line, part in zip(batch, parts, strict=True):

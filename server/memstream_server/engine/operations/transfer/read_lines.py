@@ -1,4 +1,4 @@
-"""Reading lines that were checked: a few hundred at a time, off the event loop."""
+"""Reads checked lines, a few hundred at a time, off the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memstream_server.engine.operations.transfer.lines import (
     MemoryLine,
     MessageLine,
     PlanLine,
-    decoded,
+    decode_line,
 )
 from memstream_server.ports.conversations import Message, Plan
 
@@ -28,12 +28,12 @@ L = TypeVar("L", FragmentLine, MessageLine, PlanLine)
 
 
 class Reader:
-    """The lines of a file in order, with where each one begins."""
+    """The lines of a file in order, with their offsets."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._ahead: deque[tuple[Line, int]] = deque()
-        """Lines, and the offset behind each."""
+        """Lines, each with the offset of its end."""
         self._offset = 0
 
     @classmethod
@@ -47,56 +47,56 @@ class Reader:
 
     @property
     def next_offset(self) -> int:
-        """Where the line after the next one begins."""
+        """Offset of the line after the next one."""
         return self._ahead[0][1]
 
     async def peek(self) -> Line | None:
-        """The next line, left where it is; None at the end."""
+        """The next line without consuming it; None at the end."""
         if not self._ahead:
-            self._ahead.extend(await asyncio.to_thread(self._read))
+            self._ahead.extend(await asyncio.to_thread(self._read_ahead))
         return self._ahead[0][0] if self._ahead else None
 
-    async def take(self) -> None:
-        """Go over the next line."""
+    async def skip_line(self) -> None:
+        """Skip the next line."""
         await self.peek()
         self._ahead.popleft()
 
     async def skip_section(self) -> None:
-        """Go over the next line and all that belong to it."""
-        await self.take()
+        """Skip the next line and all lines that belong to it."""
+        await self.skip_line()
         while isinstance(await self.peek(), FragmentLine | MessageLine | PlanLine):
             self._ahead.popleft()
 
-    async def body(self, kind: type[L], limit: int) -> list[L]:
-        """The next lines of that type, `limit` at most."""
+    async def read_body(self, kind: type[L], limit: int) -> list[L]:
+        """The next lines of that type, at most `limit`."""
         found: list[L] = []
         while len(found) < limit and isinstance(line := await self.peek(), kind):
             found.append(line)
             self._ahead.popleft()
         return found
 
-    async def messages(self, limit: int) -> list[MessageLine]:
-        return await self.body(MessageLine, limit)
+    async def read_messages(self, limit: int) -> list[MessageLine]:
+        return await self.read_body(MessageLine, limit)
 
-    async def plans(self, limit: int) -> list[PlanLine]:
-        return await self.body(PlanLine, limit)
+    async def read_plans(self, limit: int) -> list[PlanLine]:
+        return await self.read_body(PlanLine, limit)
 
-    def _read(self) -> list[tuple[Line, int]]:
+    def _read_ahead(self) -> list[tuple[Line, int]]:
         found: list[tuple[Line, int]] = []
         for raw in self._file:
             self._offset += len(raw)
-            found.append((decoded(raw), self._offset))
+            found.append((decode_line(raw), self._offset))
             if len(found) == AHEAD:
                 break
         return found
 
 
 def lines_from(path: Path, offset: int) -> Iterator[Line]:
-    """The lines of one section: from `offset` to the next memory, conversation or end. Blocking."""
+    """The lines of one section, from `offset` to the next memory, conversation or end. Blocking."""
     with path.open("rb") as file:
         file.seek(offset)
         for raw in file:
-            line = decoded(raw)
+            line = decode_line(raw)
             if isinstance(line, MemoryLine | ConversationLine | End):
                 return
             yield line

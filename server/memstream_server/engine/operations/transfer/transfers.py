@@ -1,4 +1,4 @@
-"""Exports and imports of a process: what they are made of, and what the wire calls."""
+"""The exporter and the importer of a process, as the rpcs call them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Transfers:
-    """`imports` takes what is sent in; `export` sends out. `start` before operations are resumed."""
+    """`imports` receives lines; `export` sends them. Call `start` before operations are resumed."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Transfers:
         )
 
     async def start(self) -> None:
-        """Remove what imports of an earlier process left that are not gone on with."""
-        await self.imports.start(self._operations.unfinished)
+        """Remove files and temporary memories of earlier imports that will not be resumed."""
+        await self.imports.cleanup.start(self._operations.unfinished)
 
     async def stop(self) -> None:
-        """After the operations."""
-        await self.imports.stop()
+        """Call after the operations have stopped."""
+        await self.imports.cleanup.stop()
 
     def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
-        """The lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
+        """Yields the lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
         return self._exporter.export(wanted)

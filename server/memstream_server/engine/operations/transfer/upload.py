@@ -1,6 +1,6 @@
-"""The lines of an import on their way in: put aside and checked as they come, in bounded memory.
+"""The upload of an import: stores and checks its lines as they arrive, in bounded memory.
 
-Blocking; to be called in a thread, one call at a time.
+Blocking; call it in a thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from memstream_server.engine.operations.transfer.disk_space import Disk
 SUFFIX = ".import"
 
 
-class Intake:
-    """One import's lines. `close` it; what was not kept goes."""
+class Upload:
+    """The lines of one import. `close` it; that deletes the file unless it was kept."""
 
     def __init__(self, disk: Disk, terms: Terms, bytes_max: int) -> None:
-        disk.check()
+        disk.check_free()
         self.path: Path = disk.directory / f"{uuid.uuid4().hex}{SUFFIX}"
         self._disk = disk
         self._bytes_max = bytes_max
@@ -29,39 +29,43 @@ class Intake:
         self._kept = False
         self._file = self.path.open("xb", buffering=0)
 
-    def take(self, lines: bytes) -> None:
-        """Whole lines. Raises InvalidField, StorageIsFull."""
+    def add_lines(self, lines: bytes) -> None:
+        """Add whole lines. Raises InvalidField, StorageIsFull."""
         if not lines:
             return
         self._size += len(lines)
         if self._size > self._bytes_max:
-            raise invalid("lines", f"are more than {self._bytes_max} bytes, the most this server takes in one import")
-        self._disk.check()
+            raise invalid_field("lines", f"exceed {self._bytes_max} bytes, the limit of this server for one import")
+        self._disk.check_free()
         try:
             *whole, rest = lines.split(b"\n")
             for raw in whole:
-                self._checker.line(raw)
+                self._checker.check_line(raw)
             if rest:
-                raise invalid("lines", "a message ends inside of a line: send whole lines")
+                raise invalid_field("lines", "a message ends within a line: send whole lines")
             self._file.write(lines)
         except Malformed as error:
-            raise refused(error) from error
+            raise malformed_error(error) from error
         except OSError as error:
-            raise StorageIsFull(f"the import could not be put aside: {error.strerror}", retry_after_s=5.0) from error
+            raise StorageIsFull(
+                f"the import could not be written to disk: {error.strerror}", retry_after_s=5.0
+            ) from error
 
     def finish(self) -> Summary:
-        """All has come. Raises InvalidField, StorageIsFull."""
+        """All lines have arrived. Raises InvalidField, StorageIsFull."""
         try:
-            summary = self._checker.summary()
+            summary = self._checker.summarize_export()
             os.fsync(self._file.fileno())
         except Malformed as error:
-            raise refused(error) from error
+            raise malformed_error(error) from error
         except OSError as error:
-            raise StorageIsFull(f"the import could not be put aside: {error.strerror}", retry_after_s=5.0) from error
+            raise StorageIsFull(
+                f"the import could not be written to disk: {error.strerror}", retry_after_s=5.0
+            ) from error
         return summary
 
-    def keep(self) -> None:
-        """The file outlives this object."""
+    def keep_file(self) -> None:
+        """Keep the file after `close`."""
         self._kept = True
 
     def close(self) -> None:
@@ -71,11 +75,11 @@ class Intake:
             self.path.unlink(missing_ok=True)
 
 
-def invalid(field: str, description: str) -> InvalidField:
+def invalid_field(field: str, description: str) -> InvalidField:
     return InvalidField(f"{field}: {description}", violations=(FieldViolation(field, description),))
 
 
-def refused(error: Malformed) -> InvalidField:
-    """What is wrong, and where."""
+def malformed_error(error: Malformed) -> InvalidField:
+    """The error for a malformed line, with its place."""
     place = f"line {error.line}, {error.field}" if error.field else f"line {error.line}"
     return InvalidField(str(error), violations=(FieldViolation(place, error.description),), line=error.line)

@@ -1,4 +1,4 @@
-"""Who computes next."""
+"""The order of slots in the fair scheduler."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 
 import pytest
 
-from memstream_server.engine.runtime import fair_scheduler as turns_module
-from memstream_server.engine.runtime.fair_scheduler import Lane, Turns
+from memstream_server.engine.runtime import fair_scheduler
+from memstream_server.engine.runtime.fair_scheduler import FairScheduler, Lane
 
 
 @pytest.fixture
 def one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two computations are short enough to share a turn."""
-    monkeypatch.setattr(turns_module, "TURN_S", 0.0)
+    """No two computations are short enough to share a slot."""
+    monkeypatch.setattr(fair_scheduler, "SLOT_S", 0.0)
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
-    turns, served = Turns(), list[str]()
+async def test_namespaces_alternate_and_each_is_first_in_first_out() -> None:
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, name: str) -> None:
-        async with turns.of(namespace):
+        async with scheduler.slot(namespace):
             served.append(name)
 
     asked = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("a", "a4"), ("c", "c1"), ("b", "b2")]
@@ -30,11 +30,11 @@ async def test_namespaces_take_turns_and_each_serves_its_own_in_order() -> None:
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_a_namespace_that_writes_much_answers_questions_in_between() -> None:
-    turns, served = Turns(), list[str]()
+async def test_busy_writer_answers_reads_in_between() -> None:
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(namespace: str, lane: Lane, name: str) -> None:
-        async with turns.of(namespace, lane):
+        async with scheduler.slot(namespace, lane):
             served.append(name)
 
     written = [("a", Lane.WRITE, f"w{number}") for number in range(4)]
@@ -43,15 +43,15 @@ async def test_a_namespace_that_writes_much_answers_questions_in_between() -> No
     assert served == ["w0", "w1", "b0", "r0", "w2", "r1", "w3"]
 
 
-async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, seen = Turns(), list[str]()
-    monkeypatch.setattr(turns_module, "TURN_S", 60.0)
+async def test_short_computations_share_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, seen = FairScheduler(), list[str]()
+    monkeypatch.setattr(fair_scheduler, "SLOT_S", 60.0)
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with scheduler.slot("a"):
             await asyncio.sleep(0)
             seen.append(name)
-            async with turns.of("b", Lane.READ):
+            async with scheduler.slot("b", Lane.READ):
                 seen.append(f"{name} inside")
 
     async def other() -> None:
@@ -66,11 +66,11 @@ async def test_short_ones_share_a_turn_and_what_is_asked_inside_goes_on_in_it(mo
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_one_at_a_time_and_others_run_between() -> None:
-    turns, seen = Turns(), list[str]()
+async def test_one_slot_at_a_time_with_the_loop_between() -> None:
+    scheduler, seen = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with scheduler.slot("a"):
             seen.append(f"{name} begins")
             await asyncio.sleep(0)
             seen.append(f"{name} ends")
@@ -87,11 +87,11 @@ async def test_one_at_a_time_and_others_run_between() -> None:
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
-    turns, served = Turns(), list[str]()
+async def test_cancelled_or_failed_task_frees_its_slot() -> None:
+    scheduler, served = FairScheduler(), list[str]()
 
     async def compute(name: str) -> None:
-        async with turns.of("a"):
+        async with scheduler.slot("a"):
             served.append(name)
             if name == "fails":
                 raise ValueError(name)
@@ -101,24 +101,24 @@ async def test_whoever_gives_up_or_fails_leaves_the_turn_to_the_next() -> None:
     await asyncio.sleep(0)
     assert served == ["first"]
     tasks["waits"].cancel()
-    await asyncio.sleep(0)  # the turn is given to the next by now, who has not run since
+    await asyncio.sleep(0)  # the slot is now granted to the next task, which has not run yet
     tasks["is given"].cancel()
     done = await asyncio.gather(*tasks.values(), return_exceptions=True)
     assert served == ["first", "fails", "last"]
     assert [type(each) for each in done[1:4]] == [asyncio.CancelledError, asyncio.CancelledError, ValueError]
-    async with asyncio.timeout(10), turns.of("b"):
+    async with asyncio.timeout(10), scheduler.slot("b"):
         pass
 
 
 @pytest.mark.usefixtures("one_each")
-async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "TURN_MAX_S", 0.01)
-    turns, seen = Turns(), list[str]()
+async def test_overrunning_slot_continues_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_scheduler, "SLOT_MAX_S", 0.01)
+    scheduler, seen = FairScheduler(), list[str]()
     begun = {name: asyncio.Event() for name in ("late", "next", "last")}
     goes_on, next_goes_on = asyncio.Event(), asyncio.Event()
 
     async def wait(name: str, until: asyncio.Event) -> None:
-        async with turns.of("a"):
+        async with scheduler.slot("a"):
             seen.append(f"{name} begins")
             begun[name].set()
             await until.wait()
@@ -129,7 +129,7 @@ async def test_whoever_waits_too_long_in_his_turn_goes_on_beside_the_next(monkey
     following = asyncio.create_task(wait("next", next_goes_on))
     last = asyncio.create_task(wait("last", next_goes_on))
     await begun["next"].wait()
-    monkeypatch.setattr(turns_module, "TURN_MAX_S", 60.0)
+    monkeypatch.setattr(fair_scheduler, "SLOT_MAX_S", 60.0)
     goes_on.set()
     await late
     for _ in range(5):

@@ -1,0 +1,200 @@
+"""Ranks the working set of a memory for a query: by the absolute formula, DB-GPT's, or in order of receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memstream_server.core import ranking, ranking_dbgpt
+from memstream_server.core.columns import Mask
+from memstream_server.core.dense import Cosines, DenseMatrix
+from memstream_server.core.filters import Filter, mask
+from memstream_server.core.lexical import Legs
+from memstream_server.core.policy import Policy, RankingRule
+from memstream_server.core.ranking import NearMiss, Question, Scored, Weights
+from memstream_server.core.values import MemoryKind, Tier
+from memstream_server.engine.requests import Query
+from memstream_server.ports.models import EmbeddingModel
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.working_set import WorkingSet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A ranking of one revision."""
+
+    revision: int
+    eligible: int
+    results: tuple[Scored, ...]
+    considered: ranking.Considered
+    near_misses: tuple[NearMiss, ...]
+    folded: Mapping[str, tuple[str, ...]]
+    formula: str
+    limit: int | None = None
+    """Size of the answer after reranking; None: the results are final."""
+    beta: float = 0.0
+    degraded: str = ""
+    """Why it was not reranked."""
+
+
+async def score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
+    """Cosines of the fragments that exist on return, and the lexical legs if they were computed meanwhile.
+
+    The scan of a large memory runs in a thread, so that only its caller waits for it.
+    """
+    vector = question.vector
+    if vector is None or not dense.large:
+        cosines = no_cosines(len(dense)) if vector is None else dense.cosines(vector)
+        return cosines, None
+    with dense.scan(vector) as scan:
+        scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
+        revision, legs = working.record.revision, working.lexical.legs(question.terms)
+        await scanning
+        working.refresh_search()  # the scan covers only what was applied when it began
+        return scan.cosines(), legs if working.record.revision == revision else None
+
+
+def no_cosines(count: int) -> Cosines:
+    return np.full(count, np.nan, np.float32)
+
+
+def limit_of(policy: Policy, query: Query) -> int:
+    return policy.recall.limit if query.limit is None else query.limit
+
+
+def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
+    """The weights of the formula: from the query, else the policy, else the embedding model."""
+    given = policy.recall
+    return Weights(
+        alpha=given.alpha if query.alpha is None else query.alpha,
+        beta=given.beta if query.beta is None else query.beta,
+        gamma=given.gamma if query.gamma is None else query.gamma,
+        decay_per_hour=given.decay_per_hour,
+        dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
+        lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
+        context=embedding.context_weight if given.context_weight is None else given.context_weight,
+        speaker_bonus=given.speaker_bonus,
+        cosine_low=embedding.cosine_low,
+        cosine_high=embedding.cosine_high,
+    )
+
+
+def allowed_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
+    """The filter's mask. Expiry follows the server's clock; the query's `now` affects only recency."""
+    recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
+    if not chosen.tiers and not recalls_sensory:
+        chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
+    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
+
+
+def _rank_whole(
+    working: WorkingSet,
+    query: Query,
+    question: Question,
+    allowed: Mask,
+    cosines: Cosines,
+) -> Found:
+    """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
+    slots = allowed.nonzero()[0]
+    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
+    signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
+    everything = replace(question, limit=max(1, len(slots)), fold=False)
+    weights = weights_of(working.record.policy, query, working.embedding.model)
+    ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
+    in_order = sorted(ranked.results, key=lambda scored: scored.slot)
+    latest = in_order if query.limit is None else in_order[-query.limit :]
+    return Found(
+        working.record.revision,
+        len(slots),
+        tuple(latest),
+        ranked.considered,
+        ranked.near_misses,
+        ranked.folded,
+        ranking.FORMULA,
+    )
+
+
+def _rank_dbgpt(
+    working: WorkingSet,
+    query: Query,
+    question: Question,
+    allowed: Mask,
+    cosines: Cosines,
+) -> Found:
+    """DB-GPT's ranking: long-term by closeness, then all of short-term."""
+    columns = working.columns
+    by_words = question.vector is None
+    closeness = working.lexical.bm25(question.terms).shares if by_words else cosines
+    ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
+    chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
+    alone = working.record.kind is MemoryKind.LONG_TERM
+    usual = ranking_dbgpt.LONG_TERM_WEIGHTS if alone else ranking_dbgpt.HYBRID_WEIGHTS
+    weights = ranking_dbgpt.DbgptWeights(
+        alpha=usual.alpha if query.alpha is None else query.alpha,
+        beta=usual.beta if query.beta is None else query.beta,
+        gamma=usual.gamma if query.gamma is None else query.gamma,
+    )
+    short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
+    ranked = ranking_dbgpt.rank_dbgpt(
+        columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
+    )
+    return Found(
+        working.record.revision,
+        int(allowed.sum()),
+        ranked.results + ranked.appended,
+        ranked.considered,
+        ranked.near_misses,
+        ranked.folded,
+        ranking_dbgpt.FORMULA,
+    )
+
+
+def rank_memory(
+    working: WorkingSet,
+    query: Query,
+    question: Question,
+    cosines: Cosines,
+    now_us: int,
+    rerank: bool,
+    legs: Legs | None = None,
+) -> Found:
+    """Rank the working set.
+
+    cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. now_us: the
+    time for expiry. rerank: the result is reranked before it is cut to the limit. legs: the lexical legs, if already
+    computed.
+    """
+    allowed = allowed_mask(working, query.filter, now_us)
+    policy, columns = working.record.policy, working.columns
+    if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
+        return _rank_whole(working, query, question, allowed, cosines)
+    if policy.recall.ranking is RankingRule.DBGPT:
+        return _rank_dbgpt(working, query, question, allowed, cosines)
+    legs = legs or working.lexical.legs(question.terms)
+    weights = weights_of(policy, query, working.embedding.model)
+    if working.dense is not None:
+        ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
+    else:
+        words, around = (leg.shares for leg in legs)
+        dense = ranking.best(cosines, allowed, question.per_leg)
+        chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        if question.fold:
+            chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+        signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
+        ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
+    return Found(
+        working.record.revision,
+        int(allowed.sum()),
+        ranked.results,
+        ranked.considered,
+        ranked.near_misses,
+        ranked.folded,
+        ranking.FORMULA,
+        limit_of(policy, query) if rerank else None,
+        weights.beta,
+    )

@@ -1,1 +1,0 @@
-"""Export and import: memories and conversations as JSON lines (docs/export.md)."""

@@ -1,0 +1,67 @@
+"""The fragment cache: has the latest fragments within its bounds, and never an older state than the journal."""
+
+from __future__ import annotations
+
+from memstream_server.core.values import Fragment
+from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FRAGMENTS_MAX, FragmentCache
+
+
+def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
+    return Fragment(f"f{number:05}", content).but(**fields)
+
+
+def test_least_recently_used_leave_first() -> None:
+    contents = FragmentCache()
+    contents.put(fragment(number) for number in range(FRAGMENTS_MAX))
+    assert contents.get_many(["f00000"]), "asked for, so it is the latest now"
+    contents.put([fragment(FRAGMENTS_MAX)])
+    assert not contents.get_many(["f00001"])
+    assert set(contents.get_many(["f00000", f"f{FRAGMENTS_MAX:05}"])) == {"f00000", f"f{FRAGMENTS_MAX:05}"}
+    assert contents.removals == 1
+
+
+def test_long_contents_are_bounded_in_bytes() -> None:
+    contents = FragmentCache()
+    contents.put(fragment(number, "x" * 65_536) for number in range(40))
+    assert 0 < contents.bytes <= BYTES_MAX
+    assert contents.removals > 0
+    for number in range(40):
+        contents.remove(f"f{number:05}")
+    assert contents.bytes == 0
+
+
+def test_journal_read_never_replaces_a_newer_commit() -> None:
+    contents = FragmentCache()
+    asked = contents.removals
+    contents.put([fragment(1, "new")])
+    contents.put_read([fragment(1, "old"), fragment(2, "read")], asked)
+    assert contents.get_many(["f00001"])["f00001"].content == "new"
+    assert contents.get_many(["f00002"])["f00002"].content == "read"
+
+
+def test_journal_read_is_dropped_after_a_removal_meanwhile() -> None:
+    contents = FragmentCache()
+    asked = contents.removals
+    contents.put([fragment(1, "new")])
+    contents.put(fragment(number) for number in range(10, 10 + FRAGMENTS_MAX))
+    contents.put_read([fragment(1, "old")], asked)
+    assert not contents.get_many(["f00001"])
+
+
+def test_access_time_never_goes_back() -> None:
+    contents = FragmentCache()
+    contents.put([fragment(1, access_count=4, access_time_us=70)])
+    contents.count_access(["f00001"], 90)
+    contents.count_access(["f00001"], 80)
+    contents.count_access(["f00099"], 80)
+    found = contents.get_many(["f00001", "f00099"])
+    assert list(found) == ["f00001"]
+    assert (found["f00001"].access_count, found["f00001"].access_time_us) == (6, 90)
+
+
+def test_fragment_removed_during_a_read_stays_removed() -> None:
+    contents = FragmentCache()
+    asked = contents.removals
+    contents.remove("f00001")
+    contents.put_read([fragment(1)], asked)
+    assert not contents.get_many(["f00001"])
