@@ -150,8 +150,10 @@ def _failure(output: str) -> InstallError:
     """The error for what pip wrote."""
     text = _CREDENTIALS.sub("****@", output)
     lines = [line.removeprefix("ERROR: ").strip() for line in text.splitlines() if line.startswith("ERROR: ")]
+    if lines and lines[-1] == "Exception:":  # a traceback follows; its last line says what happened
+        lines = [text.strip().splitlines()[-1]]
     said = "; ".join(lines[-_ERROR_LINES_MAX:]) or text.strip()[-500:] or "it gave no reason"
-    if "No space left on device" in text:
+    if "No space left on device" in text or "File too large" in text:
         return InstallError(f"pip found no space on the disk: {said}")
     if _UNREACHABLE.search(text):
         return UnreachableIndex(
