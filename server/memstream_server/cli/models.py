@@ -47,7 +47,7 @@ def models_command() -> None:
     \b
       memstream models install all-minilm-l6-v2
       memstream models install all-minilm-l6-v2 --from ~/.cache/huggingface/hub
-      memstream models list
+      memstream models list --json
       memstream models remove all-minilm-l6-v2
     """
 
