@@ -261,8 +261,15 @@ class Settings(BaseSettings):
         EmbeddingKind.HASHING,
         "embedding: no model (hashing), an OpenAI-compatible endpoint (openai), or a local model (onnx)",
     )
+    models_dir: Path = Field(
+        default_factory=lambda: user_data_path("memstream-models", appauthor=False),
+        description="directory of the local models that `memstream models` installs",
+        json_schema_extra={"unit": "", "default": "the user's data directory, in `memstream-models`"},
+    )
     embedding_model_dir: Path | None = _setting(
-        None, "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx])"
+        None,
+        "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx]); unset is "
+        "the installed model of `models_dir`",
     )
     embedding_model: str = _setting("text-embedding-3-small", "model to request from the endpoint")
     embedding_base_url: BaseUrl = _setting(
@@ -299,7 +306,9 @@ class Settings(BaseSettings):
     next_embedding: EmbeddingKind | None = _setting(
         None, "embedding that `memstream reindex --embed` switches to; in use once the data is in its space"
     )
-    next_embedding_model_dir: Path | None = _setting(None, "its directory, for next_embedding = onnx")
+    next_embedding_model_dir: Path | None = _setting(
+        None, "its directory, for next_embedding = onnx, as embedding_model_dir"
+    )
     next_embedding_model: str = _setting("text-embedding-3-small", "model to request from its endpoint")
     next_embedding_base_url: BaseUrl = _setting("", "base URL of its endpoint; empty is OpenAI's own")
     next_embedding_api_key: SecretStr = _setting(SecretStr(""), "key of its endpoint; empty if it needs none")
@@ -483,10 +492,6 @@ class Settings(BaseSettings):
             raise ValueError("window_bytes must hold at least one content of content_max_bytes")
         if self.lease_renew_s > self.lease_s / 2:
             raise ValueError("lease_renew_s must be at most half of lease_s")
-        if self.embedding is EmbeddingKind.ONNX and self.embedding_model_dir is None:
-            raise ValueError("embedding = onnx needs embedding_model_dir")
-        if self.next_embedding is EmbeddingKind.ONNX and self.next_embedding_model_dir is None:
-            raise ValueError("next_embedding = onnx needs next_embedding_model_dir")
         self._check_access()
         return self
 

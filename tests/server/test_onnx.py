@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
 import memstream
+from memstream_server.diagnosis.outside import check_embedding_model
+from memstream_server.settings import EmbeddingKind, Settings
 from tests.server.conftest import MakeServer, restarted, started, stopped
+from tests.support.tiny_bert import write_published
 from tests.support.tiny_model import write_cross_encoder, write_model
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("tokenizers", reason="the extra onnx is not installed")
+
+from memstream_server.adapters.models.local.install import install_model  # needs the extra
 
 
 async def test_a_server_embeds_by_itself(make_server: MakeServer, tmp_path: Path) -> None:
@@ -36,9 +43,32 @@ async def test_a_server_embeds_by_itself(make_server: MakeServer, tmp_path: Path
         await started(server)
 
 
-async def test_a_local_model_needs_its_directory(make_server: MakeServer) -> None:
-    with pytest.raises(AssertionError, match="embedding = onnx needs embedding_model_dir"):
-        await started(make_server(embedding="onnx"))
+async def test_a_server_uses_the_installed_model(make_server: MakeServer, tmp_path: Path) -> None:
+    """Without one it says how to install it; with two it does not choose."""
+    models_dir = tmp_path / "models"
+    server = make_server(embedding="onnx", models_dir=str(models_dir))
+    with pytest.raises(AssertionError, match="run `memstream models install all-minilm-l6-v2`"):
+        await started(server)
+    model = write_published(tmp_path / "published")
+    await asyncio.to_thread(install_model, model, models_dir, lambda line: None, source=tmp_path / "published")
+    await started(server)
+    space = f"tiny-bert-int8@{model.weights_sha256[:8]}"
+    assert f"embedding  {space}, 16 dimensions" in server.log()
+    async with memstream.connect(server.address) as client:
+        assert (await client.server_info()).embedding.name == space
+        memory = await client.create_memory("onnx/joy")
+        await memory.observe_batch(["coffee", "tea"])
+        assert (await memory.recall_once("tea", reinforce=False))[0].fragment.content == "tea"
+    assert await stopped(server) == 0
+    shutil.copytree(models_dir / "tiny-bert", models_dir / "other")
+    with pytest.raises(AssertionError, match=r"set embedding_model_dir to one of .*other/int8, .*tiny-bert/int8"):
+        await started(server)
+
+
+def test_doctor_names_the_command_for_a_missing_model(tmp_path: Path) -> None:
+    (found,) = check_embedding_model(Settings(embedding=EmbeddingKind.ONNX, models_dir=tmp_path), None)
+    assert found.level == "problem"
+    assert "memstream models install" in found.text
 
 
 async def test_a_server_reranks_by_itself(make_server: MakeServer, tmp_path: Path) -> None:

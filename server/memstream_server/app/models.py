@@ -116,13 +116,13 @@ def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending
 
 
 def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
+    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
     from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
 
-    assert chosen.model_dir is not None  # Settings validates it
     try:
-        return OnnxEmbedder(chosen.model_dir)
-    except OnnxModelError as error:
+        return OnnxEmbedder(chosen.model_dir or only_installed(settings.models_dir))
+    except (ModelNotInstalled, OnnxModelError) as error:
         raise StartError(str(error)) from error
 
 

@@ -19,6 +19,7 @@ listing: list.
 long_work: operations, reindex, purge and erase.
 mcp: serves a memory's tools over MCP.
 observe: sends observations from files.
+models: installs, lists and removes local embedding models.
 recall: answers a query.
 serve: runs a server.
 showing: show, stats and info.

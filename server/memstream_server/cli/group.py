@@ -30,6 +30,7 @@ COMMANDS = {
     "reindex": ("long_work", "Rebuild the vector index, or re-embed all content."),
     "operations": ("long_work", "List, show, await and cancel operations."),
     "keys": ("keys", "Create, list and revoke API keys."),
+    "models": ("models", "Install, list and remove local embedding models."),
     "healthcheck": ("healthcheck", "Exit with 0 if the server with these settings is serving."),
     "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
     "backup": ("data", "Copy the journal of a data directory, even while its server runs."),

@@ -74,13 +74,14 @@ def _configured_model(settings: Settings) -> tuple[str, int, str]:
 
         model = asyncio.run(HashingEmbedder().model())
         return model.name, model.dimension, ""
+    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
     from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
 
-    assert settings.embedding_model_dir is not None  # the settings validate this
     try:
-        model = asyncio.run(OnnxEmbedder(settings.embedding_model_dir).model())
-    except OnnxModelError as error:
+        directory = settings.embedding_model_dir or only_installed(settings.models_dir)
+        model = asyncio.run(OnnxEmbedder(directory).model())
+    except (ModelNotInstalled, OnnxModelError) as error:
         return "", 0, str(error)
     return model.name, model.dimension, ""
 

@@ -13,6 +13,7 @@ Local models:
     onnx_embedder: the `onnx` embedder
     onnx_reranker: the cross-encoder that reranks recollections
     onnx_files: session and tokenizer of a model directory
+    local: the known models that `memstream models` installs
 
 Endpoints (OpenAI-compatible HTTP APIs):
     endpoint: the HTTP client: URL, headers, size limits, error texts

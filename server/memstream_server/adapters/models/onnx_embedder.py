@@ -23,7 +23,9 @@ from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused
 
 Floats = npt.NDArray[np.float32]
-BATCH_TEXTS = 32
+BATCH_TEXTS = 8
+"""The values between the layers of 8 texts fit the processor's cache: 400 texts/s of CPU, with 32 texts 330 (MiniLM in
+int8, 140 characters). A query waits for a shorter batch, too."""
 CHARACTERS_PER_TOKEN_MAX = 16
 """Longer texts are truncated before tokenization, which would otherwise spend time on discarded tokens."""
 _READING = EmbeddingModel(name="", dimension=0)
