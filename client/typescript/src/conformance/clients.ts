@@ -116,17 +116,17 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     const bad = await stream.send("x".repeat(100_000));
     const other = await stream.send("rain");
     await bad.stored.then(
-      () => { throw new Mismatch("it was not refused"); },
+      () => { throw new Mismatch("it was not rejected"); },
       (thrown: unknown) => { step.checkError(thrown); },
     );
     await Promise.all([good.stored, other.stored]);
     await stream.close();
     if (stream.stored !== 3n || stream.rejectedCount !== 1 || stream.rejected[0]?.sequence !== 2n) {
-      throw new Mismatch(`stored is ${stream.stored.toString()}, refused are ${stream.rejectedCount}`);
+      throw new Mismatch(`stored is ${stream.stored.toString()}, rejected are ${stream.rejectedCount}`);
     }
   },
 
-  /** What became of each observation is told once: refused, or stored with its outcome. */
+  /** Checks that each observation ends exactly once: rejected, or stored with its outcome. */
   async outcomes(step) {
     const stream = await step.memory.observe(step.producer, { outcomes: true });
     const every = Number(step.given["refusedEvery"]);
@@ -147,7 +147,7 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     }
     const refused = Math.floor(step.upto / every);
     if (stream.rejectedCount !== refused || ids.size !== step.upto - refused || ids.has("")) {
-      throw new Mismatch(`${stream.rejectedCount} were refused, there are outcomes of ${ids.size}`);
+      throw new Mismatch(`${stream.rejectedCount} were rejected, ${ids.size} have an outcome`);
     }
     await stream.close();
   },
@@ -174,9 +174,9 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
       const { value: change } = await changes.next();
       if (!change) throw new Mismatch(`it ended after ${number}`);
       entered.push(...change.entered.map((one) => one.fragment?.body.value));
-      const told = [change.changed.length, change.retracted.length, change.answer.recollections.length];
-      if (told.join() !== [0, 0, entered.length].join()) {
-        throw new Mismatch(`after ${number} changed, retracted, answer are ${told.join()}`);
+      const counts = [change.changed.length, change.retracted.length, change.answer.recollections.length];
+      if (counts.join() !== [0, 0, entered.length].join()) {
+        throw new Mismatch(`after ${number} changed, retracted, answer are ${counts.join()}`);
       }
     };
     await heard(0);
