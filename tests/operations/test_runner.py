@@ -69,7 +69,7 @@ class Gate:
         await until(look)
 
 
-async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
+async def test_an_operation_succeeds_and_reports_progress(tmp_path: Path) -> None:
     seen = asyncio.Event()
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -93,7 +93,7 @@ async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
         assert await runs.get(started.id) == ended
 
 
-async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: Path) -> None:
+async def test_operations_run_serially_per_memory_and_in_parallel(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate, at_once=2) as runs:
         started = [await runs.start("t", "ns", name, "") for name in ("a", "a", "b", "c")]
@@ -107,7 +107,7 @@ async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: 
         assert gate.most == 2
 
 
-async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks(tmp_path: Path) -> None:
+async def test_queued_work_is_cancelled_at_once_running_work_later(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         first, second = [await runs.start("t", "ns", "a", "") for _ in range(2)]
@@ -123,7 +123,7 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
             await runs.cancel("01J00000000000000000000000")
 
 
-async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> None:
+async def test_an_operation_that_just_began_is_cancelled(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         waiting = Operation("01J00000000000000000000000", "t", "ns", "a", "", process=0)
@@ -140,7 +140,7 @@ async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> 
             assert (await runs.cancel(waiting.id)).state is OperationState.CANCELLED
 
 
-async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_waits_when_it_is_cancelled(
+async def test_cancelling_begun_work_runs_its_undo_even_while_queued(
     tmp_path: Path,
 ) -> None:
     undone: list[str] = []
@@ -166,7 +166,7 @@ async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_wait
         assert undone == [before.id]
 
 
-async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path) -> None:
+async def test_a_failure_has_a_reason_but_no_exception_text(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
         if operation.payload == "refused":
             raise MemoryNotFound("there is no memory ns/a")
@@ -183,7 +183,7 @@ async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path
         assert "secret" not in broken.error.message
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transient_failures_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     tries: list[str] = []
 
@@ -201,7 +201,7 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.
         assert tries.count("never") == module.TRIES
 
 
-async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
+async def test_a_restart_continues_unfinished_operations(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         ids = [(await runs.start("t", "ns", "a", "")).id for _ in range(3)]
@@ -216,7 +216,7 @@ async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None
         assert ended == ["succeeded", "succeeded", "cancelled"]
 
 
-async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(tmp_path: Path) -> None:
+async def test_an_operation_is_done_even_if_its_caller_leaves(tmp_path: Path) -> None:
     done = asyncio.Event()
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -235,7 +235,7 @@ async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(
         assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
 
 
-async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it_was(
+async def test_an_operation_with_an_unknown_write_is_done_if_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -259,7 +259,7 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
             await runs.start("t", "ns", "a", "")
 
 
-async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_claims_it(
+async def test_an_operation_written_at_lease_loss_is_left_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may have it by then: both would do it."""
@@ -291,7 +291,7 @@ async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_cla
             assert (await runs.finished(row.id)).state is OperationState.SUCCEEDED
 
 
-async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_work_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     tries: list[str] = []
 
@@ -308,7 +308,7 @@ async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: py
         assert len(tries) == 1 + module.TRIES
 
 
-async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_places(tmp_path: Path) -> None:
+async def test_waiting_wide_operations_do_not_block_memory_operations(tmp_path: Path) -> None:
     wide: list[str] = []
     both = asyncio.Event()
 
@@ -329,9 +329,7 @@ async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_place
                 assert (await runs.finished(each.id)).state is OperationState.SUCCEEDED
 
 
-async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_journal_says_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_operation_of_another_process_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -355,7 +353,7 @@ async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_jour
         await until(given_away, deadline_s=5)
 
 
-async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
+async def test_an_unknown_type_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         runs.register("newer", "things", gate)
@@ -381,7 +379,7 @@ async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
         assert [each.id for each in await runs.page("", "", "", 10)] == [first.id]
 
 
-async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
+async def test_ended_operations_are_removed_after_seven_days(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
         """Nothing."""
 

@@ -88,7 +88,7 @@ def made(http: httpx2.Client, name: str) -> dict[str, Any]:
 # ---- the page
 
 
-def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
+def test_the_documented_curl_commands_work(envoy: Envoy) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     asked = [block for block in pages.blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
@@ -99,7 +99,7 @@ def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
         assert pages.printed_so(said, printed), f"{code}prints\n{printed}instead of\n{said}"
 
 
-def test_what_the_page_does_in_a_browser(envoy: Envoy) -> None:
+def test_the_documented_browser_code_works(envoy: Envoy) -> None:
     """The client for browsers, type-checked, with Node's fetch."""
     try:
         node = languages.node()
@@ -139,7 +139,7 @@ try {
 """
 
 
-def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> None:
+def test_a_broken_stream_has_its_status_in_a_browser(envoy: Envoy) -> None:
     try:
         node = languages.node()
     except Absent as absent:
@@ -155,7 +155,7 @@ def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> N
 # ---- JSON
 
 
-def test_a_watch_gives_lines_as_they_come(http: httpx2.Client) -> None:
+def test_a_watch_sends_each_event_as_a_line_at_once(http: httpx2.Client) -> None:
     memory = made(http, "watched")
     watched = lines(http, "StreamService/Watch", memory | {"includeFragments": True})
     assert next(watched)["events"]["events"][0]["type"] == "EVENT_TYPE_MEMORY_CREATED"
@@ -178,7 +178,7 @@ def test_a_conversation_is_watched_until_it_is_completed(http: httpx2.Client) ->
     assert told[-1]["completed"]
 
 
-def test_calls_larger_than_a_buffer_and_than_a_message(http: httpx2.Client) -> None:
+def test_large_calls_pass_and_oversized_ones_are_rejected(http: httpx2.Client) -> None:
     """Envoy's buffers are of 1 MiB unless it is told otherwise."""
     memory = made(http, "large") | {"cursor": None}
     texts = [f"{number} " + "word " * 12_000 for number in range(40)]
@@ -206,7 +206,9 @@ def details(response: httpx2.Response) -> dict[str, Any]:
         (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED", ""),
     ],
 )
-def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, reason: str, field: str) -> None:
+def test_an_error_response_has_its_reason(
+    http: httpx2.Client, query: Any, status: int, reason: str, field: str
+) -> None:
     memory = made(http, f"refusing-{field or status}") | {"cursor": None}
     refused = post(http, "StreamService/RecallOnce", memory | {"query": query}, grpc_timeout="500m")
     assert refused.status_code == status
@@ -215,13 +217,13 @@ def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, 
         assert details(refused)["BadRequest"]["fieldViolations"][0]["field"] == field
 
 
-def test_a_stream_that_is_refused_says_so_in_its_only_line(http: httpx2.Client) -> None:
+def test_a_rejected_stream_has_one_line_with_the_error(http: httpx2.Client) -> None:
     memory = made(http, "refused") | {"cursor": {"memoryUid": "another"}}
     (only,) = lines(http, "StreamService/Watch", memory)
     assert (only["code"], only["details"][0]["reason"]) == (11, "CURSOR_VOID")
 
 
-def test_a_stream_that_breaks_off_ends(http: httpx2.Client) -> None:
+def test_a_broken_stream_ends(http: httpx2.Client) -> None:
     """Without a word, since it has begun; whoever asks again is told."""
     memory = made(http, "broken-off")
     watched = lines(http, "StreamService/Watch", memory)
@@ -232,7 +234,7 @@ def test_a_stream_that_breaks_off_ends(http: httpx2.Client) -> None:
     assert "MEMORY_NOT_FOUND" in again.text
 
 
-def test_what_envoy_refuses(http: httpx2.Client) -> None:
+def test_envoy_rejects_invalid_json_calls(http: httpx2.Client) -> None:
     json_type = {"content-type": "application/json"}
     method = "memstream.v1.StreamService/RecallOnce"
     answers = [
@@ -247,7 +249,7 @@ def test_what_envoy_refuses(http: httpx2.Client) -> None:
     assert all(one.json()["message"] for one in answers)
 
 
-def test_no_server_is_unavailable(tmp_path: Path) -> None:
+def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data").configure(**QUICK) as server, before(server, tmp_path) as envoy:
         server.kill()
         with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
@@ -283,7 +285,7 @@ def preflight(http: httpx2.Client, origin: str) -> httpx2.Response:
     return http.options("memstream.v1.StreamService/RecallOnce", headers=headers)
 
 
-def test_a_page_that_is_allowed_may_call_and_read_errors(http: httpx2.Client) -> None:
+def test_a_page_of_an_allowed_origin_may_call_and_read_errors(http: httpx2.Client) -> None:
     answer = preflight(http, ALLOWED)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == ALLOWED
@@ -295,7 +297,7 @@ def test_a_page_that_is_allowed_may_call_and_read_errors(http: httpx2.Client) ->
     assert "grpc-status-details-bin" in called.headers["access-control-expose-headers"]
 
 
-def test_another_page_may_not(http: httpx2.Client) -> None:
+def test_a_page_of_another_origin_may_not_call(http: httpx2.Client) -> None:
     """Its browser asks first, and is not told that it may; what it may send without asking is not taken."""
     assert "access-control-allow-origin" not in preflight(http, OTHER).headers
     memory = {"namespace": "browsers", "memory": "from-elsewhere"}

@@ -118,13 +118,13 @@ def loaded(container: Container, monkeypatch: pytest.MonkeyPatch) -> Settings:
 # ---- what the chart makes
 
 
-def test_the_chart_is_clean() -> None:
+def test_the_chart_passes_helm_lint() -> None:
     done = charts.helm("lint", "--strict", CHART)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_objects_are_valid(mode: str, tmp_path: Path) -> None:
+def test_objects_match_the_schemas_of_kubernetes(mode: str, tmp_path: Path) -> None:
     """Against Kubernetes' own schemas, strictly: an unknown field is an error. Istio's are not among them."""
     objects = [one for one in rendered(MODES[mode], tmp_path) if "istio" not in one["apiVersion"]]
     names = [(one["kind"], one["metadata"]["name"]) for one in objects]
@@ -139,7 +139,7 @@ def test_objects_are_valid(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_server_takes_the_settings_of_each_mode(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_loads_the_settings_of_each_mode(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(MODES[mode], tmp_path)
     container = Container(objects, GIVEN)
     settings = loaded(container, monkeypatch)
@@ -154,7 +154,7 @@ def test_a_server_takes_the_settings_of_each_mode(mode: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pods_stop_in_order_and_may_do_little(mode: str, tmp_path: Path) -> None:
+def test_pods_stop_in_order_with_few_privileges(mode: str, tmp_path: Path) -> None:
     objects = rendered(MODES[mode], tmp_path)
     container = Container(objects, GIVEN)
     server, environment = container.server, container.environment()
@@ -185,13 +185,13 @@ def test_pods_stop_in_order_and_may_do_little(mode: str, tmp_path: Path) -> None
         assert named(objects, "Service", name)["spec"]["selector"] == selector
 
 
-def test_probes_ask_for_services_of_the_contract() -> None:
+def test_probes_check_services_of_the_contract() -> None:
     modules = (server_service_pb2, stream_service_pb2)
     services = {one.full_name for module in modules for one in module.DESCRIPTOR.services_by_name.values()}
     assert set(PROBES.values()) <= services
 
 
-def test_peers_are_reached_before_they_are_ready(tmp_path: Path) -> None:
+def test_peers_are_reachable_before_they_are_ready(tmp_path: Path) -> None:
     objects = rendered(MODES["replicated"], tmp_path)
     peers = named(objects, "Service", "memory-peers")["spec"]
     assert (peers["clusterIP"], peers["publishNotReadyAddresses"]) == ("None", True)
@@ -230,7 +230,7 @@ def copied(tmp_path: Path) -> Path:
     return copy
 
 
-def test_an_upgrade_keeps_what_the_chart_made(copied: Path, tmp_path: Path) -> None:
+def test_an_upgrade_keeps_generated_secrets(copied: Path, tmp_path: Path) -> None:
     first = rendered(MODES["replicated"], tmp_path, chart=copied)
     found = {
         name: {"data": named(first, "Secret", name)["data"], "metadata": {"creationTimestamp": "2026-05-08T12:00:00Z"}}
@@ -250,7 +250,7 @@ def test_an_upgrade_keeps_what_the_chart_made(copied: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_notes_name_what_the_chart_makes(mode: str, copied: Path, tmp_path: Path) -> None:
+def test_notes_name_the_created_objects(mode: str, copied: Path, tmp_path: Path) -> None:
     """Helm shows notes only with a cluster: here they are made an object."""
     notes = (copied / "templates/NOTES.txt").read_text("utf-8")
     shown = 'kind: Notes\napiVersion: v1\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}\n'
@@ -336,13 +336,13 @@ def test_every_setting_reaches_the_server_unchanged(
 
 
 @pytest.mark.parametrize("flag", ["--set", "--set-json"])
-def test_numbers_of_the_command_line_are_exact(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_from_the_command_line_are_exact(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = (flag, "settings.import_max_bytes=1099511627776", flag, "settings.caller_bytes_per_s=1234567")
     settings = loaded(Container(rendered({}, tmp_path, *flags)), monkeypatch)
     assert (settings.import_max_bytes, settings.caller_bytes_per_s) == (1_099_511_627_776, 1_234_567)
 
 
-def test_values_of_the_chart_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chart_values_reach_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = HOSTILE.replace("\n", " ")  # no URL has line breaks
     values = {
         "mode": "replicated",
@@ -369,7 +369,7 @@ def test_values_of_the_chart_reach_the_server(tmp_path: Path, monkeypatch: pytes
     assert (settings.drain_grace_s, container.pod["terminationGracePeriodSeconds"]) == (600, 1_800)
 
 
-def test_secrets_of_models_come_by_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_secrets_come_from_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = {"secretKeyRef": {"name": "models", "key": "llm"}}
     values = {"extraEnv": [{"name": "MEMSTREAM_LLM_API_KEY", "valueFrom": reference}]}
     settings = loaded(Container(rendered(values, tmp_path), {"models/llm": "sk-$$"}), monkeypatch)
@@ -477,7 +477,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_mistake_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_mistake_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     values, why = REFUSED[name]
     assert why in refusal(values, tmp_path)
 
@@ -485,7 +485,7 @@ def test_a_mistake_is_refused_by_name(name: str, tmp_path: Path) -> None:
 # ---- Istio
 
 
-def test_istio_routes_by_what_the_sdk_sends(tmp_path: Path) -> None:
+def test_istio_routes_by_the_header_that_the_sdk_sends(tmp_path: Path) -> None:
     """The file and the chart say the same; Istio's own validation was not run."""
     rule, route, peers = yaml.safe_load_all((ROOT / "deploy/istio/destination-rule.yaml").read_text("utf-8"))
     objects = rendered(MODES["mesh"], tmp_path)
@@ -501,7 +501,7 @@ def test_istio_routes_by_what_the_sdk_sends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory", "memory-peers"])
-def test_the_mesh_neither_repeats_nor_ends_calls(name: str, tmp_path: Path) -> None:
+def test_the_mesh_neither_retries_nor_times_out_calls(name: str, tmp_path: Path) -> None:
     objects = rendered(MODES["mesh"] | {"service": {"port": 8800}}, tmp_path)
     route = named(objects, "VirtualService", name)["spec"]
     ((http,), (host,)) = route["http"], route["hosts"]
@@ -520,7 +520,7 @@ def test_the_chart_has_the_version_of_the_package() -> None:
     assert chart["appVersion"] == project["version"]
 
 
-def test_generated_certificates_hold_every_name(tmp_path: Path) -> None:
+def test_generated_certificates_name_every_host(tmp_path: Path) -> None:
     from cryptography import x509
 
     container = Container(rendered({"tls": {"names": ["memory.example"]}}, tmp_path))

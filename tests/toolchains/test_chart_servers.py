@@ -72,7 +72,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     check_log(made.server)
 
 
-async def test_the_default_serves_and_keeps_what_it_was_told(pod: Pod) -> None:
+async def test_the_default_serves_and_keeps_data_after_a_restart(pod: Pod) -> None:
     pod.server.start()
     assert probed(pod.metrics) == {"livez": 200, "readyz": 200}
     async with connect(pod.server, pod.container) as client:
@@ -89,7 +89,7 @@ async def test_the_default_serves_and_keeps_what_it_was_told(pod: Pod) -> None:
     assert "insecure" not in pod.server.log()
 
 
-async def test_the_default_refuses_strangers(pod: Pod) -> None:
+async def test_the_default_rejects_callers_without_a_key(pod: Pod) -> None:
     pod.server.start()
     address = pod.server.address.replace("0.0.0.0", "127.0.0.1")
     ca = pod.container.text("Secret", "memory-tls", "ca.crt").encode()
@@ -109,7 +109,7 @@ def test_healthcheck_reads_the_settings_of_the_chart(pod: Pod) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_replicas_of_the_chart_pass_calls_on(fleet: Fleet, milvus: MilvusServer, tmp_path: Path) -> None:
+async def test_replicas_of_the_chart_forward_calls(fleet: Fleet, milvus: MilvusServer, tmp_path: Path) -> None:
     """With what the chart makes: certificate, CA, name, API key and the secret of the servers."""
     values = {"mode": "replicated", "journal": {"url": fleet.url}, "milvus": {"uri": milvus.uri}}
     container = Container(rendered(values, tmp_path))

@@ -55,7 +55,7 @@ async def test_cases(runner: Runner, make_server: MakeServer) -> None:
     check_log(server)
 
 
-async def test_answers_are_asked_for_in_one_message(runner: Runner, make_server: MakeServer) -> None:
+async def test_clients_request_answers_in_one_message(runner: Runner, make_server: MakeServer) -> None:
     if not runner.client:
         pytest.skip(f"{runner.language} has generated code only, which asks for nothing by itself")
     server = await started(make_server())
@@ -66,7 +66,7 @@ async def test_answers_are_asked_for_in_one_message(runner: Runner, make_server:
     assert {opening.done_in_recollections for opening in older.openings} == {True}
 
 
-async def test_golden_bytes(runner: Runner) -> None:
+async def test_golden_messages_decode_and_encode_unchanged(runner: Runner) -> None:
     found = await said(runner, "golden", "", GOLDEN)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
     assert len(found) == sum(len(json.loads(file.read_text("utf-8"))["messages"]) for file in GOLDEN)
@@ -129,7 +129,7 @@ def generated(template: str, kept: str, plugins: Path, out: Path) -> None:
     assert [str(name) for name in here if here[name] != fresh[name]] == [], f"write them: buf generate {template}"
 
 
-def test_the_generated_go_is_of_the_contract(tmp_path: Path) -> None:
+def test_the_generated_go_matches_the_contract(tmp_path: Path) -> None:
     try:
         plugins = Go().plugins()
     except Absent as absent:
@@ -158,7 +158,7 @@ async def ran(language: str, make_server: MakeServer, program: Callable[[str], s
         assert pages.printed_so(block.output, printed), f"{where} prints\n{printed}"
 
 
-async def test_the_go_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_go_code_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
     try:
         go = Go()
     except Absent as absent:
@@ -171,7 +171,7 @@ async def test_the_go_of_the_documents_runs(make_server: MakeServer, tmp_path: P
     await ran("go", make_server, program)
 
 
-async def test_the_java_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_java_code_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
     try:
         java = languages.Java()
     except Absent as absent:
@@ -184,7 +184,7 @@ async def test_the_java_of_the_documents_runs(make_server: MakeServer, tmp_path:
     await ran("java", make_server, program)
 
 
-def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
+def test_the_generated_typescript_matches_the_contract(tmp_path: Path) -> None:
     try:
         plugins = languages.node().bin
     except Absent as absent:
@@ -192,7 +192,7 @@ def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
     generated("client/typescript/buf.gen.yaml", "client/typescript/src/gen", plugins, tmp_path)
 
 
-async def test_the_typescript_of_the_documents_runs(make_server: MakeServer) -> None:
+async def test_typescript_code_of_the_documents_runs(make_server: MakeServer) -> None:
     try:
         node = languages.node()
     except Absent as absent:
@@ -200,7 +200,7 @@ async def test_the_typescript_of_the_documents_runs(make_server: MakeServer) -> 
     await ran("typescript", make_server, node.program)
 
 
-def test_the_package_for_npm_has_the_client_alone() -> None:
+def test_the_npm_package_has_only_the_client() -> None:
     try:
         node = languages.node()
     except Absent as absent:
@@ -241,7 +241,7 @@ def test_typescript_types_compile_without_types_node(target: str) -> None:
         pytest.skip(str(absent))
 
 
-def test_typescript_engines_and_ranges_are_true() -> None:
+def test_typescript_engines_and_version_ranges_are_correct() -> None:
     """A user's Node.js is new enough for every dependency, and a newer patch of a dependency is taken."""
     try:
         node = languages.node()

@@ -38,7 +38,7 @@ def relay_to(cluster: Cluster, draw: random.Random | None = None) -> Relay:
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_a_commit_that_nobody_answers_is_unknown_and_read_again(postgres: Cluster, done: bool) -> None:
+async def test_an_unanswered_commit_is_unknown_and_read_again(postgres: Cluster, done: bool) -> None:
     async with relay_to(postgres) as relay:
         url = through(relay, postgres.database())
         journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
@@ -54,7 +54,7 @@ async def test_a_commit_that_nobody_answers_is_unknown_and_read_again(postgres: 
         await journal.close()
 
 
-async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, tmp_path: Path) -> None:
+async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path: Path) -> None:
     """Every third round a connection dies anywhere; else in COMMIT, by turns before it is done and after."""
     draw = random.Random(11)
     async with relay_to(postgres, draw) as relay:

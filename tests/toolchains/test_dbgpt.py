@@ -90,7 +90,7 @@ def prompts(fake: FakeOpenAI) -> list[str]:
     return [seen.body["messages"][-1]["content"] for seen in fake.seen]
 
 
-async def test_joy_remembers_over_a_restart_of_the_server(
+async def test_an_agent_remembers_across_a_server_restart(
     dbgpt_python: Path, make_server: MakeServer, fake: FakeOpenAI, tmp_path: Path
 ) -> None:
     """kill -9 between the two questions, while the agent lives on; then another process asks."""
@@ -169,7 +169,7 @@ def test_a_clone_is_a_handle_to_the_same_memory(found: dict[str, Any]) -> None:
     assert found["clones"] == [["tea", "rain"], ["tea", "rain"], "monday_Comedians_Joy"]
 
 
-def test_a_history_is_written_once_and_brings_nothing_back(found: dict[str, Any]) -> None:
+def test_a_history_is_written_once_and_restores_nothing(found: dict[str, Any]) -> None:
     assert found["batches"] == [["three", "four"], True, ["four", "five"]]
 
 
@@ -177,7 +177,7 @@ def test_one_id_given_twice_loses_nothing(found: dict[str, Any]) -> None:
     assert found["same_id"] == ["tea", "rain"]
 
 
-def test_the_scope_says_who_shares(found: dict[str, Any]) -> None:
+def test_the_scope_decides_who_shares_a_memory(found: dict[str, Any]) -> None:
     everything = ["on monday", "on tuesday", "and again"]
     assert found["scopes"] == {
         "memory": [everything, everything],
@@ -186,12 +186,12 @@ def test_the_scope_says_who_shares(found: dict[str, Any]) -> None:
     }
 
 
-def test_importances_are_on_our_scale(found: dict[str, Any]) -> None:
+def test_importances_are_converted_to_our_scale(found: dict[str, Any]) -> None:
     """Given 0.3, 1, 8 and none; then scored 7, 1 and 0, which DB-GPT says where it could not read the reply."""
     assert found["importances"] == [0.3, 1.0, 0.8, 0.5, 0.7, 0.1, 0.5]
 
 
-def test_fragments_come_back_as_dbgpts(found: dict[str, Any]) -> None:
+def test_fragments_are_returned_in_dbgpts_types(found: dict[str, Any]) -> None:
     assert found["fragments"] == {
         "classes": ["AgentMemoryFragment"],
         "ids": True,
@@ -206,7 +206,7 @@ def test_fragments_come_back_as_dbgpts(found: dict[str, Any]) -> None:
     }
 
 
-def test_promoted_structured_fragments_merge_into_the_list_dbgpt_makes(found: dict[str, Any]) -> None:
+def test_promoted_structured_fragments_merge_as_in_dbgpt(found: dict[str, Any]) -> None:
     own, ours, others, plain = found["merged"]
     steps = [{"question": "rain?", "thought": f"look {n}", "action": "search"} for n in range(3)]
     assert own == [steps]
@@ -215,7 +215,7 @@ def test_promoted_structured_fragments_merge_into_the_list_dbgpt_makes(found: di
     assert plain == {"observation": "plain; words"}
 
 
-def test_every_kind_reads_and_clears(found: dict[str, Any]) -> None:
+def test_every_kind_can_be_read_and_cleared(found: dict[str, Any]) -> None:
     everything = ["more tea", "rain in Cork", "tea with Bob"]
     assert found["kinds"] == {
         "sensory": [[], [], []],
@@ -226,11 +226,11 @@ def test_every_kind_reads_and_clears(found: dict[str, Any]) -> None:
     }
 
 
-def test_weights_count(found: dict[str, Any]) -> None:
+def test_weights_change_the_ranking(found: dict[str, Any]) -> None:
     assert found["weights"] == ["tea, tea, nothing but tea", "a fire in the tea house"]
 
 
-def test_messages_and_plans_are_what_dbgpts_own_give(found: dict[str, Any]) -> None:
+def test_messages_and_plans_equal_those_of_dbgpts_own_store(found: dict[str, Any]) -> None:
     messages, plans = found["gpts"]["own"]
     assert messages["all"]
     assert plans["changed"]
@@ -241,7 +241,7 @@ def test_messages_are_shared_and_end_with_the_conversation(found: dict[str, Any]
     assert found["gpts"]["shared"] == [["one", "two"]] * 2 + [["one", "two"], "two"]
 
 
-def test_what_is_appended_while_all_are_read_stays_in_dbgpts_cache(found: dict[str, Any]) -> None:
+def test_messages_appended_during_a_read_stay_in_dbgpts_cache(found: dict[str, Any]) -> None:
     assert found["gpts"]["meanwhile"] == [["within"], ["before"]]
 
 

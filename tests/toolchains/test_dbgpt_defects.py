@@ -73,7 +73,7 @@ def shown(dbgpt_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-async def test_a_defect_is_there_and_not_here(
+async def test_a_dbgpt_defect_does_not_occur_here(
     name: str,
     shown: dict[str, object],
     client: memstream.Client,
@@ -90,6 +90,6 @@ async def test_a_defect_is_there_and_not_here(
         await done
 
 
-def test_the_page_lists_them() -> None:
+def test_the_page_lists_every_defect() -> None:
     page = (dbgpt.ROOT / "docs" / "dbgpt.md").read_text("utf-8")
     assert re.findall(r"^\| `([a-z_]+)` \|", page, re.M) == list(DEFECTS)

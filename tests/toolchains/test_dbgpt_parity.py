@@ -142,7 +142,7 @@ def dbgpt_states(dbgpt_python: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: f"{CASES[number]['kind']}-{number}")
-def test_every_step_leaves_the_same(number: int, dbgpt_states: list[list[dict[str, Any]]]) -> None:
+def test_every_step_leaves_the_same_state_as_dbgpt(number: int, dbgpt_states: list[list[dict[str, Any]]]) -> None:
     case = CASES[number]
     for step, here, there in zip(case["steps"], ours(case), theirs(case, dbgpt_states[number]), strict=True):
         assert here == there, f"after {step}"

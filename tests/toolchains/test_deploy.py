@@ -38,11 +38,11 @@ def had(get: Any, *arguments: str) -> Path:
 # ---- the image
 
 
-def test_the_dockerfile_is_clean() -> None:
+def test_the_dockerfile_passes_hadolint() -> None:
     run(had(deploying.tool, "hadolint"), DEPLOY / "Dockerfile")
 
 
-def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path) -> None:
+def test_the_dockerfile_copies_enough_to_build_memstream(tmp_path: Path) -> None:
     """Its build stage, with nothing but what it copies, up to the wheel."""
     text = (DEPLOY / "Dockerfile").read_text("utf-8")
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
@@ -71,7 +71,7 @@ def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path)
 # ---- compose
 
 
-def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_has_valid_settings_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     server = compose["services"]["server"]
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).exists()
@@ -91,7 +91,7 @@ def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatc
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-def test_compose_reads_its_file() -> None:
+def test_compose_accepts_its_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
@@ -105,7 +105,7 @@ def test_compose_reads_its_file() -> None:
 # ---- Prometheus
 
 
-def test_every_expression_is_promql() -> None:
+def test_every_expression_is_valid_promql() -> None:
     board = json.loads((DEPLOY / "grafana/memstream.json").read_text("utf-8"))
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text("utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
@@ -119,7 +119,7 @@ def test_every_expression_is_promql() -> None:
 
 
 @pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml"])
-def test_envoy_takes_its_configuration(name: str) -> None:
+def test_envoy_accepts_its_configuration(name: str) -> None:
     envoy = had(deploying.envoy)
     deploying.descriptors()
     base = ("--base-id", str(os.getpid() % 10_000))

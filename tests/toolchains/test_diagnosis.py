@@ -40,13 +40,13 @@ def copied(cluster: Cluster, url: str) -> str:
     return cluster.database(f"TEMPLATE {url.partition('?')[0].rpartition('/')[2]}")
 
 
-def test_what_a_server_has_written_verifies(lived: str) -> None:
+def test_verify_accepts_the_journal_of_a_server(lived: str) -> None:
     code, answer = looked("verify", lived)
     assert (code, answer["ok"], answer["violations"]) == (0, True, [])
     assert all(answer["checked"][name] > 0 for name in answer["checked"] if name not in ("outbox", "pending"))
 
 
-def test_the_doctor_says_what_is_sqlites_alone(lived: str) -> None:
+def test_the_doctor_skips_checks_that_only_sqlite_has(lived: str) -> None:
     code, answer = looked("doctor", lived)
     assert (code, answer["ok"]) == (0, True)
     said = {one["subject"]: one for one in answer["findings"]}
@@ -114,7 +114,7 @@ def test_planted_damage_is_found(lived: str, postgres: Cluster, name: str) -> No
     assert [one for one in report.violations if one.check == check and text in one.text], report.violations
 
 
-def test_an_operation_that_has_not_ended_is_told(lived: str, postgres: Cluster) -> None:
+def test_an_unfinished_operation_is_reported(lived: str, postgres: Cluster) -> None:
     url = copied(postgres, lived)
     postgres.execute(url, "UPDATE operations SET state = 'queued', end_time_us = 0, process = 77")
     code, answer = looked("verify", url)
@@ -125,7 +125,7 @@ def test_an_operation_that_has_not_ended_is_told(lived: str, postgres: Cluster) 
     assert (code, note["level"], note["text"]) == (0, "note", f"{id_} has not ended: {told}")
 
 
-async def test_beside_a_server_that_writes(lived: str, postgres: Cluster, tmp_path: Path) -> None:
+async def test_verify_and_doctor_run_while_a_server_writes(lived: str, postgres: Cluster, tmp_path: Path) -> None:
     url = copied(postgres, lived)
     server = ServerProcess(tmp_path / "data").configure(**QUICK, journal_url=url)
     await asyncio.to_thread(server.start)
@@ -148,7 +148,7 @@ async def test_beside_a_server_that_writes(lived: str, postgres: Cluster, tmp_pa
     assert (code, answer["violations"]) == (0, [])
 
 
-def test_a_database_that_is_no_journal_or_not_there_is_said(postgres: Cluster) -> None:
+def test_a_missing_or_foreign_database_is_reported(postgres: Cluster) -> None:
     empty = postgres.database()
     code, answer = looked("doctor", empty)
     (version,) = [one for one in answer["findings"] if one["subject"] == "version"]

@@ -176,7 +176,7 @@ verbs = ["*"]
 """
 
 
-async def test_mutual_tls_through_envoy_tells_the_servers_who_calls(
+async def test_mutual_tls_through_envoy_identifies_the_caller(
     fleet: Fleet, envoy_program: Path, tmp_path: Path
 ) -> None:
     """Envoy's own certificate opens nothing, and nobody's word counts who calls: what Envoy has verified does."""

@@ -83,7 +83,7 @@ def end_writer(cluster: Cluster, url: str, server: Server) -> None:
 # ---- taking
 
 
-async def test_a_memory_is_taken_from_nobody_and_not_from_a_living_owner(url: str) -> None:
+async def test_a_free_memory_is_taken_but_not_an_owned_one(url: str) -> None:
     async with joined(url, 2) as (one, two):
         assert await one.processes.take("u1", one.number) == 1
         assert await one.processes.take("u1", one.number) == 2, "its owner may take it again"
@@ -99,9 +99,7 @@ async def test_a_memory_is_taken_from_nobody_and_not_from_a_living_owner(url: st
             await two.processes.take("nobody", two.number)
 
 
-async def test_a_memory_is_taken_when_its_owners_lease_ran_out_by_the_databases_clock(
-    postgres: Cluster, url: str
-) -> None:
+async def test_a_memory_is_taken_after_its_owners_lease_expired(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
         await one.processes.take("u1", one.number)
         postgres.execute(url, "UPDATE processes SET lease_until_us = 1 WHERE number = %s", one.number)
@@ -110,7 +108,7 @@ async def test_a_memory_is_taken_when_its_owners_lease_ran_out_by_the_databases_
         assert await two.processes.take("u1", two.number) == 2
 
 
-async def test_a_memory_is_taken_when_its_owners_session_has_ended(postgres: Cluster, url: str) -> None:
+async def test_a_memory_is_taken_after_its_owners_session_ended(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
         await one.processes.take("u1", one.number)
         assert one.processes.connected()
@@ -126,7 +124,7 @@ async def _disconnected(server: Server) -> bool:
     return not server.processes.connected()
 
 
-async def test_of_many_that_want_a_memory_one_gets_it(url: str) -> None:
+async def test_exactly_one_of_many_takers_gets_a_memory(url: str) -> None:
     async with joined(url, 3) as servers:
         for number in range(10):
             uid = f"w{number}"
@@ -135,7 +133,7 @@ async def test_of_many_that_want_a_memory_one_gets_it(url: str) -> None:
             assert [epoch for epoch in taken if isinstance(epoch, int)] == [1]
 
 
-async def test_leaving_gives_everything_back(postgres: Cluster, url: str) -> None:
+async def test_leaving_releases_all_memories(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
         await one.processes.take("u1", one.number)
         await one.processes.leave(one.number)
@@ -143,7 +141,7 @@ async def test_leaving_gives_everything_back(postgres: Cluster, url: str) -> Non
         assert await two.processes.take("u1", two.number) == 2
 
 
-async def test_joining_again_gives_everything_back(url: str) -> None:
+async def test_rejoining_releases_all_memories(url: str) -> None:
     async with joined(url, 2) as (one, two):
         await one.processes.take("u1", one.number)
         assert await one.processes.join("host:0", LEASE_S) > two.number
@@ -164,7 +162,7 @@ async def test_one_process_leads_until_its_session_ends(postgres: Cluster, url: 
         assert await leads(two)
 
 
-async def test_what_was_received_and_belongs_to_nobody_living_is_found(postgres: Cluster, url: str) -> None:
+async def test_received_observations_of_dead_owners_are_found(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
         epoch = await one.processes.take("u1", one.number)
         assert epoch == 1
@@ -180,7 +178,7 @@ async def test_what_was_received_and_belongs_to_nobody_living_is_found(postgres:
 # ---- writing
 
 
-async def test_a_stale_owner_writes_nothing(postgres: Cluster, url: str) -> None:
+async def test_a_stale_owner_cannot_write(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
         await one.processes.take("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
@@ -200,7 +198,7 @@ async def test_a_stale_owner_writes_nothing(postgres: Cluster, url: str) -> None
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_write_that_meets_a_taking_under_way_waits_for_its_outcome(url: str, kept: bool) -> None:
+async def test_a_write_waits_for_the_outcome_of_a_running_takeover(url: str, kept: bool) -> None:
     async with joined(url, 1) as (one,):
         await one.processes.take("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
@@ -220,7 +218,7 @@ async def _waits(url: str) -> bool:
         return look.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (0,)
 
 
-async def test_taking_waits_for_nobody_who_stopped_inside_a_transaction(url: str) -> None:
+async def test_a_takeover_does_not_wait_for_a_stalled_transaction(url: str) -> None:
     async with joined(url, 1) as (one,):
         with psycopg.connect(url) as stopped:
             stopped.execute("UPDATE memories SET revision = revision + 1 WHERE uid = 'u1'")
@@ -229,7 +227,7 @@ async def test_taking_waits_for_nobody_who_stopped_inside_a_transaction(url: str
         assert await one.processes.take("u1", one.number) == 1
 
 
-async def test_a_row_that_is_kept_too_long_fails_one_write_and_not_the_session(url: str) -> None:
+async def test_a_long_row_lock_fails_one_write_not_the_session(url: str) -> None:
     async with joined(url, 1, lease_s=1.0) as (one,):
         await one.processes.take("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
@@ -242,7 +240,7 @@ async def test_a_row_that_is_kept_too_long_fails_one_write_and_not_the_session(u
         await one.journal.receive(receipt(1, 2, 0))
 
 
-async def test_a_server_that_stops_inside_a_transaction_keeps_its_rows_no_longer_than_its_lease(url: str) -> None:
+async def test_a_stalled_server_keeps_row_locks_only_until_lease_end(url: str) -> None:
     async with joined(url, 2, lease_s=1.0) as (one, two):
         await one.processes.take("u1", one.number)
         going, inside = asyncio.Event(), asyncio.Event()
@@ -262,7 +260,7 @@ async def test_a_server_that_stops_inside_a_transaction_keeps_its_rows_no_longer
         assert (await two.journal.load("u1", MODEL, 0)).record.revision == 1
 
 
-async def test_a_writer_that_reconnects_ends_the_session_it_had_before(postgres: Cluster, url: str) -> None:
+async def test_a_reconnecting_writer_ends_its_former_session(postgres: Cluster, url: str) -> None:
     """The database may not have noticed that the connection is gone: its locks would be kept for a minute."""
     async with joined(url, 1) as (one,):
         await one.processes.take("u1", one.number)
@@ -278,7 +276,7 @@ async def test_a_writer_that_reconnects_ends_the_session_it_had_before(postgres:
             former.execute("SELECT 1")
 
 
-async def test_one_server_alone_and_others_exclude_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_single_and_shared_servers_exclude_each_other(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstream_server.adapters.journal.database.postgres.LOCK_WAIT_S", 0.3)
 
     async def opened(shared: bool) -> SqlJournal:
@@ -350,7 +348,7 @@ def memory(name: str) -> NewMemory:
     return NewMemory("comedy", name, MemoryKind.LONG_TERM, Policy())
 
 
-async def test_nothing_in_ram_is_served_once_the_lease_is_over_by_the_local_clock(url: str) -> None:
+async def test_nothing_is_served_from_ram_after_the_lease_expired(url: str) -> None:
     hands, index = Hands(), MemoryIndex()
     embedder = Leaping(hands)
     lost: list[float] = []
@@ -381,7 +379,7 @@ async def _answers(engine: Engine) -> bool:
         return False
 
 
-async def test_a_memory_that_leaves_ram_is_anothers_to_take_and_one_that_is_used_is_not(url: str) -> None:
+async def test_only_memories_evicted_from_ram_can_be_taken(url: str) -> None:
     hands, index = Hands(), MemoryIndex()
     async with (
         engine_on(url, hands, ScriptedEmbedder(), index, active_memories_max=1) as one,
@@ -407,7 +405,7 @@ async def _said(engine: Engine, name: str) -> bool:
 
 
 @pytest.mark.parametrize("write", ["create", "claim", "save"])
-async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
+async def test_an_operation_with_an_unanswered_commit_is_done(
     url: str, write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease goes with the session, and with the lease its claim: no operation stays claimed and not done."""
@@ -441,7 +439,7 @@ async def test_an_operation_of_which_a_commit_goes_unanswered_is_done(
         assert engine.ownership.number != number
 
 
-async def test_the_index_is_written_by_one_engine_and_followed_by_the_others(url: str) -> None:
+async def test_one_engine_writes_the_index_and_the_others_follow(url: str) -> None:
     """Where vectors are not in RAM the overlay lets go of what another process has brought into the index."""
     hands, index = Hands(), MemoryIndex()
     async with (

@@ -38,7 +38,7 @@ SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 # ---- starting
 
 
-async def test_three_servers_that_start_at_once_on_an_empty_database_take_turns(fleet: Fleet) -> None:
+async def test_three_servers_can_start_at_once_on_an_empty_database(fleet: Fleet) -> None:
     servers = await fleet.start(3)
     async with clients(*servers) as (one, two, three):
         await one.create_memory("start/joy")
@@ -49,7 +49,7 @@ async def test_three_servers_that_start_at_once_on_an_empty_database_take_turns(
     assert fleet.cluster.execute(fleet.url, "SELECT count(*) FROM memories WHERE owner IS NOT NULL") == [(0,)]
 
 
-async def test_a_server_with_an_index_of_its_own_refuses_to_share(fleet: Fleet) -> None:
+async def test_a_server_with_its_own_index_does_not_share(fleet: Fleet) -> None:
     first = await started(fleet.make())
     alone = fleet.make(milvus_uri="")
     with pytest.raises(AssertionError, match="did not start"):
@@ -61,7 +61,7 @@ async def test_a_server_with_an_index_of_its_own_refuses_to_share(fleet: Fleet) 
 # ---- long work
 
 
-async def test_long_work_is_done_where_it_belongs_whoever_is_asked(fleet: Fleet) -> None:
+async def test_any_server_accepts_operations_of_the_others(fleet: Fleet) -> None:
     """A memory's at its owner, the store's at the server that leads; each exactly once, and told by any of them."""
     servers = await fleet.start(2)
     async with clients(*servers) as (one, two):
@@ -85,7 +85,7 @@ async def test_long_work_is_done_where_it_belongs_whoever_is_asked(fleet: Fleet)
             assert [each.id async for each in memory.list_fragments(forgotten=True)] == []
 
 
-async def test_the_work_of_a_server_that_died_is_done_by_another(fleet: Fleet) -> None:
+async def test_operations_of_a_killed_server_are_done_by_another(fleet: Fleet) -> None:
     """An operation of a process that is no more is claimed by one that is there."""
     survivor, victim = await fleet.start(2)
     async with clients(survivor) as (client,):
@@ -101,7 +101,7 @@ async def test_the_work_of_a_server_that_died_is_done_by_another(fleet: Fleet) -
         assert (await client.finished(operation)).state is memstream.OperationState.SUCCEEDED
 
 
-async def test_everything_is_embedded_anew_for_all_servers(fleet: Fleet) -> None:
+async def test_reembedding_moves_all_servers_to_the_next_model(fleet: Fleet) -> None:
     """Both servers go over to the next model, whoever does the work, and lose no vector of what comes meanwhile."""
     async with FakeOpenAI(dimension=16) as fake:
         to = {
@@ -172,7 +172,7 @@ async def test_every_kind_of_call_reaches_the_owner_through_any_server(fleet: Fl
             await owned.recall_once("anything")
 
 
-async def test_a_standing_query_is_told_through_any_server_and_goes_on_when_the_owner_dies(fleet: Fleet) -> None:
+async def test_a_standing_query_survives_the_death_of_the_owner(fleet: Fleet) -> None:
     servers = await fleet.start(2)
     async with clients(*servers) as (here, there):
         owned = await here.create_memory("stand/joy")
@@ -191,7 +191,7 @@ async def test_a_standing_query_is_told_through_any_server_and_goes_on_when_the_
             assert fleet.owner("joy") == servers[1].address
 
 
-async def test_a_message_appended_at_one_server_is_seen_by_a_watch_at_another(fleet: Fleet) -> None:
+async def test_a_watch_sees_messages_appended_at_another_server(fleet: Fleet) -> None:
     servers = await fleet.start(2)
     async with clients(*servers) as (here, there):
         await here.conversation("talk/monday").append("joy", "one")
@@ -201,7 +201,7 @@ async def test_a_message_appended_at_one_server_is_seen_by_a_watch_at_another(fl
             assert (await asyncio.wait_for(anext(watch), 60)).content == "two"
 
 
-async def test_clients_behind_a_round_robin_move_no_memory(fleet: Fleet) -> None:
+async def test_round_robin_clients_move_no_memory(fleet: Fleet) -> None:
     """Every call of every client goes to another server than the one before; each memory is taken once."""
     servers = await fleet.start(3)
     target = "ipv4:" + ",".join(server.address for server in servers)
@@ -228,7 +228,7 @@ async def test_clients_behind_a_round_robin_move_no_memory(fleet: Fleet) -> None
 # ---- servers that end
 
 
-async def test_streams_move_when_the_server_between_them_and_their_owner_stops(fleet: Fleet) -> None:
+async def test_streams_move_when_the_forwarding_server_stops(fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     async with clients(first) as (here,), grpc.aio.insecure_channel(second.address) as raw:
         await here.create_memory("between/joy")
@@ -240,7 +240,7 @@ async def test_streams_move_when_the_server_between_them_and_their_owner_stops(f
         assert (fleet.owner("joy"), fleet.epoch("joy")) == (first.address, 1)
 
 
-async def test_a_stop_in_order_gives_memories_back(fleet: Fleet) -> None:
+async def test_an_orderly_stop_releases_memories(fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     async with clients(first, second) as (here, there):
         await here.create_memory("order/joy")
@@ -252,7 +252,7 @@ async def test_a_stop_in_order_gives_memories_back(fleet: Fleet) -> None:
         assert (fleet.owner("joy"), fleet.epoch("joy")) == (second.address, 2)
 
 
-async def test_when_the_owner_is_killed_another_goes_on_at_once(fleet: Fleet) -> None:
+async def test_another_server_takes_over_at_once_from_a_killed_owner(fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     async with clients(first, second) as (here, there):
         await here.create_memory("kill/joy", kind=memstream.MemoryKind.LONG_TERM)
@@ -273,7 +273,7 @@ async def test_when_the_owner_is_killed_another_goes_on_at_once(fleet: Fleet) ->
         await until(lambda: indexed(there, memory))  # the other one writes the index now
 
 
-async def test_what_a_killed_server_had_received_is_stored_by_another_that_nobody_asks(fleet: Fleet) -> None:
+async def test_another_server_stores_what_a_killed_one_received(fleet: Fleet) -> None:
     first, second = await fleet.start(2)
     async with clients(first, second) as (here, there):
         memory = await here.create_memory("sweep/joy")
@@ -293,7 +293,7 @@ async def _listed(memory: memstream.Memory, count: int) -> bool:
     return len(await contents(memory)) == count
 
 
-async def test_a_server_that_was_stopped_past_its_lease_serves_nothing_stale_and_its_streams_move(
+async def test_a_server_stopped_past_its_lease_serves_nothing_stale(
     fleet: Fleet,
 ) -> None:
     first, second = await fleet.start(2, **SHORT)
@@ -373,9 +373,7 @@ async def _owned_by(fleet: Fleet, name: str, server: ServerProcess) -> bool:
 
 
 @pytest.mark.parametrize("how", ["silent", "closed"])
-async def test_a_server_cut_off_from_the_database_serves_nothing_stale_and_recovers(
-    fleet: Fleet, tmp_path: Path, how: str
-) -> None:
+async def test_a_server_without_its_database_serves_nothing_stale(fleet: Fleet, tmp_path: Path, how: str) -> None:
     """Packets that are swallowed, and connections that are closed and cannot be made again."""
     with Cable(fleet.cluster.folder / ".s.PGSQL.5432") as cable:
         cut_off = await started(
@@ -404,9 +402,7 @@ async def test_a_server_cut_off_from_the_database_serves_nothing_stale_and_recov
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_nothing_acknowledged_is_lost_or_doubled_while_servers_are_killed_and_stopped(
-    fleet: Fleet, count: int
-) -> None:
+async def test_kills_and_stops_lose_and_duplicate_nothing_acknowledged(fleet: Fleet, count: int) -> None:
     draw = random.Random(SEED)
     servers = await fleet.start(count, **SHORT)
     target = "ipv4:" + ",".join(server.address for server in servers)

@@ -62,7 +62,7 @@ async def test_four_languages_on_one_memory(make_server: MakeServer) -> None:
     assert again["Go"] == first["Go"]
 
 
-def test_the_go_of_the_story_is_clean() -> None:
+def test_the_go_code_of_the_story_passes_lint() -> None:
     try:
         go = languages.Go()
     except Absent as absent:

@@ -68,7 +68,7 @@ def make_server(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iter
         check_log(server)
 
 
-async def test_recall_finds_what_only_milvus_can(client: memstream.Client, path: str) -> None:
+async def test_recall_finds_fragments_that_only_milvus_has(client: memstream.Client, path: str) -> None:
     """By a vector of the client's own, and no word in common."""
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
     dimension = (await client.server_info()).embedding.dimension

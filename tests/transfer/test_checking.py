@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_refused_at_its_line(name: str) -> None:
+def test_an_invalid_line_is_rejected_with_its_number(name: str) -> None:
     make, line, told = REFUSED[name]
     with pytest.raises(Malformed) as refused:
         checked(make())
@@ -169,27 +169,27 @@ def test_what_is_wrong_is_refused_at_its_line(name: str) -> None:
     assert len(str(refused.value)) < 2_000
 
 
-def test_a_whole_export_is_what_it_says() -> None:
+def test_a_complete_export_matches_its_counts() -> None:
     found = checked(ended(whole()))
     assert [name for name, _ in found.memories] == ["joy", "sam"]
     assert (found.conversations, found.fragments, found.messages, found.plans) == (["talk"], 4, 2, 1)
 
 
 @pytest.mark.parametrize("kept", range(12))
-def test_an_export_cut_at_any_line_is_refused(kept: int) -> None:
+def test_an_export_truncated_at_any_line_is_rejected(kept: int) -> None:
     said = ended(whole())
     assert len(said) == 12
     with pytest.raises(Malformed, match="cut"):
         checked(said[:kept])
 
 
-def test_only_one_memory_can_get_another_name() -> None:
+def test_only_an_export_of_one_memory_can_be_renamed() -> None:
     with pytest.raises(Malformed, match="second memory"):
         checked(ended(whole()), rename="sue")
     assert checked(ended(whole()[:5]), rename="sue").fragments == 3
 
 
-def test_what_is_kept_of_a_fragment_is_a_few_bytes() -> None:
+def test_checking_keeps_a_few_bytes_per_fragment() -> None:
     """A checker never holds lines: 4,000 fragments of 2 KB each leave it below a twentieth of them."""
     checker = Checker(terms())
     count, text = 4_000, "x" * 2_000
@@ -204,7 +204,7 @@ def test_what_is_kept_of_a_fragment_is_a_few_bytes() -> None:
         tracemalloc.stop()
 
 
-def test_policies_come_back_as_they_went() -> None:
+def test_policies_round_trip_unchanged() -> None:
     for policy in (DEFAULT, DBGPT):
         assert lines.policy_of(lines.policy_line(policy)) == policy
 
@@ -221,11 +221,11 @@ def test_missing_policy_fields_take_the_profiles_default(profile: Policy) -> Non
     assert lines.policy_of(found.policy) == replace(policy, recall=replace(policy.recall, fold=profile.recall.fold))
 
 
-def test_the_schema_that_is_shipped_is_that_of_the_code() -> None:
+def test_the_shipped_schema_matches_the_code() -> None:
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == lines.schema()
 
 
-def test_the_schema_knows_good_lines_from_bad_ones() -> None:
+def test_the_schema_accepts_good_lines_and_rejects_bad_ones() -> None:
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
     validator.check_schema(validator.schema)
     for line in ended(whole()):
@@ -234,7 +234,7 @@ def test_the_schema_knows_good_lines_from_bad_ones() -> None:
         assert not validator.is_valid(bad)
 
 
-def test_every_field_of_what_is_kept_has_its_place_in_a_line() -> None:
+def test_every_stored_field_has_a_place_in_a_line() -> None:
     """Whoever adds a field to one of these says here how it travels."""
     for kept, line in ((Message, lines.MessageLine), (Plan, lines.PlanLine)):
         assert {item.name for item in fields(kept)} <= set(line.__struct_fields__), kept
@@ -243,7 +243,7 @@ def test_every_field_of_what_is_kept_has_its_place_in_a_line() -> None:
     assert held - kept == {"vector", "content_vector", "enhancements"}
 
 
-def test_another_name_that_a_conversation_of_the_file_has_is_refused() -> None:
+def test_renaming_to_a_name_of_the_file_is_rejected() -> None:
     said = ended([HEADER, memory("joy"), conversation("joy", 1), message(1), conversation("sam", 1), message(1)])
     with pytest.raises(Malformed, match="two conversations"):
         checked(said, rename="sam")
