@@ -1,4 +1,4 @@
-"""Servers of one database that ask who calls: what is passed on is passed on in the caller's name, and asked again."""
+"""Servers of one database with access control: a forwarded call keeps its caller, and the owner checks it again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.server.conftest import check_log
 from tests.server.listing import contents
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess
+from tests.toolchains.fleet import Fleet
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
-from tests.toolchains.test_servers import Fleet
 
 pytestmark = pytest.mark.toolchain
 
@@ -31,7 +31,7 @@ POLICY = f'[[grant]]\nwho = ["uri:{AGENT}", "key:joy"]\nnamespaces = ["comedy"]\
 
 
 class Guarded:
-    """Servers with mutual TLS, a file of keys and a policy each."""
+    """Servers with mutual TLS, a file of API keys and a policy."""
 
     def __init__(self, folder: Path, fleet: Fleet) -> None:
         self.authority = Authority(folder)

@@ -1,4 +1,4 @@
-"""LangGraph over a real server: its stores' contract, its graphs and the page, in an environment of its own."""
+"""LangGraph with a real server: the contract of its stores, a graph and the page, in a separate environment."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProce
     first = langgraph.run(example, shared.address, home=tmp_path)
     assert "2 things are known of Bob" in first
     assert "Bob likes plays about trains" in first
-    assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process knows the same, once"
+    assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process finds the same items, once"
 
 
 def test_the_page_runs(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The comparison with other memory systems, on the one that is installed in half a minute (make bench-peers: all)."""
+"""The comparison with other memory systems, for the one that installs quickly (make bench-peers runs all)."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class TestPostgres(JournalConformance):
     """See conformance/suite.py."""
 
 
-async def opened(url: str) -> SqlJournal:
-    """With a memory that has an owner and a producer."""
+async def open_with_memory(url: str) -> SqlJournal:
+    """Opens a journal with a memory that has an owner and a producer."""
     journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
@@ -74,12 +74,12 @@ async def opened(url: str) -> SqlJournal:
 
 @pytest.fixture
 async def journal(url: str) -> AsyncIterator[SqlJournal]:
-    journal = await opened(url)
+    journal = await open_with_memory(url)
     yield journal
     await journal.close()
 
 
-async def revision(journal: SqlJournal) -> int:
+async def read_revision(journal: SqlJournal) -> int:
     return (await journal.load("u1", MODEL, 0)).record.revision
 
 
@@ -88,25 +88,25 @@ async def revision(journal: SqlJournal) -> int:
 
 async def test_a_second_server_reports_who_holds_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
-    first = await opened(url)
+    first = await open_with_memory(url)
     with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
-        await opened(url)
+        await open_with_memory(url)
     await first.commit(transition(1))
     await first.close()
-    await (await opened(url)).close()
+    await (await open_with_memory(url)).close()
 
 
 async def test_schemas_of_one_database_are_separate(postgres: Cluster, url: str) -> None:
     postgres.execute(url, "CREATE SCHEMA other")
-    first, second = await opened(url), await opened(f"{url}&options=-csearch_path%3Dother")
+    first, second = await open_with_memory(url), await open_with_memory(f"{url}&options=-csearch_path%3Dother")
     await first.commit(transition(1))
-    assert (await revision(first), await revision(second)) == (2, 1)
+    assert (await read_revision(first), await read_revision(second)) == (2, 1)
     await first.close()
     await second.close()
 
 
 def test_servers_that_start_at_once_take_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each makes the tables, or finds them made, and is gone again before the next."""
+    """Each creates the tables or finds them, and closes before the next opens."""
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 30)
     together, inside = threading.Barrier(4), threading.Semaphore(1)
 
@@ -128,21 +128,21 @@ async def test_a_server_that_lost_the_database_lock_cannot_write(
     postgres: Cluster, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
-    first = await opened(url)
-    other = overtaken(postgres, url)
+    first = await open_with_memory(url)
+    other = take_lock(postgres, url)
     try:
         with pytest.raises(Unreadable, match="in use by"):
             await first.commit(transition(1))
-        assert await revision(first) == 1
+        assert await read_revision(first) == 1
     finally:
         other.close()
-    await first.commit(transition(1))  # it was only for a while
-    assert await revision(first) == 2
+    await first.commit(transition(1))  # the lock is free again
+    assert await read_revision(first) == 2
     await first.close()
 
 
-def overtaken(cluster: Cluster, url: str) -> Any:
-    """End the sessions of a database and take the lock before they come back."""
+def take_lock(cluster: Cluster, url: str) -> Any:
+    """Ends the sessions of a database and takes the lock before they reconnect."""
     import psycopg
 
     connection = psycopg.connect(url, autocommit=True)
@@ -190,7 +190,7 @@ async def test_an_unusable_database_is_rejected_with_the_cause(postgres: Cluster
     postgres.execute(foreign, "CREATE TABLE events (mine integer)")
     assert "holds tables of something else" in await refusal(foreign)
     assert postgres.execute(foreign, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(1,)]
-    await (await opened(url)).close()
+    await (await open_with_memory(url)).close()
     postgres.execute(url, "UPDATE alembic_version SET version_num = '9999'")
     assert "start a newer memstream" in await refusal(url)
 
@@ -217,7 +217,7 @@ async def test_a_backup_refers_to_pg_dump(journal: SqlJournal, tmp_path: Path) -
 
 async def test_the_journal_commits_synchronously(postgres: Cluster, url: str) -> None:
     postgres.execute(url, f"ALTER DATABASE {url.split('?')[0].rpartition('/')[2]} SET synchronous_commit = 'off'")
-    journal = await opened(url)
+    journal = await open_with_memory(url)
 
     def commits(connection: Connection) -> object:
         return connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
@@ -254,26 +254,26 @@ async def test_a_failed_transaction_is_not_committed(journal: SqlJournal) -> Non
 
 
 def end_session(cluster: Cluster, connection: Connection) -> None:
-    """As an administrator or a failing server would; returns when it has ended."""
+    """Ends a session as an administrator would, and returns when it has ended."""
     pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]  # psycopg's
     assert cluster.execute("postgres", "SELECT pg_terminate_backend(%s, 5000)", pid) == [(True,)]
 
 
 async def test_sessions_that_ended_while_idle_are_replaced(postgres: Cluster, journal: SqlJournal, url: str) -> None:
     for number in range(1, 4):
-        assert await revision(journal) == number
+        assert await read_revision(journal) == number
         postgres.end_sessions(url)
-        await asyncio.gather(*(revision(journal) for _ in range(4)))
+        await asyncio.gather(*(read_revision(journal) for _ in range(4)))
         postgres.end_sessions(url)
         await journal.commit(transition(number))
 
 
 @pytest.mark.parametrize("name", ["commit", "receive", "create", "delete", "append", "save_plans", "operation"])
 async def test_a_write_is_done_once_if_its_session_ends(postgres: Cluster, name: str) -> None:
-    """Nothing was committed yet, so it is done again over a new session, and nobody hears of it."""
+    """Nothing was committed yet, so the write is retried in a new session, and the caller gets no error."""
 
     async def prepared() -> SqlJournal:
-        journal = await opened(postgres.database())
+        journal = await open_with_memory(postgres.database())
         await journal.receive(receipt(1, 2, 0))
         await journal.commit(transition(1, rows=(row(fragment(9)),)))
         return journal
@@ -326,19 +326,19 @@ async def test_a_session_that_ends_during_commit_is_outcome_unknown(
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
     image = await journal.load("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
-    await journal.commit(transition(image.record.revision))  # the writer goes on
+    await journal.commit(transition(image.record.revision))  # the writer still works
 
 
 async def test_calls_fail_while_the_database_is_away_then_succeed(postgres: Cluster, journal: SqlJournal) -> None:
     await journal.commit(transition(1, rows=(row(fragment(0)),)))
     for how in (signal.SIGINT, signal.SIGQUIT):
-        number = await revision(journal)
+        number = await read_revision(journal)
         await asyncio.to_thread(postgres.stop, how)
-        calls = [journal.commit(transition(number)), journal.receive(receipt(1, 1, 5)), revision(journal)]
+        calls = [journal.commit(transition(number)), journal.receive(receipt(1, 1, 5)), read_revision(journal)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(result) for result in results] == [OutcomeUnknown] * 3
         await asyncio.to_thread(postgres.start)
-        assert await revision(journal) == number
+        assert await read_revision(journal) == number
         await journal.commit(transition(number))
 
 
@@ -368,7 +368,7 @@ async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(
 
 @pytest.mark.parametrize("field", ["session", "speaker", "external_id"])
 async def test_a_nul_is_rejected_before_it_is_received(journal: SqlJournal, field: str) -> None:
-    """What is received must be storable. The wire lets no such text in; a journal must not rely on it."""
+    """A received observation must be storable. The wire rejects such text; a journal must not rely on that."""
     poison: dict[str, Any] = {field: "a\0b"}
     batch = receipt(1, 1, 0)
     poisoned = replace(batch, fragments=tuple(one.but(**poison) for one in batch.fragments))
@@ -400,7 +400,7 @@ async def test_a_query_for_a_nul_is_an_error(journal: SqlJournal) -> None:
 
 
 async def test_names_are_ordered_by_bytes_in_any_locale(postgres: Cluster) -> None:
-    journal = await opened(postgres.database("LOCALE_PROVIDER icu ICU_LOCALE 'en' TEMPLATE template0"))
+    journal = await open_with_memory(postgres.database("LOCALE_PROVIDER icu ICU_LOCALE 'en' TEMPLATE template0"))
     names = ["B", "a", "a-b", "aB", "ab", "Ä"]
     for number, name in enumerate(names):
         await journal.create_memory(record(f"n{number}", name, "names"), ())

@@ -101,7 +101,7 @@ async def _reconciled(server: ServerProcess) -> bool:
 
 
 async def test_a_dump_during_writes_is_a_consistent_snapshot(postgres: Cluster, tmp_path: Path) -> None:
-    """Nothing acknowledged before it is missing; a client that is ahead of it sends the rest again, or is told."""
+    """It has everything acknowledged before it; a client that is ahead resends the rest, or gets an error."""
     url, dump = postgres.database(), tmp_path / "monday.dump"
     with ServerProcess(tmp_path / "data", free_address(), **QUICK, journal_url=url) as server:
         async with memstream.connect(server.address, retry=PATIENT) as client:

@@ -1,4 +1,4 @@
-"""What a server is made of: its bill of materials, and what is known of its parts' vulnerabilities."""
+"""The server's dependencies: its software bill of materials, and known vulnerabilities."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What LangGraph's own tests ask of a store, in our words, asked of its InMemoryStore and of ours.
+"""The requirements of LangGraph's own tests of a store, tested on its InMemoryStore and on ours.
 
-Run by test_langgraph.py in LangGraph's environment, with MEMSTREAM_TARGET set. What only ours has is at the end.
+test_langgraph.py runs this in LangGraph's environment, with MEMSTREAM_TARGET set. Tests only for ours are at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memstream.sync import Client
 
 
 def letter_vectors(texts: list[str]) -> list[list[float]]:
-    """For LangGraph's store: one dimension a letter."""
+    """Embeddings for LangGraph's store: one dimension for each letter."""
     return [[float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz "] for text in texts]
 
 
@@ -103,7 +103,7 @@ async def asked_asynchronously(store: BaseStore) -> None:
     await store.adelete(where, "k3")
     assert await store.aget(where, "k3") is None
     assert await store.alist_namespaces(prefix=("test",)) == [where]
-    assert store.get(where, "k4") is not None, "the blocking calls work beside a running loop"
+    assert store.get(where, "k4") is not None, "blocking calls work while a loop runs"
 
 
 def test_the_asynchronous_calls_behave_the_same(store: BaseStore) -> None:
@@ -473,7 +473,7 @@ def test_a_filter_finds_items_that_rank_low(own: MemstreamStore) -> None:
 
 
 def test_a_filter_finds_items_that_rank_below_thousands(own: MemstreamStore) -> None:
-    """More are in vain than one query can leave out."""
+    """More items fail the filter than one query can exclude."""
     rare = {3, 1700, 2500}
     own.batch([PutOp(("test",), f"k{n}", {"text": f"tea number {n}", "rare": n in rare}) for n in range(2_600)])
     found = own.search(("test",), query="tea number 3", filter={"rare": True})
@@ -482,7 +482,7 @@ def test_a_filter_finds_items_that_rank_below_thousands(own: MemstreamStore) -> 
 
 
 def test_a_search_lists_only_its_namespaces(own: MemstreamStore) -> None:
-    """Long labels share the beginning of their names; what is asked for is told apart by the whole."""
+    """Long labels have the same beginning; the whole label decides."""
     long = "x" * 200
     for label in ("bob", "bobby", "bo", long, long + "y", long + "z"):
         own.put(("users", label), "k", {"of": label})
@@ -539,7 +539,7 @@ def test_a_read_moves_the_expiry_of_only_the_read_items(client: Client, monkeypa
     refresh = MemstreamStore._refresh
 
     async def late(self: MemstreamStore, items: Any) -> None:
-        """Somebody else puts between the read and its refresh."""
+        """Puts from another store between the read and its refresh."""
         await other.aput(("test",), "key", {"a": 2}, ttl=None)
         await refresh(self, items)
 
@@ -552,11 +552,11 @@ def test_a_read_moves_the_expiry_of_only_the_read_items(client: Client, monkeypa
     ):
         store.put(("test",), "key", {"a": 1})
         assert read() is not None
-        assert memory.get_fragment(external_id="key").expire_time is None, "what was put last lives for ever"
+        assert memory.get_fragment(external_id="key").expire_time is None, "the last put has no expiry"
 
 
 def test_nothing_is_dropped_or_merged(own: MemstreamStore) -> None:
-    """The same words again and again, as short-term memory would count on one fragment."""
+    """The same words many times, which short-term memory would merge into one fragment."""
     own.batch([PutOp(("test",), f"k{number}", {"text": "the same words"}) for number in range(60)])
     for number in range(60, 70):
         own.put(("test",), f"k{number}", {"text": "the same words"})
@@ -571,7 +571,7 @@ def test_two_stores_share_the_items_on_the_server(client: Client, own: Memstream
     assert keys(other.search(("test",), query="trains")) == ["key"]
     client.delete_memory(f"{own._namespace}/{memory_name(('test',))}")
     assert own.get(("test",), "key") is None
-    own.put(("test",), "key", {"text": "planes"})  # the memory is made anew
+    own.put(("test",), "key", {"text": "planes"})  # this creates the memory again
     assert [item.value for item in other.search(())] == [{"text": "planes"}]
 
 
@@ -627,7 +627,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def called(store: MemstreamStore, method: str, given: dict[str, Any]) -> Any:
-    """With the prefix of a search by position, as LangGraph wants it."""
+    """Calls a method; the prefix of a search is positional, as in LangGraph."""
     prefix = [given["namespace_prefix"]] if method == "search" else []
     return getattr(store, method)(
         *prefix, **{name: value for name, value in given.items() if name != "namespace_prefix"}
