@@ -1,4 +1,4 @@
-"""What every store of operations must do, written against the ports alone.
+"""Requirements of every store of operations, tested only through the ports.
 
 A store passes by a module with a class that inherits `OperationConformance` and a fixture `opener`: a coroutine
 function that opens the same, at first empty, store each time it is called.
@@ -27,7 +27,7 @@ class Store(Journal, Protocol):
 
 Opener = Callable[[], Awaitable[Store]]
 NOW_US = 1_700_000_000_000_000
-"""The stores of this suite are opened with a clock that stands still there."""
+"""The clock of the stores of this suite always returns this time."""
 
 
 def made(number: int, namespace: str = "", memory: str = "") -> Operation:

@@ -1,4 +1,4 @@
-"""The runner: turns, progress, cancelling, failures, and what a restart goes on with. On a real journal."""
+"""The operation runner on a real journal: turns, progress, cancelling, failures, and continuing after a restart."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | 
 
 
 class Gate:
-    """A work that tells of itself and waits to be let go on."""
+    """Work that records its start and waits until the test opens it."""
 
     def __init__(self) -> None:
         self.working: list[str] = []
@@ -132,7 +132,7 @@ async def test_an_operation_that_just_began_is_cancelled(tmp_path: Path) -> None
 
         async def asked(id: str) -> Operation | None:
             found = await ask_cancel(id)
-            runs._begin(waiting)  # claimed while it was asked, and its task is not at its first step
+            runs._begin(waiting)  # claimed meanwhile, and its task has not run its first step
             return found
 
         runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
@@ -262,11 +262,11 @@ async def test_an_operation_with_an_unknown_write_is_done_if_written(
 async def test_an_operation_written_at_lease_loss_is_left_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may have it by then: both would do it."""
+    """Another process may have claimed it by then: both would do it."""
     gate, number = Gate(), [5]
     async with runner(tmp_path, gate) as runs:
         create, ownership = runs._store.create, runs._ownership
-        left = [0, 6]  # the last is taken first: it has a lease again, or has none yet
+        left = [0, 6]  # taken from the end: first with a new lease, then without a lease
 
         async def done(operation: Operation, answer: Answer | None = None) -> None:
             await create(operation, answer)
@@ -297,7 +297,7 @@ async def test_repeated_work_is_no_progress(tmp_path: Path, monkeypatch: pytest.
 
     async def work(operation: Operation, progress: Progress) -> None:
         tries.append(operation.id)
-        for done in (0, 3):  # goes over what the try before has done
+        for done in (0, 3):  # repeats the work of the previous try
             await progress.at(done, 10)
         raise ModelDown("the model is away", retry_after_s=1.0)
 
@@ -367,7 +367,7 @@ async def test_an_unknown_type_fails(tmp_path: Path) -> None:
 
 async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def answer(operation: Operation) -> Answer:
         return Answer("r", b"", operation.id.encode(), CLOCK.now_us())
@@ -381,7 +381,7 @@ async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
 
 async def test_ended_operations_are_removed_after_seven_days(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     now = [CLOCK.now_us()]
     clock = Clock(now_us=lambda: now[0])
