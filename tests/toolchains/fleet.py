@@ -143,7 +143,7 @@ class Load:
         assert (lost, doubled) == (0, 0)
         return f"{total} observations acknowledged, none lost or doubled; {self.calls} calls, {len(self.failed)} failed"
 
-    async def _call(self, memory: memstream.AgentMemory) -> None:
+    async def _call(self, memory: memstream.Memory) -> None:
         """Sends batches and reads with unary calls."""
         number = 0
         while True:
@@ -158,7 +158,7 @@ class Load:
                 self.failed.append(f"{memory.name}, call {number}: {error!r}")
             await asyncio.sleep(0.1)
 
-    async def _ask(self, memory: memstream.AgentMemory) -> None:
+    async def _ask(self, memory: memstream.Memory) -> None:
         """Sends queries on a stream."""
         async with memory.recall() as recalls:
             while True:
