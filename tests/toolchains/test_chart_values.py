@@ -36,6 +36,8 @@ pytestmark = pytest.mark.toolchain
 HOSTILE = """a: "b" 'c' # d $(POD_IP) $$ $(no {{ e }}\n- ü\u2028🐝\t\\n [f], {g} %s"""
 """A text that YAML, templates and Kubernetes could each misread."""
 HOSTILE_URL = "http://user:'p$(POD_IP)$$\"@[::1]:4317/%7B?a=1&b={{ c }}#d: e"
+HOSTILE_BASE_URL = "http://user:'p$(POD_IP)$$\"@[::1]:4317/%7B?a=1&b={{c}}:e,%s"
+"""Like HOSTILE_URL, without the spaces and the fragment that a base URL must not have."""
 SIMPLE = (int, float, bool, str, Path)
 """Types of settings whose values are made here, in addition to enumerations."""
 
@@ -62,6 +64,8 @@ def _highest(name: str, field: FieldInfo) -> Any:
         return True
     if isinstance(kind, EnumMeta):
         return [*kind][-1].value
+    if name.endswith("_base_url"):
+        return HOSTILE_BASE_URL
     return HOSTILE_URL if name.endswith(("_url", "_endpoint")) else HOSTILE
 
 
