@@ -1,6 +1,7 @@
 package memstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -9,40 +10,33 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Retry says how streams reconnect and unary calls are repeated: full jitter up to a doubling delay, or what the server
-// asks for where that is longer, until so long has passed without progress.
+// Retry configures how streams reconnect and unary calls are retried: exponential backoff with full jitter, at least the
+// delay that the server requests, until a limit has passed without progress.
 type Retry struct {
-	// Calls bounds the repeats of a unary call while the server is unavailable. Default 10 s; less than zero repeats
-	// none. A call never outlasts its own deadline.
+	// Calls limits the retries of a unary call while the server is unavailable. Default 10 s; a negative value disables
+	// retries. A call never outlasts its own deadline.
 	Calls time.Duration
-	// First bounds the first opening: a wrong address is to be told soon. Default 10 s.
+	// First limits the first connection; it is short, so that a wrong address fails soon. Default 10 s.
 	First time.Duration
-	// Later bounds every reconnection: a server is restarted, upgraded or moved meanwhile. Default 2 min.
+	// Later limits each reconnection; it leaves time to restart, upgrade or move a server. Default 2 min.
 	Later time.Duration
-	// DelayMin is the bound of the first delay. Default 50 ms.
+	// DelayMin is the upper bound of the first delay. Default 50 ms.
 	DelayMin time.Duration
-	// DelayMax bounds every delay. Default 5 s.
+	// DelayMax is the upper bound of every delay. Default 5 s.
 	DelayMax time.Duration
 }
 
 func (r Retry) orDefault() Retry {
 	return Retry{
-		Calls:    cmpOr(r.Calls, 10*time.Second),
-		First:    cmpOr(r.First, 10*time.Second),
-		Later:    cmpOr(r.Later, 2*time.Minute),
-		DelayMin: cmpOr(r.DelayMin, 50*time.Millisecond),
-		DelayMax: cmpOr(r.DelayMax, 5*time.Second),
+		Calls:    cmp.Or(r.Calls, 10*time.Second),
+		First:    cmp.Or(r.First, 10*time.Second),
+		Later:    cmp.Or(r.Later, 2*time.Minute),
+		DelayMin: cmp.Or(r.DelayMin, 50*time.Millisecond),
+		DelayMax: cmp.Or(r.DelayMax, 5*time.Second),
 	}
 }
 
-func cmpOr(given, otherwise time.Duration) time.Duration {
-	if given == 0 {
-		return otherwise
-	}
-	return given
-}
-
-// backoff decides after each break of one stream, and after each failure of one unary call.
+// backoff decides when to retry one unary call or reopen one broken stream, and when to give up.
 type backoff struct {
 	retry       Retry
 	allowance   time.Duration
@@ -53,29 +47,29 @@ type backoff struct {
 
 func newBackoff(retry Retry) *backoff { return &backoff{retry: retry, allowance: retry.First} }
 
-// opened: the stream is open; that counts as progress once it has stayed so for the longest delay.
-func (b *backoff) opened() {
+// markOpened records that the stream is open; this counts as progress once it has been open for the longest delay.
+func (b *backoff) markOpened() {
 	b.allowance, b.openSince = b.retry.Later, time.Now()
 }
 
-// progressed: the stream did what it is for, and breaks before do not count any more.
-func (b *backoff) progressed() {
+// markProgress records progress: earlier breaks no longer count.
+func (b *backoff) markProgress() {
 	b.attempts, b.brokenSince = 0, time.Time{}
 }
 
-// reopens says whether a stream that ended so is to be opened again. One that was open and is then ended as
-// UNAUTHENTICATED is: with the token of now. To be refused so at the opening is final.
-func (b *backoff) reopens(err error) bool {
+// shouldReopen reports whether to reopen a stream after err. UNAUTHENTICATED on an open stream means that its token
+// expired: it is reopened with a new one. UNAUTHENTICATED at the opening is final.
+func (b *backoff) shouldReopen(err error) bool {
 	var own *Error
-	outdated := errors.As(err, &own) && own.Code == codes.Unauthenticated && !b.openSince.IsZero()
-	return outdated || isCut(err)
+	expired := errors.As(err, &own) && own.Code == codes.Unauthenticated && !b.openSince.IsZero()
+	return expired || isCut(err)
 }
 
-// wait is the time to wait after a break before the next attempt.
-func (b *backoff) wait(err error) time.Duration {
+// nextDelay returns the time to wait before the next attempt.
+func (b *backoff) nextDelay(err error) time.Duration {
 	now := time.Now()
 	if !b.openSince.IsZero() && now.Sub(b.openSince) > b.retry.DelayMax {
-		b.progressed()
+		b.markProgress()
 	}
 	b.openSince = time.Time{}
 	if b.brokenSince.IsZero() {
@@ -91,35 +85,35 @@ func (b *backoff) wait(err error) time.Duration {
 	return wait
 }
 
-// spent says whether the stream has been broken for longer than is allowed.
-func (b *backoff) spent() bool { return time.Since(b.brokenSince) > b.allowance }
+// isExhausted reports whether the stream has been broken for longer than its limit.
+func (b *backoff) isExhausted() bool { return time.Since(b.brokenSince) > b.allowance }
 
-// persist runs attempt, one connection of a stream, again after each break until it returns nil, ctx ends, or the
-// break is final. Fails with the last break, or with what ended ctx.
-func persist(ctx context.Context, b *backoff, attempt func() error) error {
+// repeatUntilDone runs attempt, one connection of a stream, again after each break until it returns nil, ctx ends, or the
+// error is final. It returns the last error, or the cause of the end of ctx.
+func repeatUntilDone(ctx context.Context, b *backoff, attempt func() error) error {
 	for {
 		err := AsError(attempt())
 		if err == nil {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return ended(ctx)
+			return endError(ctx)
 		}
-		reopens := b.reopens(err)
-		wait := b.wait(err)
-		if !reopens || b.spent() {
+		reopen := b.shouldReopen(err)
+		delay := b.nextDelay(err)
+		if !reopen || b.isExhausted() {
 			return err
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(delay):
 		case <-ctx.Done():
-			return ended(ctx)
+			return endError(ctx)
 		}
 	}
 }
 
-// ended is what a stream fails with whose ctx is over: ErrClosed where it was closed or abandoned.
-func ended(ctx context.Context) error {
+// endError returns the error of a stream whose ctx has ended: ErrClosed if it was closed or abandoned.
+func endError(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrClosed) {
 		return ErrClosed
 	}

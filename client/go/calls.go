@@ -17,9 +17,9 @@ import (
 
 const servicePrefix = "/memstream.v1."
 
-// unary intercepts every unary call. A call of another package's service gets the token and the time limit only: it may
-// not be safe to repeat.
-func (c *Client) unary(
+// interceptUnary intercepts every unary call. A call to a service outside of memstream.v1 gets only the token and the
+// timeout: a retry may not be safe.
+func (c *Client) interceptUnary(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	callOptions ...grpc.CallOption,
 ) error {
@@ -43,12 +43,11 @@ func (c *Client) unary(
 	if !own {
 		return attempt()
 	}
-	return c.repeat(ctx, attempt)
+	return c.retryCall(ctx, attempt)
 }
 
-// stream intercepts every stream. It is opened once: repeats belong to the streams of this package, which number and
-// count what they carry.
-func (c *Client) stream(
+// interceptStream intercepts every stream. It does not retry: the streams of this package resend their own messages.
+func (c *Client) interceptStream(
 	ctx context.Context, description *grpc.StreamDesc, conn *grpc.ClientConn, method string, streamer grpc.Streamer,
 	callOptions ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
@@ -60,24 +59,24 @@ func (c *Client) stream(
 	if err != nil {
 		return nil, AsError(err)
 	}
-	return typedStream{opened}, nil
+	return errorStream{opened}, nil
 }
 
-// typedStream fails with an Error where a stream of gRPC fails with a status.
-type typedStream struct{ grpc.ClientStream }
+// errorStream turns the status errors of a gRPC stream into an Error.
+type errorStream struct{ grpc.ClientStream }
 
-func (s typedStream) SendMsg(message any) error { return AsError(s.ClientStream.SendMsg(message)) }
+func (s errorStream) SendMsg(message any) error { return AsError(s.ClientStream.SendMsg(message)) }
 
-func (s typedStream) RecvMsg(message any) error { return AsError(s.ClientStream.RecvMsg(message)) }
+func (s errorStream) RecvMsg(message any) error { return AsError(s.ClientStream.RecvMsg(message)) }
 
-// repeat makes attempts of a unary call while the server is unavailable, for at most Retry.Calls after the first failure
-// and never beyond the deadline of ctx. It fails with what the last attempt failed with.
-func (c *Client) repeat(ctx context.Context, attempt func() error) error {
+// retryCall repeats attempt, a unary call, while the server is unavailable, for at most Retry.Calls after the first
+// failure and never beyond the deadline of ctx. It returns the error of the last attempt.
+func (c *Client) retryCall(ctx context.Context, attempt func() error) error {
 	retry := newBackoff(c.options.retry)
 	var until time.Time
 	for {
 		err := attempt()
-		if err == nil || ctx.Err() != nil || !repeatable(err) || c.conn.GetState() == connectivity.Shutdown {
+		if err == nil || ctx.Err() != nil || !isRetryable(err) || c.conn.GetState() == connectivity.Shutdown {
 			return err
 		}
 		if until.IsZero() {
@@ -86,7 +85,7 @@ func (c *Client) repeat(ctx context.Context, attempt func() error) error {
 				until = deadline
 			}
 		}
-		wait := retry.wait(err)
+		wait := retry.nextDelay(err)
 		if time.Until(until) <= wait {
 			return err
 		}
@@ -100,15 +99,15 @@ func (c *Client) repeat(ctx context.Context, attempt func() error) error {
 	}
 }
 
-// repeatable says whether a unary call that failed so is to be made again. All of them are safe to repeat: they read, or
-// have a request_id, or change nothing the second time. CANCELLED comes from a server whose grace ended; what the caller
-// cancels is over.
-func repeatable(err error) bool {
+// isRetryable reports whether to retry a unary call after err. All of them are safe to repeat: they read, have a
+// request_id, or are idempotent. A server whose grace period ended sends CANCELLED; retryCall stops before if the caller
+// cancelled the call.
+func isRetryable(err error) bool {
 	var own *Error
 	return errors.As(err, &own) && (own.Code == codes.Unavailable || own.Code == codes.Canceled)
 }
 
-// withToken says who calls. The token is asked for once for each attempt, so that a repeat has the one of its own time.
+// withToken adds the bearer token. It calls the token source for each attempt, so that a retry has a current token.
 func (c *Client) withToken(ctx context.Context) (context.Context, error) {
 	if c.options.token == nil {
 		return ctx, nil
@@ -123,7 +122,7 @@ func (c *Client) withToken(ctx context.Context) (context.Context, error) {
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
 }
 
-// withRoute names the memory, for consistent-hash routing.
+// withRoute adds the routing header with the memory's name, for consistent-hash routing.
 func withRoute(ctx context.Context, route string) context.Context {
 	if route == "" {
 		return ctx
@@ -131,7 +130,7 @@ func withRoute(ctx context.Context, route string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, routingKey, route)
 }
 
-// routeOf is the memory a request names; empty where it names none, or one that no header can carry.
+// routeOf returns the memory that a request names; empty if it names none, or one that no header can carry.
 func routeOf(request any) string {
 	named, ok := request.(interface {
 		GetNamespace() string
@@ -143,8 +142,8 @@ func routeOf(request any) string {
 	return named.GetNamespace() + "/" + named.GetMemory()
 }
 
-// withRequestID gives a request that can have a request_id and has none a fresh one, so that repeats of the call are
-// harmless.
+// withRequestID sets a new request_id if the request has the field and it is empty, so that retries of the call are
+// idempotent.
 func withRequestID(request any) any {
 	message, ok := request.(proto.Message)
 	if !ok {

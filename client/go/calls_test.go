@@ -21,19 +21,19 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-var quick = WithRetry(Retry{DelayMin: time.Millisecond, DelayMax: 2 * time.Millisecond})
+var quickRetry = WithRetry(Retry{DelayMin: time.Millisecond, DelayMax: 2 * time.Millisecond})
 
-// failing is a status with details.
-func failing(t *testing.T, code codes.Code, details ...protoadapt.MessageV1) error {
+// statusError returns the error of a status with details.
+func statusError(t *testing.T, code codes.Code, details ...protoadapt.MessageV1) error {
 	t.Helper()
-	said, err := status.New(code, "said").WithDetails(details...)
+	failure, err := status.New(code, "message").WithDetails(details...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return said.Err()
+	return failure.Err()
 }
 
-func bearer(ctx context.Context) string {
+func bearerOf(ctx context.Context) string {
 	given, _ := metadata.FromIncomingContext(ctx)
 	if tokens := given.Get("authorization"); len(tokens) == 1 {
 		return tokens[0]
@@ -41,84 +41,84 @@ func bearer(ctx context.Context) string {
 	return fmt.Sprint(given.Get("authorization"))
 }
 
-// received is what comes out of a channel before the context ends.
-func received(t *testing.T, ctx context.Context, from <-chan string) string {
+// receive returns the next value of a channel, and fails when the context ends.
+func receive(t *testing.T, ctx context.Context, from <-chan string) string {
 	t.Helper()
 	select {
 	case one := <-from:
 		return one
 	case <-ctx.Done():
-		t.Fatal("nothing comes")
+		t.Fatal("nothing was received")
 		return ""
 	}
 }
 
-func TestCallIsRepeatedByTimeAndNotByNumber(t *testing.T) {
+func TestCallRetriesAreLimitedByTimeNotByCount(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.Canceled} {
 		t.Run(code.String(), func(t *testing.T) {
-			server, memory, ctx := script(t, quick)
+			server, memory, ctx := startScripted(t, quickRetry)
 			tries := 0
-			server.asking = func(context.Context) (*v1.RecallOnceResponse, error) {
+			server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
 				if tries++; tries < 40 {
 					return nil, status.Error(code, "away")
 				}
 				return &v1.RecallOnceResponse{}, nil
 			}
-			if _, err := memory.RecallOnce(ctx, Asking("tea")); err != nil || tries != 40 {
+			if _, err := memory.RecallOnce(ctx, TextQuery("tea")); err != nil || tries != 40 {
 				t.Fatalf("after %d tries: %v", tries, err)
 			}
 		})
 	}
 }
 
-func TestCallIsNotRepeatedWhereThatIsNoUse(t *testing.T) {
+func TestCallIsNotRetriedIfARetryCannotHelp(t *testing.T) {
 	soon := &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Hour)}
 	cases := map[string]struct {
-		said    error
+		answer  error
 		options []Option
 	}{
-		"refused":               {said: failing(t, codes.InvalidArgument)},
-		"exhausted":             {said: failing(t, codes.ResourceExhausted)},
-		"a defect":              {said: failing(t, codes.Internal)},
-		"wait beyond the limit": {said: failing(t, codes.Unavailable, protoadapt.MessageV1Of(soon))},
-		"repeats are off":       {said: failing(t, codes.Unavailable), options: []Option{WithRetry(Retry{Calls: -1})}},
+		"rejected":              {answer: statusError(t, codes.InvalidArgument)},
+		"exhausted":             {answer: statusError(t, codes.ResourceExhausted)},
+		"a defect":              {answer: statusError(t, codes.Internal)},
+		"wait beyond the limit": {answer: statusError(t, codes.Unavailable, protoadapt.MessageV1Of(soon))},
+		"retries are off":       {answer: statusError(t, codes.Unavailable), options: []Option{WithRetry(Retry{Calls: -1})}},
 	}
 	for name, one := range cases {
 		t.Run(name, func(t *testing.T) {
-			server, memory, ctx := script(t, append([]Option{quick}, one.options...)...)
+			server, memory, ctx := startScripted(t, append([]Option{quickRetry}, one.options...)...)
 			tries := 0
-			server.asking = func(context.Context) (*v1.RecallOnceResponse, error) {
+			server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
 				tries++
-				return nil, one.said
+				return nil, one.answer
 			}
-			_, err := memory.RecallOnce(ctx, Asking("tea"))
-			if status.Code(err) != status.Code(one.said) || tries != 1 {
+			_, err := memory.RecallOnce(ctx, TextQuery("tea"))
+			if status.Code(err) != status.Code(one.answer) || tries != 1 {
 				t.Fatalf("after %d tries: %v", tries, err)
 			}
 		})
 	}
 }
 
-func TestRepeatWaitsAsLongAsTheServerAsks(t *testing.T) {
-	server, memory, ctx := script(t, quick)
+func TestRetryWaitsAsLongAsTheServerRequests(t *testing.T) {
+	server, memory, ctx := startScripted(t, quickRetry)
 	asked := 30 * time.Millisecond
 	var at []time.Time
-	server.asking = func(context.Context) (*v1.RecallOnceResponse, error) {
+	server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
 		if at = append(at, time.Now()); len(at) == 1 {
 			wait := &errdetails.RetryInfo{RetryDelay: durationpb.New(asked)}
-			return nil, failing(t, codes.Unavailable, protoadapt.MessageV1Of(wait))
+			return nil, statusError(t, codes.Unavailable, protoadapt.MessageV1Of(wait))
 		}
 		return &v1.RecallOnceResponse{}, nil
 	}
-	if _, err := memory.RecallOnce(ctx, Asking("tea")); err != nil {
+	if _, err := memory.RecallOnce(ctx, TextQuery("tea")); err != nil {
 		t.Fatal(err)
 	}
 	if waited := at[1].Sub(at[0]); waited < asked {
-		t.Fatalf("it waited %v", waited)
+		t.Fatalf("the retry waited %v", waited)
 	}
 }
 
-func TestRepeatsEndWithTheCall(t *testing.T) {
+func TestRetriesEndWithTheCall(t *testing.T) {
 	ends := map[string]struct {
 		end  func(*Memory, context.CancelFunc)
 		want error
@@ -128,26 +128,26 @@ func TestRepeatsEndWithTheCall(t *testing.T) {
 	}
 	for name, one := range ends {
 		t.Run(name, func(t *testing.T) {
-			server, memory, ctx := script(t, WithRetry(Retry{DelayMin: time.Hour, DelayMax: time.Hour, Calls: 1000 * time.Hour}),
+			server, memory, ctx := startScripted(t, WithRetry(Retry{DelayMin: time.Hour, DelayMax: time.Hour, Calls: 1000 * time.Hour}),
 				WithTimeout(2000*time.Hour))
 			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 			defer cancel()
 			var once sync.Once
-			server.asking = func(context.Context) (*v1.RecallOnceResponse, error) {
+			server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
 				once.Do(func() { time.AfterFunc(20*time.Millisecond, func() { one.end(memory, cancel) }) })
 				return nil, errCut
 			}
-			if _, err := memory.RecallOnce(ctx, Asking("tea")); !errors.Is(err, one.want) {
-				t.Fatalf("it ended with %v", err)
+			if _, err := memory.RecallOnce(ctx, TextQuery("tea")); !errors.Is(err, one.want) {
+				t.Fatalf("the error is %v", err)
 			}
 		})
 	}
 }
 
-func TestRepeatsAreOfTheRequestID(t *testing.T) {
-	server, memory, ctx := script(t, quick)
+func TestRetriesKeepTheRequestID(t *testing.T) {
+	server, memory, ctx := startScripted(t, quickRetry)
 	var ids []string
-	server.batching = func(request *v1.ObserveBatchRequest) (*v1.ObserveBatchResponse, error) {
+	server.observeBatch = func(request *v1.ObserveBatchRequest) (*v1.ObserveBatchResponse, error) {
 		if ids = append(ids, request.GetRequestId()); len(ids) < 3 {
 			return nil, errCut
 		}
@@ -157,26 +157,26 @@ func TestRepeatsAreOfTheRequestID(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(ids) != 3 || ids[0] == "" || ids[1] != ids[0] || ids[2] != ids[0] {
-		t.Fatalf("the ids are %q", ids)
+		t.Fatalf("the request ids are %q", ids)
 	}
 }
 
-// numbered is a token source that gives a new token each time.
-func numbered(given *atomic.Int64) Option {
+// countingTokens returns a token source that returns a new token each time.
+func countingTokens(given *atomic.Int64) Option {
 	return WithTokenSource(func(context.Context) (string, error) { return fmt.Sprint("t", given.Add(1)), nil })
 }
 
-func TestEachAttemptHasATokenOfItsOwn(t *testing.T) {
+func TestEachAttemptUsesANewToken(t *testing.T) {
 	var given atomic.Int64
-	server, memory, ctx := script(t, quick, numbered(&given))
+	server, memory, ctx := startScripted(t, quickRetry, countingTokens(&given))
 	var seen []string
-	server.asking = func(ctx context.Context) (*v1.RecallOnceResponse, error) {
-		if seen = append(seen, bearer(ctx)); len(seen) < 3 {
+	server.recallOnce = func(ctx context.Context) (*v1.RecallOnceResponse, error) {
+		if seen = append(seen, bearerOf(ctx)); len(seen) < 3 {
 			return nil, errCut
 		}
 		return &v1.RecallOnceResponse{}, nil
 	}
-	if _, err := memory.RecallOnce(ctx, Asking("tea")); err != nil {
+	if _, err := memory.RecallOnce(ctx, TextQuery("tea")); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"Bearer t1", "Bearer t2", "Bearer t3"}; !slices.Equal(seen, want) {
@@ -184,18 +184,18 @@ func TestEachAttemptHasATokenOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestStreamWhoseTokenExpiredIsReopenedWithAnother(t *testing.T) {
+func TestStreamIsReopenedWithANewTokenAfterExpiry(t *testing.T) {
 	outdated := status.Error(codes.Unauthenticated, "the token has expired")
 	streams := map[string]func(*testing.T, context.Context, *scripted, *Memory, chan<- string) error{
 		"Observe": func(t *testing.T, ctx context.Context, server *scripted, memory *Memory, seen chan<- string) error {
-			server.observing <- func(call v1.StreamService_ObserveServer) error {
-				seen <- bearer(call.Context())
-				opens(t, call, opening(0, 0, 0, 9))
+			server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
+				seen <- bearerOf(call.Context())
+				acceptOpen(t, call, openedWith(0, 0, 0, 9))
 				return outdated
 			}
-			server.observing <- func(call v1.StreamService_ObserveServer) error {
-				seen <- bearer(call.Context())
-				opens(t, call, opening(0, 0, 0, 9))
+			server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
+				seen <- bearerOf(call.Context())
+				acceptOpen(t, call, openedWith(0, 0, 0, 9))
 				<-ctx.Done()
 				return nil
 			}
@@ -207,8 +207,8 @@ func TestStreamWhoseTokenExpiredIsReopenedWithAnother(t *testing.T) {
 		},
 		"Recall": func(t *testing.T, ctx context.Context, server *scripted, memory *Memory, seen chan<- string) error {
 			for _, end := range []error{outdated, nil} {
-				server.recalling <- func(call v1.StreamService_RecallServer) error {
-					seen <- bearer(call.Context())
+				server.recallCalls <- func(call v1.StreamService_RecallServer) error {
+					seen <- bearerOf(call.Context())
 					call.Recv()                                                                                   //nolint:errcheck // the opening
 					call.Send(&v1.RecallResponse{Message: &v1.RecallResponse_Opened{Opened: &v1.RecallOpened{}}}) //nolint:errcheck
 					if end == nil {
@@ -226,13 +226,13 @@ func TestStreamWhoseTokenExpiredIsReopenedWithAnother(t *testing.T) {
 		"Watch": func(t *testing.T, ctx context.Context, server *scripted, memory *Memory, seen chan<- string) error {
 			mark := &v1.WatchResponse{Message: &v1.WatchResponse_Progress{Progress: &v1.WatchProgress{Cursor: &v1.Cursor{}}}}
 			event := &v1.WatchResponse{Message: &v1.WatchResponse_Events{Events: &v1.WatchEvents{Events: []*v1.Event{{}}}}}
-			server.watching <- func(call v1.StreamService_WatchServer) error {
-				seen <- bearer(call.Context())
-				call.Send(mark) //nolint:errcheck // what it says is seen below
+			server.watchCalls <- func(call v1.StreamService_WatchServer) error {
+				seen <- bearerOf(call.Context())
+				call.Send(mark) //nolint:errcheck // the assertion below sees a failure
 				return outdated
 			}
-			server.watching <- func(call v1.StreamService_WatchServer) error {
-				seen <- bearer(call.Context())
+			server.watchCalls <- func(call v1.StreamService_WatchServer) error {
+				seen <- bearerOf(call.Context())
 				return call.Send(event)
 			}
 			watch, err := memory.Watch(ctx, &v1.WatchRequest{Cursor: &v1.Cursor{}})
@@ -245,25 +245,25 @@ func TestStreamWhoseTokenExpiredIsReopenedWithAnother(t *testing.T) {
 	for name, run := range streams {
 		t.Run(name, func(t *testing.T) {
 			var given atomic.Int64
-			server, memory, ctx := script(t, quick, numbered(&given))
+			server, memory, ctx := startScripted(t, quickRetry, countingTokens(&given))
 			seen := make(chan string, 9)
 			if err := run(t, ctx, server, memory, seen); err != nil {
 				t.Fatal(err)
 			}
-			if first, second := received(t, ctx, seen), received(t, ctx, seen); first != "Bearer t1" || second != "Bearer t2" {
+			if first, second := receive(t, ctx, seen), receive(t, ctx, seen); first != "Bearer t1" || second != "Bearer t2" {
 				t.Fatalf("the tokens were %q and %q", first, second)
 			}
 		})
 	}
 }
 
-func TestStreamRefusedAtItsOpeningIsNotReopened(t *testing.T) {
+func TestStreamIsNotReopenedIfItsOpeningWasRejected(t *testing.T) {
 	var given atomic.Int64
-	server, memory, ctx := script(t, quick, numbered(&given))
+	server, memory, ctx := startScripted(t, quickRetry, countingTokens(&given))
 	refused := status.Error(codes.Unauthenticated, "who?")
-	server.observing <- func(v1.StreamService_ObserveServer) error { return refused }
-	server.recalling <- func(v1.StreamService_RecallServer) error { return refused }
-	server.watching <- func(v1.StreamService_WatchServer) error { return refused }
+	server.observeCalls <- func(v1.StreamService_ObserveServer) error { return refused }
+	server.recallCalls <- func(v1.StreamService_RecallServer) error { return refused }
+	server.watchCalls <- func(v1.StreamService_WatchServer) error { return refused }
 	_, observed := memory.Observe(ctx, "p", ObserveOptions{})
 	_, recalled := memory.Recall(ctx, "")
 	watch, err := memory.Watch(ctx, &v1.WatchRequest{Cursor: &v1.Cursor{}})
@@ -273,24 +273,24 @@ func TestStreamRefusedAtItsOpeningIsNotReopened(t *testing.T) {
 	_, watched := watch.Next()
 	for _, err := range []error{observed, recalled, watched} {
 		if status.Code(err) != codes.Unauthenticated {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the error is %v", err)
 		}
 	}
 	if given.Load() != 3 {
-		t.Errorf("%d tokens were asked for", given.Load())
+		t.Errorf("the token source was called %d times", given.Load())
 	}
 }
 
-func TestTokenSourceThatFailsFailsTheCall(t *testing.T) {
+func TestFailingTokenSourceFailsTheCall(t *testing.T) {
 	broken := errors.New("the vault is sealed")
 	cases := map[string]struct {
 		fails error
 		code  codes.Code
 		tries int64
 	}{
-		"for good":     {broken, codes.Unauthenticated, 1},
-		"with a code":  {status.Error(codes.PermissionDenied, "no"), codes.PermissionDenied, 1},
-		"for a moment": {status.Error(codes.Unavailable, "away"), codes.OK, 3},
+		"permanent":   {broken, codes.Unauthenticated, 1},
+		"with a code": {status.Error(codes.PermissionDenied, "no"), codes.PermissionDenied, 1},
+		"transient":   {status.Error(codes.Unavailable, "away"), codes.OK, 3},
 	}
 	for name, one := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -301,9 +301,9 @@ func TestTokenSourceThatFailsFailsTheCall(t *testing.T) {
 				}
 				return "", one.fails
 			})
-			server, memory, ctx := script(t, quick, source)
-			server.asking = func(context.Context) (*v1.RecallOnceResponse, error) { return &v1.RecallOnceResponse{}, nil }
-			_, err := memory.RecallOnce(ctx, Asking("tea"))
+			server, memory, ctx := startScripted(t, quickRetry, source)
+			server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) { return &v1.RecallOnceResponse{}, nil }
+			_, err := memory.RecallOnce(ctx, TextQuery("tea"))
 			if status.Code(err) != one.code || tries.Load() != one.tries {
 				t.Fatalf("after %d tries: %v", tries.Load(), err)
 			}
@@ -314,9 +314,9 @@ func TestTokenSourceThatFailsFailsTheCall(t *testing.T) {
 	}
 }
 
-func TestInterceptorsOfACallerAreAdded(t *testing.T) {
+func TestCallersInterceptorsAreAdded(t *testing.T) {
 	var unary, inner, streams atomic.Int64
-	server, memory, ctx := script(t, quick, WithToken("good"), WithDialOptions(
+	server, memory, ctx := startScripted(t, quickRetry, WithToken("good"), WithDialOptions(
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
 			invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 			unary.Add(1)
@@ -334,20 +334,20 @@ func TestInterceptorsOfACallerAreAdded(t *testing.T) {
 		}),
 	))
 	seen := make(chan string, 9)
-	server.asking = func(ctx context.Context) (*v1.RecallOnceResponse, error) {
-		seen <- bearer(ctx)
+	server.recallOnce = func(ctx context.Context) (*v1.RecallOnceResponse, error) {
+		seen <- bearerOf(ctx)
 		if len(seen) < 3 {
 			return nil, errCut
 		}
 		return &v1.RecallOnceResponse{}, nil
 	}
-	server.observing <- func(call v1.StreamService_ObserveServer) error {
-		seen <- bearer(call.Context())
-		opens(t, call, opening(0, 0, 0, 9))
+	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
+		seen <- bearerOf(call.Context())
+		acceptOpen(t, call, openedWith(0, 0, 0, 9))
 		<-ctx.Done()
 		return nil
 	}
-	if _, err := memory.RecallOnce(ctx, Asking("tea")); err != nil {
+	if _, err := memory.RecallOnce(ctx, TextQuery("tea")); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := memory.Observe(ctx, "p", ObserveOptions{})
@@ -367,55 +367,55 @@ func TestInterceptorsOfACallerAreAdded(t *testing.T) {
 
 func TestErrorKeepsTheDetailsOfItsStatus(t *testing.T) {
 	info := &errdetails.ErrorInfo{Domain: "memstream.dev", Reason: "INVALID_FIELD"}
-	help := &errdetails.Help{Links: []*errdetails.Help_Link{{Description: "a detail that this package does not know"}}}
-	server, memory, ctx := script(t, quick)
-	server.asking = func(context.Context) (*v1.RecallOnceResponse, error) {
-		return nil, failing(t, codes.InvalidArgument, protoadapt.MessageV1Of(info), protoadapt.MessageV1Of(help))
+	help := &errdetails.Help{Links: []*errdetails.Help_Link{{Description: "a detail type that this package does not know"}}}
+	server, memory, ctx := startScripted(t, quickRetry)
+	server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
+		return nil, statusError(t, codes.InvalidArgument, protoadapt.MessageV1Of(info), protoadapt.MessageV1Of(help))
 	}
-	server.observing <- func(v1.StreamService_ObserveServer) error {
-		return failing(t, codes.InvalidArgument, protoadapt.MessageV1Of(info), protoadapt.MessageV1Of(help))
+	server.observeCalls <- func(v1.StreamService_ObserveServer) error {
+		return statusError(t, codes.InvalidArgument, protoadapt.MessageV1Of(info), protoadapt.MessageV1Of(help))
 	}
-	_, called := memory.RecallOnce(ctx, Asking("tea"))
+	_, called := memory.RecallOnce(ctx, TextQuery("tea"))
 	_, opened := memory.Observe(ctx, "p", ObserveOptions{})
-	for name, err := range map[string]error{"call": called, "stream": opened, "wrapped": fmt.Errorf("asking: %w", called)} {
-		said, ok := status.FromError(err)
-		if !ok || said.Code() != codes.InvalidArgument || len(said.Details()) != 2 {
-			t.Fatalf("%s: %v has the details %v", name, err, said.Details())
+	for name, err := range map[string]error{"call": called, "stream": opened, "wrapped": fmt.Errorf("recall: %w", called)} {
+		grpcStatus, ok := status.FromError(err)
+		if !ok || grpcStatus.Code() != codes.InvalidArgument || len(grpcStatus.Details()) != 2 {
+			t.Fatalf("%s: %v has the details %v", name, err, grpcStatus.Details())
 		}
-		kept, ok := said.Details()[1].(*errdetails.Help)
+		kept, ok := grpcStatus.Details()[1].(*errdetails.Help)
 		if !ok || kept.GetLinks()[0].GetDescription() != help.GetLinks()[0].GetDescription() {
-			t.Errorf("%s: %v", name, said.Details())
+			t.Errorf("%s: %v", name, grpcStatus.Details())
 		}
 		var own *Error
 		if !errors.As(err, &own) || own.Reason != v1.ErrorReason_ERROR_REASON_INVALID_FIELD {
-			t.Errorf("%s: %v is no Error of its reason", name, err)
+			t.Errorf("%s: %v is not an Error with its reason", name, err)
 		}
 	}
 }
 
-func TestErrorMadeHereHasDetailsToo(t *testing.T) {
-	_, memory, _ := script(t)
+func TestErrorOfThePackageHasDetails(t *testing.T) {
+	_, memory, _ := startScripted(t)
 	_, err := memory.client.Memory("no slash")
 	details := status.Convert(err).Details()
 	if len(details) != 2 {
 		t.Fatalf("the details are %v", details)
 	}
 	if info, ok := details[0].(*errdetails.ErrorInfo); !ok || info.GetReason() != "INVALID_FIELD" {
-		t.Errorf("it says %v", details[0])
+		t.Errorf("the detail is %v", details[0])
 	}
 	if bad, ok := details[1].(*errdetails.BadRequest); !ok || bad.GetFieldViolations()[0].GetField() != "memory" {
-		t.Errorf("it says %v", details[1])
+		t.Errorf("the detail is %v", details[1])
 	}
 }
 
-func TestClosedClientEndsItsStreams(t *testing.T) {
-	server, memory, ctx := script(t)
-	server.observing <- func(call v1.StreamService_ObserveServer) error {
-		opens(t, call, opening(0, 0, 0, 9))
+func TestClosingTheClientEndsItsStreams(t *testing.T) {
+	server, memory, ctx := startScripted(t)
+	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
+		acceptOpen(t, call, openedWith(0, 0, 0, 9))
 		<-call.Context().Done()
 		return nil
 	}
-	server.recalling <- func(call v1.StreamService_RecallServer) error {
+	server.recallCalls <- func(call v1.StreamService_RecallServer) error {
 		call.Recv()                                                                                   //nolint:errcheck // the opening
 		call.Send(&v1.RecallResponse{Message: &v1.RecallResponse_Opened{Opened: &v1.RecallOpened{}}}) //nolint:errcheck
 		<-call.Context().Done()
@@ -433,20 +433,20 @@ func TestClosedClientEndsItsStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	memory.client.Close() //nolint:errcheck // what it ends is seen below
-	for _, over := range []chan struct{}{observing.over, recalling.over} {
+	memory.client.Close() //nolint:errcheck // the assertions below see its effect
+	for _, over := range []chan struct{}{observing.ended, recalling.ended} {
 		select {
 		case <-over:
 		case <-ctx.Done():
-			t.Fatal("it goes on")
+			t.Fatal("the stream did not end")
 		}
 	}
 	_, sent := observing.Send(ctx, Text("tea"))
-	_, asked := recalling.Query(ctx, Asking("tea"))
+	_, asked := recalling.Query(ctx, TextQuery("tea"))
 	_, watched := watch.Next()
 	for _, err := range []error{sent, asked, watched} {
 		if !errors.Is(err, ErrClosed) {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the error is %v", err)
 		}
 	}
 }

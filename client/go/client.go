@@ -21,9 +21,9 @@ const routingKey = "memstream-memory"
 
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$`)
 
-// Client is a connection to a server. The generated clients it holds add the token, the routing header and, to unary
-// calls without a deadline, the time limit; their unary calls are repeated while the server is unavailable, for as long
-// as [Retry] says. Calls and streams fail with an *Error.
+// Client is a connection to a server. Its generated clients add the token, the routing header and, for unary calls
+// without a deadline, the timeout. They retry unary calls while the server is unavailable, within the limits of [Retry].
+// Calls and streams fail with an *Error.
 type Client struct {
 	Streams       v1.StreamServiceClient
 	Memories      v1.MemoryServiceClient
@@ -33,7 +33,7 @@ type Client struct {
 
 	conn    *grpc.ClientConn
 	options options
-	closed  context.Context // done once the client is closed
+	closed  context.Context // done after Close
 	close   context.CancelFunc
 }
 
@@ -46,7 +46,7 @@ type options struct {
 	dial      []grpc.DialOption
 }
 
-// Option changes how [Connect] connects.
+// Option configures [Connect].
 type Option func(*options)
 
 // WithToken sends a bearer token with every call.
@@ -54,35 +54,36 @@ func WithToken(token string) Option {
 	return WithTokenSource(func(context.Context) (string, error) { return token, nil })
 }
 
-// WithTokenSource asks source for the bearer token of every call, every repeat of one and every opening of a stream, with
-// the context of that call; an empty token sends none. Many goroutines call it at once, so it should keep the token until
-// shortly before it expires. A stream that the server ends because its token is no longer good is opened again.
+// WithTokenSource calls source for the bearer token of each call, each retry and each opening of a stream, with the
+// context of that call; for an empty token no header is sent. Goroutines call source concurrently; it should cache the
+// token until shortly before it expires. If the server ends a stream because its token has expired, the client opens the
+// stream again with a new token.
 //
-// When source fails, the call fails with UNAUTHENTICATED and wraps the error; an error that is a gRPC status or an *Error
-// keeps its code, so that UNAVAILABLE is tried again.
+// If source fails, the call fails with UNAUTHENTICATED and wraps the error. An error that is a gRPC status or an *Error
+// keeps its code, so that UNAVAILABLE is retried.
 func WithTokenSource(source func(context.Context) (string, error)) Option {
 	return func(o *options) { o.token = source }
 }
 
-// WithTLS encrypts; certificates in the configuration make it mutual. Without it the connection is plain text.
+// WithTLS encrypts the connection; certificates in config make TLS mutual. The default is plain text.
 func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
 
-// WithTimeout bounds every unary call and query whose context has no deadline. Default 30 s.
+// WithTimeout limits each unary call and query whose context has no deadline. Default 30 s.
 func WithTimeout(timeout time.Duration) Option { return func(o *options) { o.timeout = timeout } }
 
-// WithRetry says how long calls are repeated and streams try to reconnect; what is zero keeps its default.
+// WithRetry sets how long calls are retried and streams try to reconnect; zero fields keep their defaults.
 func WithRetry(retry Retry) Option { return func(o *options) { o.retry = retry.orDefault() } }
 
-// WithKeepalive is the time after which a silent connection is probed. Default 60 s.
+// WithKeepalive sets the idle time after which the client pings the server. Default 60 s.
 func WithKeepalive(after time.Duration) Option { return func(o *options) { o.keepalive = after } }
 
-// WithDialOptions adds options of gRPC, which win. Interceptors are added to the client's own: those of
-// grpc.WithUnaryInterceptor run around the repeats of a call, those of grpc.WithChainUnaryInterceptor inside, in each one.
+// WithDialOptions adds gRPC options; they override the client's own. Interceptors are added to the client's own: one of
+// grpc.WithUnaryInterceptor runs once around all attempts of a call, one of grpc.WithChainUnaryInterceptor in each attempt.
 func WithDialOptions(dial ...grpc.DialOption) Option {
 	return func(o *options) { o.dial = append(o.dial, dial...) }
 }
 
-// Connect makes a client of the server at target ("host:port", or any gRPC name). Nothing is sent yet.
+// Connect returns a client of the server at target ("host:port", or any gRPC target name). It does not dial yet.
 func Connect(target string, given ...Option) (*Client, error) {
 	chosen := options{timeout: 30 * time.Second, retry: Retry{}.orDefault(), keepalive: time.Minute}
 	for _, option := range given {
@@ -103,8 +104,8 @@ func Connect(target string, given ...Option) (*Client, error) {
 			MinConnectTimeout: 5 * time.Second,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 20)),
-		grpc.WithChainUnaryInterceptor(client.unary),
-		grpc.WithChainStreamInterceptor(client.stream),
+		grpc.WithChainUnaryInterceptor(client.interceptUnary),
+		grpc.WithChainStreamInterceptor(client.interceptStream),
 	}, chosen.dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("memstream: %w", err)
@@ -118,34 +119,39 @@ func Connect(target string, given ...Option) (*Client, error) {
 	return client, nil
 }
 
-// Close ends the connection and every call and stream on it: streams fail with ErrClosed.
+// Close ends the connection and all its calls and streams; streams fail with ErrClosed.
 func (c *Client) Close() error {
 	c.close()
 	return c.conn.Close()
 }
 
-// life gives a stream a context that ends with ErrClosed when the client is closed.
-func (c *Client) life(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+// streamContext returns a context for a stream; Close of the client cancels it with ErrClosed.
+func (c *Client) streamContext(ctx context.Context) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	forget := context.AfterFunc(c.closed, func() { cancel(ErrClosed) })
-	context.AfterFunc(ctx, func() { forget() })
+	stop := context.AfterFunc(c.closed, func() { cancel(ErrClosed) })
+	context.AfterFunc(ctx, func() { stop() })
 	return ctx, cancel
 }
 
-// Conn is the connection, for generated clients of other services (health, reflection).
+// Conn returns the connection, for generated clients of other services (health, reflection).
 func (c *Client) Conn() *grpc.ClientConn { return c.conn }
 
-// Memory is the memory "namespace/name", without asking whether it exists.
+// Memory returns the memory "namespace/name" without checking that it exists.
 func (c *Client) Memory(path string) (*Memory, error) {
 	namespace, name, found := strings.Cut(path, "/")
-	if !found || !namePattern.MatchString(namespace) || !namePattern.MatchString(name) {
-		return nil, invalid("memory", fmt.Sprintf(
-			"%q is not \"namespace/name\" of letters, digits, \"-\", \"_\", \".\" and \"~\"", path))
+	if !found {
+		return nil, invalidField("memory", fmt.Sprintf("%q has no \"/\": write \"namespace/name\"", path))
+	}
+	for _, part := range [][2]string{{"namespace", namespace}, {"name", name}} {
+		if !namePattern.MatchString(part[1]) {
+			return nil, invalidField("memory", fmt.Sprintf("the %s of %q must have 1 to 128 letters, digits, \"-\", \"_\", \".\" "+
+				"and \"~\", and begin with a letter or a digit", part[0], path))
+		}
 	}
 	return &Memory{Namespace: namespace, Name: name, client: c}, nil
 }
 
-// EnsureMemory makes the memory "namespace/name" with the default policy unless it exists.
+// EnsureMemory creates the memory "namespace/name" with the default policy unless it exists.
 func (c *Client) EnsureMemory(ctx context.Context, path string) (*Memory, error) {
 	memory, err := c.Memory(path)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
 
 	v1 "memstream.dev/go/memstream/v1"
@@ -20,35 +21,35 @@ const (
 	reasonPrefix = "ERROR_REASON_"
 )
 
-// Error is what every call of this package fails with.
+// Error is the error of every call of this package.
 type Error struct {
 	// Code is the gRPC status code.
 	Code codes.Code
-	// Reason says why, and what to do: see error.proto. Unspecified when the status came from a proxy, the transport
-	// or this package.
+	// Reason is the cause; error.proto says what to do about each. Unspecified if the status came from a proxy, the
+	// transport or this package.
 	Reason v1.ErrorReason
 	// Message is for people.
 	Message string
 	// Details belong to the reason, for instance "expected_sequence".
 	Details map[string]string
-	// Violations say which fields are wrong, under INVALID_FIELD.
+	// Violations name the invalid fields, for INVALID_FIELD.
 	Violations []*errdetails.BadRequest_FieldViolation
-	// RetryAfter is the time to wait before a retry; 0 where the server says nothing.
+	// RetryAfter is the time to wait before a retry; 0 if the server gives none.
 	RetryAfter time.Duration
 
-	said  *spb.Status // as it came, with details that this package does not know; nil for an error made here
+	wire  *spb.Status // the received status, with details that this package does not know; nil if this package made the error
 	cause error
 }
 
-// ServerBehindError ends an Observe stream whose server expects a lower number than it had acknowledged, while what
-// lies between is no longer held here: it was restored from an older backup, or the memory was made anew. A new
-// stream goes on from ExpectedSequence; what was numbered from there on is the caller's to send again.
+// ServerBehindError ends an Observe stream whose server expects a lower number than it had acknowledged, while the stream
+// no longer buffers the observations between: the server was restored from an older backup, or the memory was recreated.
+// A new stream continues at ExpectedSequence; the caller must resend the observations from that number on.
 type ServerBehindError struct {
 	ExpectedSequence, Acknowledged int64
 }
 
-// ErrClosed is returned by what is used after it was closed or abandoned.
-var ErrClosed = errors.New("memstream: closed")
+// ErrClosed is returned by a stream or client that is used after it was closed or abandoned.
+var ErrClosed = errors.New("memstream: the stream or client is closed")
 
 func (e *Error) Error() string {
 	if e.Reason == v1.ErrorReason_ERROR_REASON_UNSPECIFIED {
@@ -57,10 +58,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("memstream: %s: %s", e.Reason.String()[len(reasonPrefix):], e.Message)
 }
 
-// GRPCStatus lets status.FromError, status.Convert and status.Code see the status, with all its details.
+// GRPCStatus returns the status with all its details, for status.FromError, status.Convert and status.Code.
 func (e *Error) GRPCStatus() *status.Status {
-	if e.said != nil {
-		return status.FromProto(e.said)
+	if e.wire != nil {
+		return status.FromProto(e.wire)
 	}
 	var details []protoadapt.MessageV1
 	if e.Reason != v1.ErrorReason_ERROR_REASON_UNSPECIFIED {
@@ -100,28 +101,28 @@ func (e *Error) Transient() bool {
 
 func (e *ServerBehindError) Error() string {
 	return fmt.Sprintf("memstream: the server expects observation %d although it had acknowledged %d: it was restored "+
-		"from an older backup, or the memory was made anew; open a new stream and send again what it lacks",
-		e.ExpectedSequence, e.Acknowledged)
+		"from an older backup, or the memory was recreated. Open a new stream of this producer and send the observations "+
+		"from %[1]d on again", e.ExpectedSequence, e.Acknowledged)
 }
 
-// GRPCStatus lets status.Code see DATA_LOSS.
+// GRPCStatus returns DATA_LOSS, for status.Code.
 func (e *ServerBehindError) GRPCStatus() *status.Status { return status.New(codes.DataLoss, e.Error()) }
 
-// HasReason says whether err is an Error of that reason.
+// HasReason reports whether err is an Error with that reason.
 func HasReason(err error, reason v1.ErrorReason) bool {
 	var own *Error
 	return errors.As(err, &own) && own.Reason == reason
 }
 
-// AsError gives the Error for whatever a generated client returned; nil for nil.
+// AsError returns the Error for the error of a generated client; nil for nil.
 func AsError(err error) error {
 	var own *Error
 	var behind *ServerBehindError
 	if err == nil || errors.As(err, &own) || errors.As(err, &behind) || errors.Is(err, ErrClosed) {
 		return err
 	}
-	if said, ok := status.FromError(err); ok {
-		return fromStatus(said.Proto())
+	if grpcStatus, ok := status.FromError(err); ok {
+		return fromStatus(grpcStatus.Proto())
 	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return fromStatus(status.FromContextError(err).Proto())
@@ -129,9 +130,9 @@ func AsError(err error) error {
 	return err
 }
 
-func fromStatus(said *spb.Status) *Error {
-	found := &Error{Code: codes.Code(said.GetCode()), Message: said.GetMessage(), said: said}
-	for _, detail := range status.FromProto(said).Details() {
+func fromStatus(wire *spb.Status) *Error {
+	found := &Error{Code: codes.Code(wire.GetCode()), Message: wire.GetMessage(), wire: wire}
+	for _, detail := range status.FromProto(wire).Details() {
 		switch detail := detail.(type) {
 		case *errdetails.ErrorInfo:
 			if detail.GetDomain() == errorDomain {
@@ -147,39 +148,57 @@ func fromStatus(said *spb.Status) *Error {
 	return found
 }
 
-// tokenError is what a call fails with that got no token.
+// tokenError returns the error of a call for which the token source failed.
 func tokenError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return AsError(ctx.Err())
 	}
-	failed := &Error{Code: codes.Unauthenticated, Message: "there is no token: " + err.Error(), cause: err}
-	if said, ok := status.FromError(err); ok {
-		failed.Code = said.Code()
+	failed := &Error{Code: codes.Unauthenticated, Message: "cannot get a token: " + err.Error(), cause: err}
+	if grpcStatus, ok := status.FromError(err); ok {
+		failed.Code = grpcStatus.Code()
 	}
 	return failed
 }
 
-func unavailable(message string) *Error { return &Error{Code: codes.Unavailable, Message: message} }
-
-func shuttingDown(going *v1.GoingAway) *Error {
-	said := going.GetDescription()
-	if said == "" {
-		said = "the server is going away"
-	}
-	return &Error{Code: codes.Unavailable, Reason: v1.ErrorReason_ERROR_REASON_SHUTTING_DOWN, Message: said}
+func unavailableError(message string) *Error {
+	return &Error{Code: codes.Unavailable, Message: message}
 }
 
-func invalid(field, description string) *Error {
+func shuttingDownError(going *v1.GoingAway) *Error {
+	message := going.GetDescription()
+	if message == "" {
+		message = "the server is going away"
+	}
+	return &Error{Code: codes.Unavailable, Reason: v1.ErrorReason_ERROR_REASON_SHUTTING_DOWN, Message: message}
+}
+
+func protocolViolationError(message string) *Error {
+	return &Error{
+		Code: codes.FailedPrecondition, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION, Message: message,
+	}
+}
+
+// notOpenedError returns the error of a stream on which the server answered `open` with another message.
+func notOpenedError(response proto.Message) *Error {
+	answer := "nothing"
+	message := response.ProtoReflect()
+	if field := message.WhichOneof(message.Descriptor().Oneofs().ByName("message")); field != nil {
+		answer = string(field.Name())
+	}
+	return protocolViolationError("the server answered open with " + answer)
+}
+
+func invalidField(field, description string) *Error {
 	return &Error{
 		Code:       codes.InvalidArgument,
 		Reason:     v1.ErrorReason_ERROR_REASON_INVALID_FIELD,
-		Message:    field + " " + description,
+		Message:    field + ": " + description,
 		Violations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}},
 	}
 }
 
-// isCut says whether a stream that ended so is to be opened again: transport failures, what the server says will
-// pass, and disagreements about numbers and credits, which every `opened` settles anew.
+// isCut reports whether to reopen a stream after err: transport failures, transient errors, and errors about numbers and
+// flow control, which the next `opened` resolves.
 func isCut(err error) bool {
 	var own *Error
 	if !errors.As(err, &own) {
@@ -193,7 +212,7 @@ func isCut(err error) bool {
 		return own.Transient()
 	}
 	switch own.Code {
-	// RST_STREAM is INTERNAL, CANCELLED or UNKNOWN, a proxy's own time limit DEADLINE_EXCEEDED.
+	// RST_STREAM is INTERNAL, CANCELLED or UNKNOWN; a proxy's timeout is DEADLINE_EXCEEDED.
 	case codes.Unavailable, codes.Internal, codes.Unknown, codes.Canceled, codes.DeadlineExceeded:
 		return true
 	}

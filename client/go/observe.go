@@ -12,44 +12,46 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
+// graceMax limits the time for which a stream drains after the server has announced its shutdown.
 const graceMax = 30 * time.Second
 
-// ObserveOptions are those of an Observe stream.
+// ObserveOptions configures an Observe stream.
 type ObserveOptions struct {
-	// Session of observations that give none.
+	// Session of observations that have none.
 	Session string
-	// AckLevel is what Flush waits for. Default STORED.
+	// AckLevel is the level that Flush waits for. Default STORED.
 	AckLevel v1.AckLevel
-	// Outcomes has the server say what became of each observation.
+	// Outcomes requests the outcome of each observation.
 	Outcomes bool
-	// KnownSequence is for a process that goes on where an earlier one of the producer ended: the last number up to which
-	// that one had every refusal and, with Outcomes, every outcome; 0 for none. The server sends those of later numbers
-	// again, which [ObserveStream.Resumption] has. Nil asks for none.
+	// KnownSequence is for a process that continues an earlier process of the producer: the last number up to which that
+	// process had every rejection and, with Outcomes, every outcome; 0 if it had none. The server resends those of later
+	// numbers, and [ObserveStream.Resumption] returns them. Nil requests none.
 	KnownSequence *int64
 }
 
-// Resumption is what became of the numbers that an earlier process of the producer had sent.
+// Resumption has the results of the observations that an earlier process of the producer sent.
 type Resumption struct {
-	// Rejected are those that were refused, after KnownSequence.
+	// Rejected are the rejections after KnownSequence.
 	Rejected []*v1.RejectedObservation
-	// Outcomes are those of what is stored, after KnownSequence, if the stream asked for outcomes.
+	// Outcomes are the outcomes of stored observations after KnownSequence, if the stream was opened with Outcomes.
 	Outcomes []*v1.ObservationOutcome
-	// RejectedSince and OutcomesSince are the numbers from which on all are there: KnownSequence + 1, or more where the
+	// RejectedSince and OutcomesSince are the numbers from which the lists are complete: KnownSequence + 1, or more if the
 	// server no longer has older ones.
 	RejectedSince, OutcomesSince int64
 }
 
-// ObserveStream is a producer's stream into one memory; made by [Memory.Observe].
+// ObserveStream is a producer's stream into one memory, created by [Memory.Observe].
 //
-// One goroutine owns the call, reads it and opens the next one; a second one, the writer, lives as long as a
-// connection and takes what it sends from the ledger. Only Close tells the server that the producer has finished.
+// One goroutine owns the connection: it reads the responses and reconnects. A second one, the writer, runs for the
+// duration of a connection and builds requests from the ledger when it sends them, so that a broken connection loses none.
+// Only Close tells the server that the producer has finished.
 type ObserveStream struct {
 	memory   *Memory
 	producer string
 	options  ObserveOptions
-	end      context.CancelCauseFunc
-	over     chan struct{}
-	turn     chan struct{} // holds whose turn it is to send: first come, first numbered
+	cancel   context.CancelCauseFunc
+	ended    chan struct{}
+	turn     chan struct{} // held while sending: first come, first numbered
 
 	signal
 	ledger      *ledger
@@ -60,71 +62,78 @@ type ObserveStream struct {
 	pauseUntil  time.Time
 	connections int
 
-	// Of the connection, set anew by each.
+	// State of the current connection.
 	repeatsFlush int64
 	closeSent    bool
 	draining     bool
 }
 
-// Observe opens a producer's stream and returns once the server has answered. The name is lasting and one process's
-// at a time: the server remembers its numbers. ctx bounds the stream's whole life: its end abandons the stream, which
-// then fails with CANCELLED or DEADLINE_EXCEEDED, and what was not received is not there.
+// Observe opens a producer's stream and returns when the server has answered. Keep the producer's name across restarts, and
+// use it in one process at a time: the server remembers its numbers. The end of ctx abandons the stream, which then fails
+// with CANCELLED or DEADLINE_EXCEEDED; observations that were not received are lost.
 func (m *Memory) Observe(ctx context.Context, producer string, options ObserveOptions) (*ObserveStream, error) {
-	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
+	ctx, cancel := m.client.streamContext(withRoute(ctx, m.String()))
 	stream := &ObserveStream{
-		memory: m, producer: producer, options: options, end: cancel, over: make(chan struct{}),
+		memory: m, producer: producer, options: options, cancel: cancel, ended: make(chan struct{}),
 		turn: make(chan struct{}, 1), signal: newSignal(), ledger: newLedger(options.KnownSequence),
 	}
-	go stream.run(ctx)
+	go stream.runConnections(ctx)
 	stream.lock()
 	defer stream.unlock()
-	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
+	if err := stream.waitUntil(ctx, func() bool { return stream.connections > 0 }); err != nil {
 		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
 }
 
-// ExpectedSequence is the number the next observation gets; after a restart, where to resume one's own source.
+// ExpectedSequence returns the number of the next observation; after a restart, the position at which to resume reading
+// your source.
 func (s *ObserveStream) ExpectedSequence() int64 {
-	return locked(s, func() int64 { return s.ledger.last + 1 })
+	return readLocked(s, func() int64 { return s.ledger.last + 1 })
 }
 
-// Received: everything up to this number is durable, or was refused.
-func (s *ObserveStream) Received() int64 { return locked(s, func() int64 { return s.ledger.received }) }
+// Received returns the number up to which everything is durable, or rejected.
+func (s *ObserveStream) Received() int64 {
+	return readLocked(s, func() int64 { return s.ledger.received })
+}
 
-// Stored: everything up to this number is seen by every recall, or was refused.
-func (s *ObserveStream) Stored() int64 { return locked(s, func() int64 { return s.ledger.stored }) }
+// Stored returns the number up to which everything is visible to every recall, or rejected.
+func (s *ObserveStream) Stored() int64 { return readLocked(s, func() int64 { return s.ledger.stored }) }
 
-// Indexed: everything up to this number is in the vector index, or needs none.
-func (s *ObserveStream) Indexed() int64 { return locked(s, func() int64 { return s.ledger.indexed }) }
+// Indexed returns the number up to which everything is in the vector index, or needs none.
+func (s *ObserveStream) Indexed() int64 {
+	return readLocked(s, func() int64 { return s.ledger.indexed })
+}
 
-// Revision is the memory's that made Stored true: give it to a recall as min_revision.
-func (s *ObserveStream) Revision() int64 { return locked(s, func() int64 { return s.ledger.revision }) }
+// Revision returns the memory's revision at Stored: pass it to a recall as min_revision.
+func (s *ObserveStream) Revision() int64 {
+	return readLocked(s, func() int64 { return s.ledger.revision })
+}
 
-// Resumption is what became of the producer's earlier numbers; nil unless ObserveOptions.KnownSequence was given.
+// Resumption returns the results of the producer's earlier numbers; nil unless ObserveOptions.KnownSequence was set.
 func (s *ObserveStream) Resumption() *Resumption {
-	return locked(s, func() *Resumption { return s.ledger.resumption })
+	return readLocked(s, func() *Resumption { return s.ledger.resumption })
 }
 
-// Connections counts those that were opened.
-func (s *ObserveStream) Connections() int { return locked(s, func() int { return s.connections }) }
+// Connections returns the number of connections opened so far.
+func (s *ObserveStream) Connections() int { return readLocked(s, func() int { return s.connections }) }
 
-// Rejected are the latest 1,000 observations that were refused, and how many there were in all.
+// Rejected returns the latest 1,000 rejected observations, and the number of all rejected ones.
 func (s *ObserveStream) Rejected() ([]*v1.RejectedObservation, int64) {
 	s.lock()
 	defer s.unlock()
 	return append([]*v1.RejectedObservation(nil), s.ledger.rejected...), s.ledger.rejectedCount
 }
 
-func locked[T any](s *ObserveStream, read func() T) T {
+func readLocked[T any](s *ObserveStream, read func() T) T {
 	s.lock()
 	defer s.unlock()
 	return read()
 }
 
-// Send numbers an observation and hands it over; it waits only while the window is full. If it fails the observation
-// was not taken. The observation must not be changed afterwards.
+// Send numbers and queues an observation; it waits only while the window is full. If it fails, the observation is not
+// queued. Do not change the observation afterwards.
 func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (*Sent, error) {
 	size := int64(proto.Size(observation))
 	select {
@@ -135,50 +144,50 @@ func (s *ObserveStream) Send(ctx context.Context, observation *v1.Observation) (
 	}
 	s.lock()
 	defer s.unlock()
-	// Another connection may grant less.
+	// A later connection may grant a smaller window.
 	ready := func() bool { return s.closing || s.ledger.hasRoom(size) || size > s.ledger.sizeMax() }
-	if err := s.until(ctx, ready); err != nil {
+	if err := s.waitUntil(ctx, ready); err != nil {
 		return nil, err
 	}
-	if err := s.checkTakes(size); err != nil {
+	if err := s.checkAccepts(size); err != nil {
 		return nil, err
 	}
-	sent := s.ledger.add(observation, size)
+	sent := s.ledger.addObservation(observation, size)
 	s.notify()
 	return sent, nil
 }
 
-// Flush waits until everything sent so far has come to the stream's AckLevel. Refused observations do not fail it.
+// Flush waits until everything sent so far has reached the stream's AckLevel. Rejected observations do not fail it.
 func (s *ObserveStream) Flush(ctx context.Context) error {
 	s.lock()
 	defer s.unlock()
 	target := s.ledger.last
-	reached := func() bool { return s.ledger.position(s.options.AckLevel) >= target }
+	reached := func() bool { return s.ledger.acknowledgedUpTo(s.options.AckLevel) >= target }
 	if reached() {
 		return nil
 	}
 	if err := s.checkUsable(); err != nil {
 		return err
 	}
-	// The server says unasked how far it has come: to ask would be a message more each way.
-	return s.until(ctx, reached)
+	// The server acknowledges unasked: a flush request would cost one more message each way.
+	return s.waitUntil(ctx, reached)
 }
 
-// Close flushes, tells the server that the producer has finished and returns when all is stored. The stream is over
-// afterwards even where it fails.
+// Close flushes, tells the server that the producer has finished and returns when everything is stored. The stream has
+// ended afterwards, even if Close fails.
 func (s *ObserveStream) Close(ctx context.Context) error {
 	defer s.Abandon()
 	s.lock()
 	defer s.unlock()
 	s.closing = true
 	s.notify()
-	return s.until(ctx, func() bool { return s.closed })
+	return s.waitUntil(ctx, func() bool { return s.closed })
 }
 
-// Abandon ends the stream without a word: what was not received is not there.
+// Abandon ends the stream without flushing: observations that were not received are lost.
 func (s *ObserveStream) Abandon() {
-	s.end(ErrClosed)
-	<-s.over
+	s.cancel(ErrClosed)
+	<-s.ended
 }
 
 func (s *ObserveStream) checkUsable() error {
@@ -188,18 +197,18 @@ func (s *ObserveStream) checkUsable() error {
 	return s.err
 }
 
-func (s *ObserveStream) checkTakes(size int64) error {
+func (s *ObserveStream) checkAccepts(size int64) error {
 	if err := s.checkUsable(); err != nil {
 		return err
 	}
 	if most := s.ledger.sizeMax(); size > most {
-		return invalid("observation", fmt.Sprintf("has %d bytes, the server takes at most %d", size, most))
+		return invalidField("observation", fmt.Sprintf("has %d bytes, the server takes at most %d", size, most))
 	}
 	return nil
 }
 
-// until waits for a condition, with the lock held.
-func (s *ObserveStream) until(ctx context.Context, ready func() bool) error {
+// waitUntil waits for a condition; call it with the lock held.
+func (s *ObserveStream) waitUntil(ctx context.Context, ready func() bool) error {
 	for !ready() {
 		if s.err != nil {
 			return s.err
@@ -211,49 +220,49 @@ func (s *ObserveStream) until(ctx context.Context, ready func() bool) error {
 	return nil
 }
 
-func (s *ObserveStream) run(ctx context.Context) {
-	defer close(s.over)
-	defer s.end(ErrClosed)
+func (s *ObserveStream) runConnections(ctx context.Context) {
+	defer close(s.ended)
+	defer s.cancel(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
-	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
+	err := repeatUntilDone(ctx, retry, func() error { return s.runConnection(ctx, retry) })
 	if err == nil {
 		err = ErrClosed
 	}
 	s.lock()
 	defer s.unlock()
 	s.err = err
-	s.ledger.fail(err)
+	s.ledger.failPending(err)
 	s.notify()
 }
 
-func (s *ObserveStream) connection(ctx context.Context, retry *backoff) error {
-	ctx, cancel := context.WithCancel(ctx) // leaving it would leave the server's handler open
+func (s *ObserveStream) runConnection(ctx context.Context, retry *backoff) error {
+	ctx, cancel := context.WithCancel(ctx) // returning without cancel would leave the server's handler open
 	writing := make(chan struct{})
 	defer func() {
 		cancel()
 		<-writing
 	}()
-	call, err := s.open(ctx)
+	call, err := s.openConnection(ctx)
 	if err != nil {
 		close(writing)
 		return err
 	}
-	retry.opened()
+	retry.markOpened()
 	go func() {
 		defer close(writing)
-		s.write(ctx, call)
+		s.writeRequests(ctx, call)
 	}()
 	for {
 		response, err := call.Recv()
 		if errors.Is(err, io.EOF) {
-			return unavailable("the server ended the stream")
+			return unavailableError("the server ended the stream")
 		}
 		if err != nil {
 			return err
 		}
-		progress, finished, err := s.take(response, cancel)
+		progress, finished, err := s.handleResponse(response, cancel)
 		if progress {
-			retry.progressed()
+			retry.markProgress()
 		}
 		if finished {
 			s.readEnd(call, cancel)
@@ -264,8 +273,8 @@ func (s *ObserveStream) connection(ctx context.Context, retry *backoff) error {
 	}
 }
 
-// readEnd lets a stream that is over end by itself, so that the server does not take it for cancelled; a second at
-// most. Whatever the end is, everything was said before.
+// readEnd reads the end of a finished stream, so that the server does not count it as cancelled; it waits at most one
+// second. The last message has settled everything, so the status of the end does not matter.
 func (s *ObserveStream) readEnd(call v1.StreamService_ObserveClient, cancel context.CancelFunc) {
 	late := time.AfterFunc(time.Second, cancel)
 	defer late.Stop()
@@ -280,12 +289,12 @@ func (s *ObserveStream) readEnd(call v1.StreamService_ObserveClient, cancel cont
 	s.notify()
 }
 
-func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClient, error) {
+func (s *ObserveStream) openConnection(ctx context.Context) (v1.StreamService_ObserveClient, error) {
 	call, err := s.memory.client.Streams.Observe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+	// AckLevel applies to the flush after repeats, the only one sent; it must not wait for the index.
 	level := s.options.AckLevel
 	if level == v1.AckLevel_ACK_LEVEL_INDEXED {
 		level = v1.AckLevel_ACK_LEVEL_STORED
@@ -293,32 +302,32 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	s.lock()
 	known := s.ledger.knownSequence()
 	if known != nil {
-		known = proto.Int64(*known) // it changes
+		known = proto.Int64(*known) // a copy, because the ledger changes it
 	}
 	s.unlock()
-	// What a broken Send says is io.EOF; Recv has the status.
+	// Send on a broken stream returns io.EOF; Recv returns the status.
 	_ = call.Send(&v1.ObserveRequest{Message: &v1.ObserveRequest_Open{Open: &v1.ObserveOpen{
 		Namespace: s.memory.Namespace, Memory: s.memory.Name, Producer: s.producer, Session: s.options.Session,
 		AckLevel: level, Outcomes: s.options.Outcomes, KnownSequence: known,
 	}}})
-	response, err := answerToOpen(call)
+	response, err := readAnswerToOpen(call)
 	if err != nil {
 		return nil, err
 	}
 	opened := response.GetOpened()
 	if opened == nil {
-		return nil, protocolViolation(fmt.Sprintf("the server answered open with %T", response.GetMessage()))
+		return nil, notOpenedError(response)
 	}
-	rejected, outcomes, err := readResumed(call, opened)
+	rejected, outcomes, err := readResumption(call, opened)
 	if err != nil {
 		return nil, err
 	}
 	s.lock()
 	defer s.unlock()
 	if known != nil {
-		s.ledger.resumed(opened, rejected, outcomes)
+		s.ledger.applyResumption(opened, rejected, outcomes)
 	}
-	if err := s.ledger.opened(opened); err != nil {
+	if err := s.ledger.applyOpened(opened); err != nil {
 		return nil, err
 	}
 	s.repeatsFlush, s.closeSent, s.draining = 0, false, false
@@ -327,20 +336,20 @@ func (s *ObserveStream) open(ctx context.Context) (v1.StreamService_ObserveClien
 	return call, nil
 }
 
-// readResumed reads all that the server sends again, which comes before any other message.
-func readResumed(
+// readResumption reads the rejections and outcomes that the server resends before any other message.
+func readResumption(
 	call v1.StreamService_ObserveClient, opened *v1.ObserveOpened,
 ) (rejected []*v1.RejectedObservation, outcomes []*v1.ObservationOutcome, err error) {
 	rejected, outcomes = opened.GetRejected(), opened.GetOutcomes()
 	for resumed := opened.GetResumed(); resumed < opened.GetResumeTo(); {
-		response, err := answerToOpen(call)
+		response, err := readAnswerToOpen(call)
 		if err != nil {
 			return nil, nil, err
 		}
 		ack := response.GetAck()
 		if ack.GetResumed() <= resumed {
-			return nil, nil, protocolViolation(fmt.Sprintf(
-				"the server resumed up to %d of %d, and then sent %T", resumed, opened.GetResumeTo(), response.GetMessage()))
+			return nil, nil, protocolViolationError(fmt.Sprintf(
+				"the server resumed up to %d of %d, and no further", resumed, opened.GetResumeTo()))
 		}
 		rejected, outcomes = append(rejected, ack.GetRejected()...), append(outcomes, ack.GetOutcomes()...)
 		resumed = ack.GetResumed()
@@ -348,23 +357,23 @@ func readResumed(
 	return rejected, outcomes, nil
 }
 
-// answerToOpen reads the next message of a stream that is being opened.
-func answerToOpen(call v1.StreamService_ObserveClient) (*v1.ObserveResponse, error) {
+// readAnswerToOpen reads the next message of a stream that is being opened.
+func readAnswerToOpen(call v1.StreamService_ObserveClient) (*v1.ObserveResponse, error) {
 	response, err := call.Recv()
 	if errors.Is(err, io.EOF) {
-		return nil, unavailable("the server ended the stream")
+		return nil, unavailableError("the server ended the stream")
 	}
 	if err != nil {
 		return nil, err
 	}
 	if going := response.GetGoingAway(); going != nil {
-		return nil, shuttingDown(going)
+		return nil, shuttingDownError(going)
 	}
 	return response, nil
 }
 
-// take takes one answer. It fails with SHUTTING_DOWN when it is time to reconnect.
-func (s *ObserveStream) take(
+// handleResponse handles one response. It fails with SHUTTING_DOWN when it is time to reconnect.
+func (s *ObserveStream) handleResponse(
 	response *v1.ObserveResponse, cancel context.CancelFunc,
 ) (progress, finished bool, err error) {
 	s.lock()
@@ -373,23 +382,23 @@ func (s *ObserveStream) take(
 	case *v1.ObserveResponse_Ack:
 		if s.repeatsFlush > 0 && message.Ack.GetFlushed() >= s.repeatsFlush {
 			s.repeatsFlush = 0
-			s.ledger.repeatsSettled()
+			s.ledger.settleRepeats()
 		}
-		progress = s.ledger.acknowledged(message.Ack)
+		progress = s.ledger.applyAck(message.Ack)
 	case *v1.ObserveResponse_Closed:
-		s.ledger.repeatsSettled() // nothing more will be said
-		s.ledger.acknowledged(lastAck(message.Closed))
+		s.ledger.settleRepeats() // no further acknowledgement follows
+		s.ledger.applyAck(lastAck(message.Closed))
 		progress, finished = true, true
 	case *v1.ObserveResponse_Throttle:
 		s.pauseUntil = time.Now().Add(message.Throttle.GetRetryDelay().AsDuration())
 	case *v1.ObserveResponse_GoingAway:
-		// What is in flight may still be acknowledged; what is queued goes over the next connection.
+		// The server may still acknowledge what is in flight; the next connection sends the queue.
 		s.draining = true
 		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), graceMax), cancel)
 	}
 	s.notify()
 	if s.draining && !s.closeSent && len(s.ledger.flight.items) == 0 {
-		return progress, finished, shuttingDown(response.GetGoingAway())
+		return progress, finished, shuttingDownError(response.GetGoingAway())
 	}
 	return progress, finished, nil
 }
@@ -401,23 +410,23 @@ func lastAck(closed *v1.ObserveClosed) *v1.Ack {
 	}
 }
 
-func (s *ObserveStream) write(ctx context.Context, call v1.StreamService_ObserveClient) {
+func (s *ObserveStream) writeRequests(ctx context.Context, call v1.StreamService_ObserveClient) {
 	for {
 		request, err := s.nextRequest(ctx)
 		if err != nil {
-			return // the connection is over
+			return // the connection has ended
 		}
 		if err := call.Send(request); err != nil {
 			return // the reader gets the status
 		}
 		if request.GetClose() != nil {
-			_ = call.CloseSend() // nothing may follow, and the server need not wait whether something does
+			_ = call.CloseSend() // nothing may follow, and the server need not wait for more
 			return
 		}
 	}
 }
 
-// nextRequest waits for the next thing to say.
+// nextRequest waits for the next request to send.
 func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, error) {
 	s.lock()
 	defer s.unlock()
@@ -430,7 +439,7 @@ func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, er
 			}
 			s.lock()
 		}
-		if request := s.due(); request != nil {
+		if request := s.dueRequest(); request != nil {
 			return request, nil
 		}
 		if err := s.wait(ctx); err != nil {
@@ -439,7 +448,8 @@ func (s *ObserveStream) nextRequest(ctx context.Context) (*v1.ObserveRequest, er
 	}
 }
 
-func (s *ObserveStream) due() *v1.ObserveRequest {
+// dueRequest returns the request to send now; nil if there is none.
+func (s *ObserveStream) dueRequest() *v1.ObserveRequest {
 	if s.draining || s.closeSent {
 		return nil
 	}

@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -19,18 +17,18 @@ import (
 )
 
 const (
-	inFlightMax    = 64 // queries in flight where the server does not say how many it takes
-	recallGraceMax = time.Second
-	againAfter     = time.Second // for a standing query that what will pass has ended, where the server does not say
+	inFlightMax    = 64          // queries in flight, if the server does not announce a limit
+	recallGraceMax = time.Second // limits the time for which a stream drains
+	resendDelay    = time.Second // before resending a standing query after a transient error, if the server gives none
 )
 
 // Answer is the whole answer to a query.
 type Answer struct {
 	// Recollections are ranked, best first.
 	Recollections []*v1.Recollection
-	// WorkingMemory is the short-term fragments in order, those that were also ranked included.
+	// WorkingMemory has the short-term fragments in order, including those that are also ranked.
 	WorkingMemory []*v1.Fragment
-	// Done says which revision was read, what was considered, and how long it took.
+	// Done has the revision that was read, what was considered, and the duration.
 	Done *v1.RecallDone
 }
 
@@ -56,60 +54,60 @@ func newAnswer(parts []*v1.Recollections, done *v1.RecallDone) *Answer {
 	return answer
 }
 
-type question struct {
+// pendingQuery is a query that has not ended.
+type pendingQuery struct {
 	number   int64
 	query    *v1.RecallQuery
 	parts    []*v1.Recollections
 	answer   *Answer
 	err      error
-	told     chan struct{}               // closed, and made anew, when there is another answer or an error
-	standing bool                        // it goes on being answered
-	known    map[string]*v1.Recollection // what a standing query has been told on this connection, by id
+	changed  chan struct{}               // closed and replaced when the answer changes or the query fails
+	standing bool                        // a standing query
+	known    map[string]*v1.Recollection // what this connection has sent to a standing query, by id
 }
 
-func newQuestion(query *v1.RecallQuery) *question {
-	return &question{query: proto.CloneOf(query), told: make(chan struct{})}
+func newPendingQuery(query *v1.RecallQuery) *pendingQuery {
+	return &pendingQuery{query: proto.CloneOf(query), changed: make(chan struct{})}
 }
 
-// again: it is asked anew, and answered whole.
-func (q *question) again() { q.parts, q.known = nil, nil }
+// prepareResend prepares for resending, which returns the whole answer.
+func (q *pendingQuery) prepareResend() { q.parts, q.known = nil, nil }
 
-// answered: the answer, or a change of it, is complete. It fails where that names what was never told.
-func (q *question) answered(done *v1.RecallDone) error {
+// completeAnswer completes the answer, or a change. It fails if that ranks a fragment that was never sent.
+func (q *pendingQuery) completeAnswer(done *v1.RecallDone) error {
 	answer := newAnswer(q.parts, done)
 	q.parts = nil
 	if q.standing {
-		if err := q.rank(answer); err != nil {
+		if err := q.rankAnswer(answer); err != nil {
 			return err
 		}
 	}
 	q.answer = answer
-	q.tell()
+	q.signalChange()
 	return nil
 }
 
-func (q *question) failed(err error) {
+func (q *pendingQuery) failQuery(err error) {
 	q.err = err
-	q.tell()
+	q.signalChange()
 }
 
-func (q *question) tell() {
-	close(q.told)
-	q.told = make(chan struct{})
+func (q *pendingQuery) signalChange() {
+	close(q.changed)
+	q.changed = make(chan struct{})
 }
 
-// RecallStream is a stream of queries to one memory; made by [Memory.Recall]. Ask from as many goroutines as wanted:
-// beyond what the server takes at once, queries wait their turn. A query that was not answered is asked again on the
-// next connection.
+// RecallStream is a stream of queries to one memory, created by [Memory.Recall]. Any number of goroutines may query;
+// queries over the server's limit in flight are queued. An unanswered query is resent on the next connection.
 type RecallStream struct {
 	memory  *Memory
 	session string
-	end     context.CancelCauseFunc
-	over    chan struct{}
+	cancel  context.CancelCauseFunc
+	ended   chan struct{}
 
 	signal
-	asked       map[string]*question
-	again       []*question // those of an earlier connection that this one's server has no room for yet
+	openQueries map[string]*pendingQuery
+	toResend    []*pendingQuery // queries of an earlier connection that exceed this server's limit in flight
 	outbox      []*v1.RecallRequest
 	ids         int64
 	inFlightMax int
@@ -120,70 +118,70 @@ type RecallStream struct {
 	err         error
 }
 
-// Recall opens a stream of queries and returns once the server has answered. The session, if any, is on whose behalf
-// is asked. ctx bounds the stream's whole life, which ends with CANCELLED or DEADLINE_EXCEEDED when it does.
+// Recall opens a stream of queries and returns when the server has answered. The queries are made for the session, if it
+// is not empty. The end of ctx ends the stream, which then fails with CANCELLED or DEADLINE_EXCEEDED.
 func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
-	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
+	ctx, cancel := m.client.streamContext(withRoute(ctx, m.String()))
 	stream := &RecallStream{
-		memory: m, session: session, end: cancel, over: make(chan struct{}), signal: newSignal(),
-		asked: map[string]*question{}, inFlightMax: inFlightMax,
+		memory: m, session: session, cancel: cancel, ended: make(chan struct{}), signal: newSignal(),
+		openQueries: map[string]*pendingQuery{}, inFlightMax: inFlightMax,
 	}
-	go stream.run(ctx)
+	go stream.runConnections(ctx)
 	stream.lock()
 	defer stream.unlock()
-	if err := stream.until(ctx, func() bool { return stream.connections > 0 }); err != nil {
+	if err := stream.waitUntil(ctx, func() bool { return stream.connections > 0 }); err != nil {
 		cancel(ErrClosed)
 		return nil, err
 	}
 	return stream, nil
 }
 
-// Query asks and waits for the answer; the stream gives the query its id. When ctx ends, this query alone is given
-// up. A context without a deadline gets the client's timeout. The server is told the time limit, and stops working on the
-// query then; a timeout of the query's own stays as it is.
+// Query sends a query and waits for the answer; the stream sets the query's id. The end of ctx cancels only this query. A
+// context without a deadline gets the client's timeout. The query carries the time limit, so that the server stops working
+// on it then; a timeout that the query already has is kept.
 func (s *RecallStream) Query(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
 	if query.GetSubscribe() {
-		return nil, invalid("query.subscribe", "is set: Subscribe asks a query that stands")
+		return nil, invalidField("query.subscribe", "is set: use Subscribe for a standing query")
 	}
-	asked := newQuestion(query)
-	if err := s.first(ctx, asked); err != nil {
+	asked := newPendingQuery(query)
+	if err := s.askAndWait(ctx, asked); err != nil {
 		return nil, err
 	}
 	return asked.answer, nil
 }
 
-// Connections counts those that were opened.
+// Connections returns the number of connections opened so far.
 func (s *RecallStream) Connections() int {
 	s.lock()
 	defer s.unlock()
 	return s.connections
 }
 
-// Close waits until the queries in flight are answered, and ends the stream and with it the standing queries.
+// Close waits until the queries in flight are answered, then ends the stream and its standing queries.
 func (s *RecallStream) Close(ctx context.Context) error {
 	defer s.Abandon()
 	s.lock()
 	defer s.unlock()
 	s.closing = true
-	if err := s.until(ctx, func() bool { return !s.waiting() }); err != nil {
+	if err := s.waitUntil(ctx, func() bool { return !s.hasUnanswered() }); err != nil {
 		return err
 	}
 	if s.connected && !s.draining {
-		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Close{Close: &v1.RecallClose{}}})
-		return s.until(ctx, func() bool { return !s.connected })
+		s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Close{Close: &v1.RecallClose{}}})
+		return s.waitUntil(ctx, func() bool { return !s.connected })
 	}
-	return nil // nobody waits for an answer, so nothing is worth a new connection
+	return nil // no query is unanswered, so there is no need to reconnect
 }
 
-// Abandon ends the stream and gives up what was asked.
+// Abandon ends the stream and cancels its queries.
 func (s *RecallStream) Abandon() {
-	s.end(ErrClosed)
-	<-s.over
+	s.cancel(ErrClosed)
+	<-s.ended
 }
 
-// first asks and waits for the first answer. When ctx ends, or the client's timeout where it has no deadline, the
-// query is given up.
-func (s *RecallStream) first(ctx context.Context, asked *question) error {
+// askAndWait sends the query and waits for the first answer. It cancels the query at the end of ctx, or after the client's
+// timeout if ctx has no deadline.
+func (s *RecallStream) askAndWait(ctx context.Context, asked *pendingQuery) error {
 	if _, limited := ctx.Deadline(); !limited {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, s.memory.client.options.timeout)
@@ -196,12 +194,12 @@ func (s *RecallStream) first(ctx context.Context, asked *question) error {
 	}
 	s.lock()
 	defer s.unlock()
-	if err := s.ask(ctx, asked); err != nil {
+	if err := s.sendQuery(ctx, asked); err != nil {
 		return err
 	}
 	for asked.answer == nil && asked.err == nil {
-		if err := s.waitFor(ctx, asked.told); err != nil {
-			s.giveUp(asked)
+		if err := s.waitFor(ctx, asked.changed); err != nil {
+			s.cancelQuery(asked)
 			return err
 		}
 	}
@@ -211,8 +209,8 @@ func (s *RecallStream) first(ctx context.Context, asked *question) error {
 	return asked.err
 }
 
-func (s *RecallStream) ask(ctx context.Context, asked *question) error {
-	if err := s.until(ctx, func() bool { return s.closing || len(s.asked) < s.inFlightMax }); err != nil {
+func (s *RecallStream) sendQuery(ctx context.Context, asked *pendingQuery) error {
+	if err := s.waitUntil(ctx, func() bool { return s.closing || len(s.openQueries) < s.inFlightMax }); err != nil {
 		return err
 	}
 	if err := s.checkUsable(); err != nil {
@@ -220,47 +218,47 @@ func (s *RecallStream) ask(ctx context.Context, asked *question) error {
 	}
 	s.ids++
 	asked.number, asked.query.QueryId = s.ids, strconv.FormatInt(s.ids, 10)
-	s.asked[asked.query.GetQueryId()] = asked
-	s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
+	s.openQueries[asked.query.GetQueryId()] = asked
+	s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
 	return nil
 }
 
-// giveUp ends a query that is not over, and tells the server; called with the lock held.
-func (s *RecallStream) giveUp(asked *question) {
+// cancelQuery cancels a query that has not ended, also on the server; call it with the lock held.
+func (s *RecallStream) cancelQuery(asked *pendingQuery) {
 	id := asked.query.GetQueryId()
-	if s.asked[id] == nil {
+	if s.openQueries[id] == nil {
 		return
 	}
-	delete(s.asked, id)
-	if index := slices.Index(s.again, asked); index >= 0 {
-		s.again = slices.Delete(s.again, index, index+1)
+	delete(s.openQueries, id)
+	if index := slices.Index(s.toResend, asked); index >= 0 {
+		s.toResend = slices.Delete(s.toResend, index, index+1)
 	} else {
-		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
+		s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
 	}
 	s.notify()
 }
 
-// notify wakes whoever waits, and asks again what there is room for.
+// notify wakes all waiters, and resends queries while there is room.
 func (s *RecallStream) notify() {
 	s.signal.notify()
-	for len(s.again) > 0 && len(s.asked)-len(s.again) < s.inFlightMax {
-		next := s.again[0]
-		s.again = s.again[1:]
-		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: next.query}})
+	for len(s.toResend) > 0 && len(s.openQueries)-len(s.toResend) < s.inFlightMax {
+		next := s.toResend[0]
+		s.toResend = s.toResend[1:]
+		s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: next.query}})
 	}
 }
 
-// push hands a message to the writer; while draining nothing, the next connection asks for what is then still wanted.
-func (s *RecallStream) push(request *v1.RecallRequest) {
+// pushRequest passes a request to the writer, except while draining: the next connection resends the open queries.
+func (s *RecallStream) pushRequest(request *v1.RecallRequest) {
 	if !s.draining && s.connected {
 		s.outbox = append(s.outbox, request)
 	}
 	s.signal.notify()
 }
 
-// waiting says whether somebody waits for an answer.
-func (s *RecallStream) waiting() bool {
-	for _, asked := range s.asked {
+// hasUnanswered reports whether a query waits for its first answer.
+func (s *RecallStream) hasUnanswered() bool {
+	for _, asked := range s.openQueries {
 		if !asked.standing || asked.answer == nil {
 			return true
 		}
@@ -275,7 +273,7 @@ func (s *RecallStream) checkUsable() error {
 	return s.err
 }
 
-func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
+func (s *RecallStream) waitUntil(ctx context.Context, ready func() bool) error {
 	for !ready() {
 		if s.err != nil {
 			return s.err
@@ -287,26 +285,26 @@ func (s *RecallStream) until(ctx context.Context, ready func() bool) error {
 	return nil
 }
 
-func (s *RecallStream) run(ctx context.Context) {
-	defer close(s.over)
-	defer s.end(ErrClosed)
+func (s *RecallStream) runConnections(ctx context.Context) {
+	defer close(s.ended)
+	defer s.cancel(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
-	err := persist(ctx, retry, func() error { return s.connection(ctx, retry) })
+	err := repeatUntilDone(ctx, retry, func() error { return s.runConnection(ctx, retry) })
 	if err == nil {
 		err = ErrClosed
 	}
 	s.lock()
 	defer s.unlock()
 	s.err = err
-	for id, asked := range s.asked {
-		delete(s.asked, id)
-		asked.failed(err)
+	for id, asked := range s.openQueries {
+		delete(s.openQueries, id)
+		asked.failQuery(err)
 	}
-	s.again = nil
+	s.toResend = nil
 	s.notify()
 }
 
-func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
+func (s *RecallStream) runConnection(ctx context.Context, retry *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
 	writing := make(chan struct{})
 	defer func() {
@@ -317,32 +315,32 @@ func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
 		s.connected = false
 		s.notify()
 	}()
-	call, err := s.open(ctx)
+	call, err := s.openConnection(ctx)
 	if err != nil {
 		close(writing)
 		return err
 	}
-	retry.opened()
+	retry.markOpened()
 	go func() {
 		defer close(writing)
-		s.write(ctx, call)
+		s.writeRequests(ctx, call)
 	}()
 	for {
 		response, err := call.Recv()
 		if errors.Is(err, io.EOF) {
 			s.lock()
 			defer s.unlock()
-			if s.closing && !s.waiting() {
+			if s.closing && !s.hasUnanswered() {
 				return nil
 			}
-			return unavailable("the server ended the stream")
+			return unavailableError("the server ended the stream")
 		}
 		if err != nil {
 			return err
 		}
-		answered, err := s.take(response, cancel)
+		answered, err := s.handleResponse(response, cancel)
 		if answered {
-			retry.progressed()
+			retry.markProgress()
 		}
 		if err != nil {
 			return err
@@ -350,7 +348,7 @@ func (s *RecallStream) connection(ctx context.Context, retry *backoff) error {
 	}
 }
 
-func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient, error) {
+func (s *RecallStream) openConnection(ctx context.Context) (v1.StreamService_RecallClient, error) {
 	call, err := s.memory.client.Streams.Recall(ctx)
 	if err != nil {
 		return nil, err
@@ -361,102 +359,103 @@ func (s *RecallStream) open(ctx context.Context) (v1.StreamService_RecallClient,
 	response, err := call.Recv()
 	if err != nil {
 		if errors.Is(err, io.EOF) {
-			err = unavailable("the server ended the stream")
+			err = unavailableError("the server ended the stream")
 		}
 		return nil, err
 	}
 	if going := response.GetGoingAway(); going != nil {
-		return nil, shuttingDown(going)
+		return nil, shuttingDownError(going)
 	}
 	if response.GetOpened() == nil {
-		return nil, protocolViolation(fmt.Sprintf("the server answered open with %T", response.GetMessage()))
+		return nil, notOpenedError(response)
 	}
 	s.lock()
 	defer s.unlock()
 	s.inFlightMax = cmp.Or(int(response.GetOpened().GetLimits().GetQueriesInFlightMax()), inFlightMax)
 	s.draining, s.connected, s.outbox = false, true, nil
 	s.connections++
-	for _, asked := range s.asked {
-		asked.again()
+	for _, asked := range s.openQueries {
+		asked.prepareResend()
 	}
-	s.again = slices.SortedFunc(maps.Values(s.asked), func(one, other *question) int {
+	s.toResend = slices.SortedFunc(maps.Values(s.openQueries), func(one, other *pendingQuery) int {
 		return cmp.Compare(one.number, other.number)
 	})
 	s.notify()
 	return call, nil
 }
 
-// take takes one message; whether it answered a query. It fails with SHUTTING_DOWN when it is time to reconnect.
-func (s *RecallStream) take(response *v1.RecallResponse, cancel context.CancelFunc) (answered bool, err error) {
+// handleResponse handles one response and reports whether it answered a query. It fails with SHUTTING_DOWN when it is time
+// to reconnect.
+func (s *RecallStream) handleResponse(response *v1.RecallResponse, cancel context.CancelFunc) (answered bool, err error) {
 	s.lock()
 	defer s.unlock()
 	switch message := response.GetMessage().(type) {
 	case *v1.RecallResponse_Recollections:
-		if asked := s.asked[message.Recollections.GetQueryId()]; asked != nil {
+		if asked := s.openQueries[message.Recollections.GetQueryId()]; asked != nil {
 			asked.parts = append(asked.parts, message.Recollections)
 		}
-		answered, err = s.complete(message.Recollections.GetDone())
-	case *v1.RecallResponse_Done: // of an older server
-		answered, err = s.complete(message.Done)
+		answered, err = s.completeQuery(message.Recollections.GetDone())
+	case *v1.RecallResponse_Done: // from an older server
+		answered, err = s.completeQuery(message.Done)
 	case *v1.RecallResponse_Failed:
 		answered = true
-		s.refused(message.Failed)
+		s.failQuery(message.Failed)
 	case *v1.RecallResponse_GoingAway:
-		// Queries are only questions: what is not answered within the grace is asked of the next server.
+		// Queries are safe to repeat: those not answered during the grace period go to the next server.
 		s.draining = true
 		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), recallGraceMax), cancel)
 	}
-	if err == nil && s.draining && !s.waiting() {
-		err = shuttingDown(response.GetGoingAway())
+	if err == nil && s.draining && !s.hasUnanswered() {
+		err = shuttingDownError(response.GetGoingAway())
 	}
 	return answered, err
 }
 
-// complete answers the query of which this is the end; whether there is one.
-func (s *RecallStream) complete(done *v1.RecallDone) (bool, error) {
+// completeQuery completes the answer of a query and reports whether done is set.
+func (s *RecallStream) completeQuery(done *v1.RecallDone) (bool, error) {
 	if done == nil {
 		return false, nil
 	}
-	if asked := s.asked[done.GetQueryId()]; asked != nil {
-		if err := asked.answered(done); err != nil {
+	if asked := s.openQueries[done.GetQueryId()]; asked != nil {
+		if err := asked.completeAnswer(done); err != nil {
 			return false, err
 		}
 		if !asked.standing {
-			delete(s.asked, done.GetQueryId())
+			delete(s.openQueries, done.GetQueryId())
 		}
 		s.notify()
 	}
 	return true, nil
 }
 
-// refused ends the query that failed; a standing one that was answered, and failed with what will pass, is asked again.
-func (s *RecallStream) refused(failed *v1.RecallFailed) {
+// failQuery ends a query that failed. A standing query that had an answer is resent after a transient error.
+func (s *RecallStream) failQuery(failed *v1.RecallFailed) {
 	id := failed.GetQueryId()
-	asked, err := s.asked[id], fromStatus(failed.GetStatus())
+	asked, err := s.openQueries[id], fromStatus(failed.GetStatus())
 	if asked == nil {
 		return
 	}
 	if asked.standing && asked.answer != nil && isCut(err) {
 		connection := s.connections
-		time.AfterFunc(cmp.Or(err.RetryAfter, againAfter), func() { s.askAgain(asked, connection) })
+		time.AfterFunc(cmp.Or(err.RetryAfter, resendDelay), func() { s.resendStanding(asked, connection) })
 		return
 	}
-	delete(s.asked, id)
-	asked.failed(err)
+	delete(s.openQueries, id)
+	asked.failQuery(err)
 	s.notify()
 }
 
-// askAgain asks anew on the same connection; the next one has asked it by itself.
-func (s *RecallStream) askAgain(asked *question, connection int) {
+// resendStanding resends a standing query, unless a new connection has done so.
+func (s *RecallStream) resendStanding(asked *pendingQuery, connection int) {
 	s.lock()
 	defer s.unlock()
-	if s.asked[asked.query.GetQueryId()] == asked && s.connections == connection && s.connected {
-		asked.again()
-		s.push(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
+	if s.openQueries[asked.query.GetQueryId()] == asked && s.connections == connection && s.connected {
+		asked.prepareResend()
+		s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
 	}
 }
 
-func (s *RecallStream) write(ctx context.Context, call v1.StreamService_RecallClient) {
+func (s *RecallStream) writeRequests(ctx context.Context, call v1.StreamService_RecallClient) {
 	for {
 		request, err := s.nextRequest(ctx)
 		if err != nil {
@@ -483,10 +482,4 @@ func (s *RecallStream) nextRequest(ctx context.Context) (*v1.RecallRequest, erro
 	request := s.outbox[0]
 	s.outbox = s.outbox[1:]
 	return request, nil
-}
-
-func protocolViolation(said string) *Error {
-	return &Error{
-		Code: codes.FailedPrecondition, Reason: v1.ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION, Message: said,
-	}
 }

@@ -7,9 +7,9 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-// Sent is an observation that was numbered and will be delivered.
+// Sent is a numbered observation that will be delivered.
 type Sent struct {
-	// Sequence is its number.
+	// Sequence is the observation's number.
 	Sequence int64
 
 	once     sync.Once
@@ -21,11 +21,12 @@ type Sent struct {
 
 func newSent(sequence int64) *Sent { return &Sent{Sequence: sequence, done: make(chan struct{})} }
 
-// Done is closed once it is stored or refused.
+// Done returns a channel that is closed when the observation is stored or rejected.
 func (s *Sent) Done() <-chan struct{} { return s.done }
 
-// Stored waits until its tier decision is committed and returns the revision that did it: recalls with it as
-// min_revision see it. Fails with the server's refusal of this one observation, or what ended the stream before.
+// Stored waits until the observation's tier decision is committed and returns the revision of that commit: recalls with it
+// as min_revision see the observation. It fails with the server's rejection of this observation, or with the error that
+// ended the stream before it was stored.
 func (s *Sent) Stored(ctx context.Context) (int64, error) {
 	select {
 	case <-s.done:
@@ -35,7 +36,7 @@ func (s *Sent) Stored(ctx context.Context) (int64, error) {
 	}
 }
 
-// Outcome is what became of it once it is stored, if the stream was opened with Outcomes; else nil.
+// Outcome returns the outcome of a stored observation; nil if it is pending, or the stream was opened without Outcomes.
 func (s *Sent) Outcome() *v1.ObservationOutcome {
 	select {
 	case <-s.done:
@@ -45,14 +46,14 @@ func (s *Sent) Outcome() *v1.ObservationOutcome {
 	}
 }
 
-func (s *Sent) store(revision int64) {
+func (s *Sent) markStored(revision int64) {
 	s.once.Do(func() {
 		s.revision = revision
 		close(s.done)
 	})
 }
 
-func (s *Sent) refuse(err error) (first bool) {
+func (s *Sent) markFailed(err error) (first bool) {
 	s.once.Do(func() {
 		s.err, first = err, true
 		close(s.done)

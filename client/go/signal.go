@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// signal is a lock whose holders can wait for a change of what it guards.
+// signal is a lock whose holders can wait for a change of the guarded state.
 type signal struct {
 	mu      sync.Mutex
 	changed chan struct{}
@@ -17,16 +17,16 @@ func (s *signal) lock() { s.mu.Lock() }
 
 func (s *signal) unlock() { s.mu.Unlock() }
 
-// notify wakes whoever waits; called with the lock held.
+// notify wakes all waiters; call it with the lock held.
 func (s *signal) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// wait lets go of the lock until the next change, and holds it again when it returns.
+// wait releases the lock until the next change and holds it again when it returns.
 func (s *signal) wait(ctx context.Context) error { return s.waitFor(ctx, s.changed) }
 
-// waitFor is wait for one thing alone, whose channel is closed when it changes.
+// waitFor is wait for one channel, which is closed at the change.
 func (s *signal) waitFor(ctx context.Context, changed <-chan struct{}) error {
 	s.unlock()
 	defer s.lock()
@@ -36,7 +36,7 @@ func (s *signal) waitFor(ctx context.Context, changed <-chan struct{}) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-changed: // says more than that the context has ended
+	case <-changed: // a change takes precedence over the end of the context
 		return nil
 	default:
 		return AsError(ctx.Err())

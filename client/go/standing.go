@@ -10,83 +10,81 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-// AnswerChange is what is new in the answer to a standing query since the change before; in the first, everything has
-// entered.
+// AnswerChange is a change of a standing query's answer since the previous change; in the first, everything has entered.
 type AnswerChange struct {
-	// Answer is the whole of it as it is now.
+	// Answer is the whole current answer.
 	Answer *Answer
-	// Entered came among the best.
+	// Entered are the recollections that joined the answer.
 	Entered []*v1.Recollection
-	// Changed were there and are of another version: enhanced, promoted, edited.
+	// Changed are the recollections of which the fragment has a new version: enhanced, promoted or edited.
 	Changed []*v1.Recollection
-	// Retracted are the ids of those that are among the best no more: others are better, or they were forgotten,
-	// merged or erased.
+	// Retracted are the ids of the recollections that left the answer: others rank higher, or they were forgotten, merged
+	// or erased.
 	Retracted []string
 }
 
-// StandingQuery is a query that goes on being answered as the memory changes; made by [RecallStream.Subscribe].
+// StandingQuery is a query whose answer is kept current, created by [RecallStream.Subscribe].
 //
-// The server tells the whole answer, and then what changes in it; a new connection begins with the whole answer again.
-// What is handed out is the difference between the answer now and the one handed out before: nothing is lost by a
-// break, and whoever reads slowly reads less.
+// The server sends the whole answer, then changes; a new connection starts with the whole answer again. Next returns the
+// difference between the current answer and the one it returned before: a reconnect loses nothing, and a slow reader gets
+// fewer, larger changes.
 type StandingQuery struct {
-	stream *RecallStream
-	asked  *question
-	handed *Answer
+	stream    *RecallStream
+	query     *pendingQuery
+	delivered *Answer
 }
 
-// Subscribe asks a query that goes on being answered as the memory changes, and returns once the first answer is
-// there. ctx is for that one; without a deadline it gets the client's timeout. Working memory is left out, nothing is
-// reinforced. It takes one of the places of queries in flight until it is closed. Fails with CAPABILITY_MISSING where
-// the server has no standing queries.
+// Subscribe sends a standing query and returns when it has the first answer. ctx limits that wait; without a deadline the
+// client's timeout does. The answer has no working memory, and the query does not reinforce fragments. It counts as one
+// query in flight until it is closed. It fails with CAPABILITY_MISSING if the server has no standing queries.
 func (s *RecallStream) Subscribe(ctx context.Context, query *v1.RecallQuery) (*StandingQuery, error) {
-	asked := newQuestion(query)
+	asked := newPendingQuery(query)
 	asked.query.Subscribe, asked.standing = true, true
-	if err := s.first(ctx, asked); err != nil {
+	if err := s.askAndWait(ctx, asked); err != nil {
 		return nil, err
 	}
-	return &StandingQuery{stream: s, asked: asked}, nil
+	return &StandingQuery{stream: s, query: asked}, nil
 }
 
-// Next waits for the next change: the first is the answer as it is. When ctx ends, this wait alone does. It fails with
-// why the query failed (MEMORY_DELETED: the memory was deleted), with what ended the stream, or with ErrClosed.
+// Next waits for the next change; the first one is the whole answer. The end of ctx ends only this wait. It fails with the
+// error that ended the query (MEMORY_DELETED: the memory was deleted) or the stream, or with ErrClosed.
 func (q *StandingQuery) Next(ctx context.Context) (AnswerChange, error) {
 	q.stream.lock()
 	defer q.stream.unlock()
 	for {
-		if q.differs() {
-			change := difference(q.handed, q.asked.answer)
-			q.handed = change.Answer
+		if q.hasChange() {
+			change := answerChange(q.delivered, q.query.answer)
+			q.delivered = change.Answer
 			return change, nil
 		}
-		if q.asked.err != nil {
-			return AnswerChange{}, q.asked.err
+		if q.query.err != nil {
+			return AnswerChange{}, q.query.err
 		}
-		if err := q.stream.waitFor(ctx, q.asked.told); err != nil {
+		if err := q.stream.waitFor(ctx, q.query.changed); err != nil {
 			return AnswerChange{}, err
 		}
 	}
 }
 
-// Answer is the whole answer as it is now.
+// Answer returns the whole current answer.
 func (q *StandingQuery) Answer() *Answer {
 	q.stream.lock()
 	defer q.stream.unlock()
-	return q.asked.answer
+	return q.query.answer
 }
 
-// Close gives the query up; a Next that waits, and every later one, fails with ErrClosed.
+// Close ends the query; a waiting Next and every later one fails with ErrClosed.
 func (q *StandingQuery) Close() {
 	q.stream.lock()
 	defer q.stream.unlock()
-	q.handed = q.asked.answer
-	q.stream.giveUp(q.asked)
-	q.asked.failed(ErrClosed)
+	q.delivered = q.query.answer
+	q.stream.cancelQuery(q.query)
+	q.query.failQuery(ErrClosed)
 }
 
-// differs says whether something is new that one would want to be told.
-func (q *StandingQuery) differs() bool {
-	before, now := q.handed, q.asked.answer
+// hasChange reports whether the answer differs from the delivered one in a way that a reader would notice.
+func (q *StandingQuery) hasChange() bool {
+	before, now := q.delivered, q.query.answer
 	return before == nil || (before.Done.GetDegraded() == "") != (now.Done.GetDegraded() == "") ||
 		!slices.EqualFunc(before.Recollections, now.Recollections, sameVersion)
 }
@@ -96,8 +94,8 @@ func sameVersion(one, other *v1.Recollection) bool {
 		one.GetFragment().GetEtag() == other.GetFragment().GetEtag()
 }
 
-// difference is what is new in an answer since the one before, nil where there was none.
-func difference(before, now *Answer) AnswerChange {
+// answerChange returns the change from one answer to the next; before may be nil.
+func answerChange(before, now *Answer) AnswerChange {
 	if before == nil {
 		before = &Answer{}
 	}
@@ -125,8 +123,8 @@ func byID(recollections []*v1.Recollection) map[string]*v1.Recollection {
 	return found
 }
 
-// rank makes the whole answer of what is new in it. It fails where that names what was never told.
-func (q *question) rank(answer *Answer) error {
+// rankAnswer completes an answer with the fragments sent before. It fails if it ranks a fragment that was never sent.
+func (q *pendingQuery) rankAnswer(answer *Answer) error {
 	known := byID(answer.Recollections)
 	var ranked []*v1.Recollection
 	var missing []string
@@ -140,13 +138,13 @@ func (q *question) rank(answer *Answer) error {
 			continue
 		}
 		if rank := int32(index) + 1; one.GetRank() != rank {
-			one = proto.CloneOf(one) // whoever has been handed it reads it
+			one = proto.CloneOf(one) // a copy, because the caller may read the delivered one
 			one.Rank = rank
 		}
 		ranked = append(ranked, one)
 	}
 	if len(missing) > 0 {
-		return protocolViolation("the server ranks what it has not told: " +
+		return protocolViolationError("the server ranks fragments that it has not sent: " +
 			strings.Join(missing[:min(len(missing), 3)], ", "))
 	}
 	answer.Recollections, q.known = ranked, byID(ranked)

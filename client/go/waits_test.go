@@ -13,14 +13,14 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-func TestASendBehindAnotherHeedsItsContext(t *testing.T) {
-	server, memory, ctx := script(t)
-	roomy := make(chan struct{})
-	server.observing <- func(call v1.StreamService_ObserveServer) error {
-		opens(t, call, opening(0, 0, 0, 1))
+func TestQueuedSendEndsWithItsContext(t *testing.T) {
+	server, memory, ctx := startScripted(t)
+	release := make(chan struct{})
+	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
+		acceptOpen(t, call, openedWith(0, 0, 0, 1))
 		call.Recv() //nolint:errcheck // the observation that fills the window
-		<-roomy
-		acks(t, call, &v1.Ack{Received: 1, Stored: 1, Revision: 1})
+		<-release
+		sendAck(t, call, &v1.Ack{Received: 1, Stored: 1, Revision: 1})
 		<-ctx.Done()
 		return nil
 	}
@@ -39,7 +39,7 @@ func TestASendBehindAnotherHeedsItsContext(t *testing.T) {
 		}
 		second <- sent
 	}()
-	time.Sleep(20 * time.Millisecond) // it waits for the window, and the next one for its turn
+	time.Sleep(20 * time.Millisecond) // it waits for room in the window, and the next one for its turn
 	brief, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	third := make(chan error, 1)
@@ -50,20 +50,20 @@ func TestASendBehindAnotherHeedsItsContext(t *testing.T) {
 	select {
 	case err := <-third:
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the error is %v", err)
 		}
 	case <-time.After(3 * time.Second):
-		t.Error("it does not end")
+		t.Error("the send did not end")
 	}
-	close(roomy)
+	close(release)
 	if sent := <-second; sent.Sequence != 2 || stream.ExpectedSequence() != 3 {
-		t.Fatalf("%d was sent, %d is next", sent.Sequence, stream.ExpectedSequence())
+		t.Fatalf("%d was sent, the next number is %d", sent.Sequence, stream.ExpectedSequence())
 	}
 	stream.Abandon()
 }
 
-// unreachable is a memory of a server that is away.
-func unreachable(t *testing.T) *Memory {
+// unreachableMemory returns a memory of a server that refuses connections.
+func unreachableMemory(t *testing.T) *Memory {
 	t.Helper()
 	refused := func(context.Context, string) (net.Conn, error) { return nil, errors.New("refused") }
 	client, err := Connect("passthrough:///away", WithDialOptions(grpc.WithContextDialer(refused)),
@@ -71,7 +71,7 @@ func unreachable(t *testing.T) *Memory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { client.Close() }) //nolint:errcheck // nothing is on it
+	t.Cleanup(func() { client.Close() }) //nolint:errcheck // no call is open
 	memory, err := client.Memory("ns/m")
 	if err != nil {
 		t.Fatal(err)
@@ -79,8 +79,8 @@ func unreachable(t *testing.T) *Memory {
 	return memory
 }
 
-func TestAnEndOfTheContextIsToldAsSuch(t *testing.T) {
-	memory := unreachable(t)
+func TestEndOfTheContextIsReportedAsSuch(t *testing.T) {
+	memory := unreachableMemory(t)
 	opened := map[string]func(context.Context) error{
 		"Observe": func(ctx context.Context) error {
 			_, err := memory.Observe(ctx, "p", ObserveOptions{})
@@ -100,10 +100,10 @@ func TestAnEndOfTheContextIsToldAsSuch(t *testing.T) {
 	}
 	for name, open := range opened {
 		t.Run(name, func(t *testing.T) {
-			for range 50 { // who hears of it first is a matter of luck
+			for range 50 { // which part notices the deadline first varies
 				ctx, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
 				if err := open(ctx); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("it ended with %v", err)
+					t.Errorf("the error is %v", err)
 				}
 				cancel()
 			}
@@ -111,23 +111,23 @@ func TestAnEndOfTheContextIsToldAsSuch(t *testing.T) {
 	}
 }
 
-func TestAWatchThatIsClosedHandsOutNothingMore(t *testing.T) {
-	watch, err := unreachable(t).Watch(context.Background(), &v1.WatchRequest{Cursor: &v1.Cursor{}})
+func TestClosedWatchReturnsNoMoreEvents(t *testing.T) {
+	watch, err := unreachableMemory(t).Watch(context.Background(), &v1.WatchRequest{Cursor: &v1.Cursor{}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch.ahead = []Happening{{Event: &v1.Event{}}}
+	watch.ahead = []WatchedEvent{{Event: &v1.Event{}}}
 	watch.Close()
 	if _, err := watch.Next(); !errors.Is(err, context.Canceled) {
-		t.Fatalf("it ended with %v", err)
+		t.Fatalf("the error is %v", err)
 	}
 }
 
-// A lock of the package's own would otherwise be part of its API.
-func TestStreamsDoNotLendTheirLocks(t *testing.T) {
+// An embedded lock would be part of the API.
+func TestStreamsDoNotExportTheirLocks(t *testing.T) {
 	for _, stream := range []any{&ObserveStream{}, &RecallStream{}} {
-		if _, lent := stream.(sync.Locker); lent {
-			t.Errorf("%T can be locked by whoever has it", stream)
+		if _, isLocker := stream.(sync.Locker); isLocker {
+			t.Errorf("%T has exported Lock and Unlock", stream)
 		}
 	}
 }

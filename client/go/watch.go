@@ -10,33 +10,32 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-// Watch is a memory's events, each once, over any number of connections; made by [Memory.Watch]. It is for one
-// goroutine.
+// Watch returns each event of a memory once, over any number of connections; created by [Memory.Watch]. It is not safe for
+// concurrent use.
 type Watch struct {
-	// Cursor is where a later watch would go on: after the last event that was handed out, or the last mark that
-	// nothing happened.
+	// Cursor is the position for a later watch: after the last event returned or the last progress mark.
 	Cursor *v1.Cursor
-	// Connections counts those that were opened.
+	// Connections is the number of connections opened so far.
 	Connections int
 
-	memory  *Memory
-	ctx     context.Context
-	end     context.CancelFunc
-	request *v1.WatchRequest
-	retry   *backoff
-	call    v1.StreamService_WatchClient
-	hangUp  context.CancelFunc
-	ahead   []Happening
+	memory     *Memory
+	ctx        context.Context
+	cancel     context.CancelFunc
+	request    *v1.WatchRequest
+	retry      *backoff
+	call       v1.StreamService_WatchClient
+	cancelCall context.CancelFunc
+	ahead      []WatchedEvent
 }
 
-// Happening is an event and, where the watch asked for it, the fragment concerned as it was when the event was sent.
-type Happening struct {
+// WatchedEvent is an event and, if the watch includes fragments, its fragment as it was when the event was sent.
+type WatchedEvent struct {
 	Event    *v1.Event
 	Fragment *v1.Fragment
 }
 
-// Watch begins after request.Cursor: unset from now, revision 0 with the memory's uid from the beginning, which
-// [Memory.Beginning] gives. The request's other fields say what is wanted; nil takes all. ctx bounds the watch.
+// Watch starts after request.Cursor: without a cursor it starts now, with the cursor of [Memory.Beginning] at the memory's
+// first event. The request's other fields filter the events; nil selects all. The end of ctx ends the watch.
 func (m *Memory) Watch(ctx context.Context, request *v1.WatchRequest) (*Watch, error) {
 	asked := &v1.WatchRequest{}
 	if request != nil {
@@ -44,23 +43,23 @@ func (m *Memory) Watch(ctx context.Context, request *v1.WatchRequest) (*Watch, e
 	}
 	asked.Namespace, asked.Memory = m.Namespace, m.Name
 	if asked.GetCursor() == nil {
-		// Asked for once and by name: a server's "now" would move when a connection is made anew.
-		now, err := m.cursor(ctx)
+		// Resolve "now" once: the server's "now" would move with each reconnect.
+		now, err := m.currentCursor(ctx)
 		if err != nil {
 			return nil, err
 		}
 		asked.Cursor = now
 	}
-	ctx, cancel := m.client.life(withRoute(ctx, m.String()))
+	ctx, cancel := m.client.streamContext(withRoute(ctx, m.String()))
 	return &Watch{
-		Cursor: asked.GetCursor(), memory: m, ctx: ctx, end: func() { cancel(nil) }, request: asked,
+		Cursor: asked.GetCursor(), memory: m, ctx: ctx, cancel: func() { cancel(nil) }, request: asked,
 		retry: newBackoff(m.client.options.retry),
 	}, nil
 }
 
-// Beginning is the cursor before the memory's first event.
+// Beginning returns the cursor before the memory's first event.
 func (m *Memory) Beginning(ctx context.Context) (*v1.Cursor, error) {
-	cursor, err := m.cursor(ctx)
+	cursor, err := m.currentCursor(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +67,7 @@ func (m *Memory) Beginning(ctx context.Context) (*v1.Cursor, error) {
 	return cursor, nil
 }
 
-func (m *Memory) cursor(ctx context.Context) (*v1.Cursor, error) {
+func (m *Memory) currentCursor(ctx context.Context) (*v1.Cursor, error) {
 	answer, err := m.client.Memories.GetMemory(ctx, &v1.GetMemoryRequest{Namespace: m.Namespace, Memory: m.Name})
 	if err != nil {
 		return nil, err
@@ -76,16 +75,16 @@ func (m *Memory) cursor(ctx context.Context) (*v1.Cursor, error) {
 	return &v1.Cursor{MemoryUid: answer.GetMemory().GetUid(), Revision: answer.GetMemory().GetRevision()}, nil
 }
 
-// Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_DELETED where there is no
-// going on, with CANCELLED when the watch is closed, with CANCELLED or DEADLINE_EXCEEDED when its context ends, and with
+// Next waits for the next event. It fails with CURSOR_COMPACTED, CURSOR_VOID or MEMORY_DELETED if the watch cannot
+// continue, with CANCELLED when the watch is closed, with CANCELLED or DEADLINE_EXCEEDED when its context ends, and with
 // ErrClosed when the client is closed.
-func (w *Watch) Next() (Happening, error) {
+func (w *Watch) Next() (WatchedEvent, error) {
 	if w.ctx.Err() != nil {
-		return Happening{}, ended(w.ctx)
+		return WatchedEvent{}, endError(w.ctx)
 	}
 	for len(w.ahead) == 0 {
-		if err := persist(w.ctx, w.retry, w.read); err != nil {
-			return Happening{}, err
+		if err := repeatUntilDone(w.ctx, w.retry, w.readMessage); err != nil {
+			return WatchedEvent{}, err
 		}
 	}
 	next := w.ahead[0]
@@ -94,11 +93,11 @@ func (w *Watch) Next() (Happening, error) {
 	return next, nil
 }
 
-// Close ends the watch; a Next that waits fails. It may be called from another goroutine.
-func (w *Watch) Close() { w.end() }
+// Close ends the watch; a waiting Next fails. Any goroutine may call it.
+func (w *Watch) Close() { w.cancel() }
 
-// read reads one message, over a new connection where there is none.
-func (w *Watch) read() (err error) {
+// readMessage reads one message, over a new connection if there is none.
+func (w *Watch) readMessage() (err error) {
 	if w.call == nil {
 		ctx, cancel := context.WithCancel(w.ctx)
 		w.request.Cursor = w.Cursor
@@ -107,22 +106,22 @@ func (w *Watch) read() (err error) {
 			cancel()
 			return err
 		}
-		w.call, w.hangUp = call, cancel
+		w.call, w.cancelCall = call, cancel
 		w.Connections++
 	}
 	response, err := w.call.Recv()
 	if errors.Is(err, io.EOF) {
-		err = unavailable("the server ended the stream")
+		err = unavailableError("the server ended the stream")
 	} else if going := response.GetGoingAway(); err == nil && going != nil {
-		err = shuttingDown(going)
+		err = shuttingDownError(going)
 	}
 	if err != nil {
-		w.hangUp()
+		w.cancelCall()
 		w.call = nil
 		return err
 	}
-	w.retry.opened()
-	w.retry.progressed()
+	w.retry.markOpened()
+	w.retry.markProgress()
 	if progress := response.GetProgress(); progress != nil {
 		w.Cursor = progress.GetCursor()
 	}
@@ -131,7 +130,7 @@ func (w *Watch) read() (err error) {
 		fragments[fragment.GetId()] = fragment
 	}
 	for _, event := range response.GetEvents().GetEvents() {
-		w.ahead = append(w.ahead, Happening{event, fragments[event.GetFragmentId()]})
+		w.ahead = append(w.ahead, WatchedEvent{event, fragments[event.GetFragmentId()]})
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-"""What every store of operations must do, written against the ports alone.
+"""Requirements of every store of operations, tested only through the ports.
 
 A store passes by a module with a class that inherits `OperationConformance` and a fixture `opener`: a coroutine
 function that opens the same, at first empty, store each time it is called.
@@ -27,7 +27,7 @@ class Store(Journal, Protocol):
 
 Opener = Callable[[], Awaitable[Store]]
 NOW_US = 1_700_000_000_000_000
-"""The stores of this suite are opened with a clock that stands still there."""
+"""The clock of the stores of this suite always returns this time."""
 
 
 def made(number: int, namespace: str = "", memory: str = "") -> Operation:
@@ -49,7 +49,7 @@ class OperationConformance:
     def store(self, journal: Store) -> Operations:
         return journal.operations
 
-    async def test_nothing_is_there_at_first(self, store: Operations) -> None:
+    async def test_a_new_store_is_empty(self, store: Operations) -> None:
         assert await store.get("x") is None
         assert await store.ask_cancel("x") is None
         assert await store.page("", "", "", 10) == []
@@ -58,7 +58,7 @@ class OperationConformance:
         assert await store.save(made(1)) is False
         assert await store.get(made(1).id) is None
 
-    async def test_an_operation_is_kept_whole(self, store: Operations) -> None:
+    async def test_an_operation_is_stored_completely(self, store: Operations) -> None:
         await store.create(made(1, "ns", "joy"))
         assert await store.get(made(1).id) == made(1, "ns", "joy")
         ended = replace(
@@ -82,7 +82,7 @@ class OperationConformance:
         assert await store.page("a", "", "", 10) == [all_[4], all_[2], all_[1]]
         assert await store.page("a", "joy", all_[4].id, 10) == [all_[2]]
 
-    async def test_asking_to_end_is_told_to_whoever_saves(self, store: Operations) -> None:
+    async def test_a_save_returns_the_request_to_cancel(self, store: Operations) -> None:
         await store.create(made(1))
         running = replace(made(1), state=OperationState.RUNNING, done=1)
         assert await store.save(running) is False
@@ -92,12 +92,12 @@ class OperationConformance:
         await store.save(ended)
         assert await store.get(ended.id) == ended
 
-    async def test_one_that_ended_is_not_asked_to(self, store: Operations) -> None:
+    async def test_an_ended_operation_cannot_be_cancelled(self, store: Operations) -> None:
         ended = replace(made(1), state=OperationState.SUCCEEDED, end_time_us=5)
         await store.create(ended)
         assert await store.ask_cancel(ended.id) == ended
 
-    async def test_only_the_ended_are_removed_when_old(self, store: Operations) -> None:
+    async def test_only_ended_operations_are_removed_when_old(self, store: Operations) -> None:
         for number, state in enumerate(OperationState):
             await store.create(replace(made(number), state=state, end_time_us=10 if number > 1 else 0))
         assert [each.id for each in await store.unfinished()] == [made(0).id, made(1).id]
@@ -125,7 +125,7 @@ class OperationConformance:
             await store.create(made(2), answer)
         assert await store.get(made(2).id) is None
 
-    async def test_it_is_all_there_after_reopening(self, opener: Opener) -> None:
+    async def test_operations_survive_reopening(self, opener: Opener) -> None:
         first = await opener()
         await first.operations.create(made(1))
         await first.operations.ask_cancel(made(1).id)

@@ -1,4 +1,4 @@
-"""The runner: turns, progress, cancelling, failures, and what a restart goes on with. On a real journal."""
+"""The operation runner on a real journal: turns, progress, cancelling, failures, and continuing after a restart."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | 
 
 
 class Gate:
-    """A work that tells of itself and waits to be let go on."""
+    """Work that records its start and waits until the test opens it."""
 
     def __init__(self) -> None:
         self.working: list[str] = []
@@ -70,7 +70,7 @@ class Gate:
         await until(look)
 
 
-async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
+async def test_an_operation_succeeds_and_reports_progress(tmp_path: Path) -> None:
     seen = asyncio.Event()
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -94,7 +94,7 @@ async def test_it_succeeds_and_tells_how_far_it_is(tmp_path: Path) -> None:
         assert await runs.get(started.id) == ended
 
 
-async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: Path) -> None:
+async def test_operations_run_serially_per_memory_and_in_parallel(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate, at_once=2) as runs:
         started = [await runs.start("t", "ns", name, "") for name in ("a", "a", "b", "c")]
@@ -108,7 +108,7 @@ async def test_one_after_the_other_for_a_memory_and_some_side_by_side(tmp_path: 
         assert gate.most == 2
 
 
-async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks(tmp_path: Path) -> None:
+async def test_queued_work_is_cancelled_at_once_running_work_later(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         first, second = [await runs.start("t", "ns", "a", "") for _ in range(2)]
@@ -124,7 +124,7 @@ async def test_one_that_waits_is_cancelled_at_once_and_one_at_work_when_it_looks
             await runs.cancel("01J00000000000000000000000")
 
 
-async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> None:
+async def test_an_operation_that_just_began_is_cancelled(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         waiting = Operation("01J00000000000000000000000", "t", "ns", "a", "", process=0)
@@ -133,7 +133,7 @@ async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> 
 
         async def asked(id: str) -> Operation | None:
             found = await ask_cancel(id)
-            runs._begin_task(waiting)  # claimed while it was asked, and its task is not at its first step
+            runs._begin_task(waiting)  # claimed meanwhile, and its task has not run its first step
             return found
 
         runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
@@ -141,7 +141,7 @@ async def test_one_that_was_only_just_begun_is_cancelled_too(tmp_path: Path) -> 
             assert (await runs.cancel(waiting.id)).state is OperationState.CANCELLED
 
 
-async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_waits_when_it_is_cancelled(
+async def test_cancelling_begun_work_runs_its_undo_even_while_queued(
     tmp_path: Path,
 ) -> None:
     undone: list[str] = []
@@ -167,7 +167,7 @@ async def test_one_that_had_begun_and_undoes_is_at_work_once_more_though_it_wait
         assert undone == [before.id]
 
 
-async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path) -> None:
+async def test_a_failure_has_a_reason_but_no_exception_text(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
         if operation.payload == "refused":
             raise MemoryNotFound("there is no memory ns/a")
@@ -184,7 +184,7 @@ async def test_a_failure_is_a_reason_and_never_an_exceptions_text(tmp_path: Path
         assert "secret" not in broken.error.message
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transient_failures_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     tries: list[str] = []
 
@@ -202,7 +202,7 @@ async def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.
         assert tries.count("never") == module.TRIES
 
 
-async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None:
+async def test_a_restart_continues_unfinished_operations(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         ids = [(await runs.start("t", "ns", "a", "")).id for _ in range(3)]
@@ -217,7 +217,7 @@ async def test_a_restart_goes_on_with_what_is_unfinished(tmp_path: Path) -> None
         assert ended == ["succeeded", "succeeded", "cancelled"]
 
 
-async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(tmp_path: Path) -> None:
+async def test_an_operation_is_done_even_if_its_caller_leaves(tmp_path: Path) -> None:
     done = asyncio.Event()
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -236,7 +236,7 @@ async def test_one_whose_caller_leaves_while_it_is_written_is_done_all_the_same(
         assert (await runs.wait_for_end(row.id)).state is OperationState.SUCCEEDED
 
 
-async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it_was(
+async def test_an_operation_with_an_unknown_write_is_done_if_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -260,14 +260,14 @@ async def test_one_of_which_nobody_knows_whether_it_was_written_is_done_where_it
             await runs.start("t", "ns", "a", "")
 
 
-async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_claims_it(
+async def test_an_operation_written_at_lease_loss_is_left_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process may have it by then: both would do it."""
+    """Another process may have claimed it by then: both would do it."""
     gate, number = Gate(), [5]
     async with runner(tmp_path, gate) as runs:
         create, ownership = runs._store.create, runs._ownership
-        left = [0, 6]  # the last is taken first: it has a lease again, or has none yet
+        left = [0, 6]  # taken from the end: first with a new lease, then without a lease
 
         async def done(operation: Operation, answer: Answer | None = None) -> None:
             await create(operation, answer)
@@ -292,13 +292,13 @@ async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_cla
             assert (await runs.wait_for_end(row.id)).state is OperationState.SUCCEEDED
 
 
-async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_work_is_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     tries: list[str] = []
 
     async def work(operation: Operation, progress: Progress) -> None:
         tries.append(operation.id)
-        for done in (0, 3):  # goes over what the try before has done
+        for done in (0, 3):  # repeats the work of the previous try
             await progress.report_done(done, 10)
         raise ModelDown("the model is away", retry_after_s=1.0)
 
@@ -309,7 +309,7 @@ async def test_what_is_done_again_is_no_progress(tmp_path: Path, monkeypatch: py
         assert len(tries) == 1 + module.TRIES
 
 
-async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_places(tmp_path: Path) -> None:
+async def test_waiting_wide_operations_do_not_block_memory_operations(tmp_path: Path) -> None:
     wide: list[str] = []
     both = asyncio.Event()
 
@@ -330,9 +330,7 @@ async def test_wide_ones_that_wait_for_those_of_memories_do_not_take_their_place
                 assert (await runs.wait_for_end(each.id)).state is OperationState.SUCCEEDED
 
 
-async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_journal_says_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_operation_of_another_process_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
 
     async def work(operation: Operation, progress: Progress) -> None:
@@ -356,7 +354,7 @@ async def test_one_that_another_process_is_to_do_is_given_away_whatever_the_jour
         await until(given_away, deadline_s=5)
 
 
-async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
+async def test_an_unknown_type_fails(tmp_path: Path) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         runs.register_type("newer", "things", gate)
@@ -370,7 +368,7 @@ async def test_a_type_nobody_knows_fails(tmp_path: Path) -> None:
 
 async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def answer(operation: Operation) -> Answer:
         return Answer("r", b"", operation.id.encode(), CLOCK.now_us())
@@ -382,9 +380,9 @@ async def test_an_answered_request_starts_nothing(tmp_path: Path) -> None:
         assert [each.id for each in await runs.list_page("", "", "", 10)] == [first.id]
 
 
-async def test_the_ended_go_after_seven_days(tmp_path: Path) -> None:
+async def test_ended_operations_are_removed_after_seven_days(tmp_path: Path) -> None:
     async def work(operation: Operation, progress: Progress) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     now = [CLOCK.now_us()]
     clock = Clock(now_us=lambda: now[0])

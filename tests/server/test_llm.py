@@ -43,7 +43,7 @@ class Llm:
     def __init__(self, fake: FakeOpenAI) -> None:
         self.scores: dict[str, int] = {}
         self.promotion = [ON_PROMOTION]
-        self.reflection = ["Whoever lives here drinks."]
+        self.reflection = ["Everyone who lives here drinks."]
         self.asked: list[tuple[str, list[str]]] = []
         fake.complete = self
 

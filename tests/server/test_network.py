@@ -155,7 +155,7 @@ async def test_shuffled_duplicate_batches_apply_in_order(
                 answer = await stub.ObserveBatch(request, timeout=60)
             except grpc.aio.AioRpcError as error:
                 refusal = memstream.status.translate_error(error)
-                # Each call opens the producer anew, so that one under way at that moment may be told so instead.
+                # Each call opens the producer again; a call that runs at that moment may be superseded instead.
                 if not isinstance(refusal, memstream.ProducerSuperseded):
                     assert isinstance(refusal, memstream.SequenceGap), refusal
                     expected = int(refusal.details["expected_sequence"])

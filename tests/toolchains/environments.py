@@ -1,4 +1,4 @@
-"""Python environments of their own, for packages that cannot be, or need not be, beside the server and the tests."""
+"""Separate Python environments for packages that conflict with, or are not needed by, the server and the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_S = 300
 
 
 def variables_for(home: Path) -> dict[str, str]:
-    """The variables of a process that may write at `home`: none of ours, and not CI, where DB-GPT talks."""
+    """The variables of a process that may write below `home`: none of memstream's, and not CI, which changes DB-GPT."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "OPENAI_"))}
     kept.pop("CI", None)
     return kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
@@ -26,7 +26,7 @@ def variables_for(home: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What FOLDER/NAME.txt locks, with memstream itself if wanted. `only` is the one Python it has wheels for."""
+    """The packages locked in FOLDER/NAME.txt, and memstream if set. `only` is the Python version that has wheels."""
 
     name: str
     only: str = ""
@@ -39,13 +39,13 @@ class Environment:
         return self.folder / f"{self.name}.txt"
 
     def python(self) -> Path:
-        """Its interpreter; it is made when it is not there or the requirements have changed. Raises Absent."""
+        """Returns its interpreter; creates the environment if the requirements are new. Raises Absent."""
         digest = hashlib.sha256(self.requirements.read_bytes()).hexdigest()[:12]
         folder = ROOT / ".cache" / f"{self.name}-{digest}"
         found, done = folder / "bin" / "python", folder / "installed"
         if done.exists():
             return found
-        shutil.rmtree(folder, ignore_errors=True)  # of an installation that was broken off
+        shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
         self._install([self._base(), "-m", "venv", str(folder)])
         pip = [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
         self._install([*pip, "--require-hashes", "--requirement", str(self.requirements)])
@@ -59,7 +59,7 @@ class Environment:
             return sys.executable
         base = shutil.which(f"python{self.only}")
         if base is None:
-            raise Absent(f"{self.name} has wheels for Python {self.only} only, which is not here")
+            raise Absent(f"{self.name} has wheels only for Python {self.only}, which is not installed")
         return base
 
     def _install(self, command: list[str]) -> None:
@@ -71,7 +71,7 @@ class Environment:
             raise Absent(f"{self.name} cannot be installed: {done.stderr.strip()[-300:]}")
 
     def run(self, *command: str, home: Path, stdin: str = "", **variables: str) -> str:
-        """What `python COMMAND` prints; `home` is where it may write. Raises AssertionError with what went wrong."""
+        """Runs `python COMMAND` and returns its output; it may write below `home`. Raises AssertionError."""
         done = subprocess.run(
             [str(self.python()), *command],
             input=stdin,

@@ -23,7 +23,7 @@ def _socket(address: str) -> dict[str, Any]:
 
 
 def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
-    """Puts in the parts of deploy/envoy/mtls.yaml; `certificates` has tls.crt, tls.key and ca.crt."""
+    """Adds the parts of deploy/envoy/mtls.yaml; the folder `certificates` has tls.crt, tls.key and ca.crt."""
     text = (ROOT / "deploy/envoy/mtls.yaml").read_text("utf-8").replace("/etc/envoy/tls/", f"{certificates}/")
     parts = yaml.safe_load(text)
     resources = configuration["static_resources"]
@@ -34,7 +34,7 @@ def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
 
 
 class Envoy:
-    """A running Envoy; `address` is what clients connect to. With `certificates` (a folder) by mutual TLS alone."""
+    """A running Envoy; clients connect to `address`. With `certificates` (a folder) it accepts only mutual TLS."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Envoy:
         source = {"path_config_source": {"path": str(folder / "endpoints.json")}, "resource_api_version": "V3"}
         cluster |= {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
         (folder / "envoy.yaml").write_text(yaml.safe_dump(configuration), "utf-8")
-        self.lead_to(servers)
+        self.set_servers(servers)
         with (folder / "envoy.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [str(program), "--config-path", str(folder / "envoy.yaml"), "--disable-hot-restart"],
@@ -76,8 +76,8 @@ class Envoy:
         self._process.kill()
         self._process.wait(30)
 
-    def lead_to(self, servers: Sequence[str]) -> None:
-        """To these servers from here on."""
+    def set_servers(self, servers: Sequence[str]) -> None:
+        """Sets the servers to which Envoy sends calls."""
         endpoints = [{"endpoint": {"address": _socket(one)}} for one in servers]
         assignment = {
             "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
@@ -86,10 +86,10 @@ class Envoy:
         }
         part = self._folder / "endpoints.json.part"
         part.write_text(json.dumps({"version_info": "1", "resources": [assignment]}), "utf-8")
-        os.replace(part, self._folder / "endpoints.json")  # Envoy looks when the file is replaced
+        os.replace(part, self._folder / "endpoints.json")  # Envoy reads the file when it is replaced
 
-    def healthy(self) -> set[str]:
-        """Servers that it sends calls to now; empty while it starts."""
+    def healthy_servers(self) -> set[str]:
+        """Returns the addresses of the healthy servers; empty while Envoy starts."""
         assert self._process.poll() is None, (self._folder / "envoy.log").read_text("utf-8")[-3_000:]
         try:
             with urllib.request.urlopen(f"http://{self._admin}/clusters?format=json", timeout=10) as answer:

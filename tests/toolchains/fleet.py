@@ -1,4 +1,4 @@
-"""Servers on one PostgreSQL database and one Milvus, and who talks to them without a pause."""
+"""Servers on one PostgreSQL database and one Milvus, and a continuous load on them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
 
 LEASE: dict[str, str | float] = {"lease_s": 600.0, "lease_renew_s": 0.5}
-"""So long that it runs out on no machine: what moves a memory then is that its owner's lock is gone."""
+"""So long that it never expires in a test: a memory moves only when its owner's lock is gone."""
 SHORT: dict[str, str | float] = {"lease_s": 3.0, "lease_renew_s": 0.5}
 
 DEADLINE_S = 6.0
-"""Of single calls: what an SDK is given that must not notice a restart."""
+"""Of single calls; a restart must not make them fail."""
 
 
 class Fleet:
-    """Servers on one database."""
+    """Several servers on one database."""
 
     def __init__(self, folder: Path, cluster: Cluster, milvus: MilvusServer) -> None:
         self.cluster = cluster
@@ -38,35 +38,35 @@ class Fleet:
         self._stores = {"journal_url": self.url, "milvus_uri": milvus.uri}
 
     def make(self, **settings: str | float) -> ServerProcess:
-        """One more, not yet started; its address stays the same."""
+        """Returns another server, not yet started; it keeps its address."""
         chosen = QUICK | LEASE | self._stores | settings
         self.made.append(ServerProcess(self._folder / f"data{len(self.made)}", free_address(), **chosen))
         return self.made[-1]
 
     async def start(self, count: int, **settings: str | float) -> list[ServerProcess]:
-        """So many at once."""
+        """Starts `count` servers concurrently."""
         return list(await asyncio.gather(*(started(self.make(**settings)) for _ in range(count))))
 
     def owner(self, name: str) -> str:
-        """Address of the server that owns a memory; empty when nobody does."""
+        """Returns the address of the server that owns a memory; empty if none does."""
         rows = self.cluster.execute(
             self.url, "SELECT p.address FROM memories m JOIN processes p ON p.number = m.owner WHERE m.name = %s", name
         )
         return str(rows[0][0]) if rows else ""
 
     def analyze(self) -> None:
-        """What autovacuum does within a minute, and does not in these tests: without statistics PostgreSQL reads the
-        outbox by going through all fragments for each row."""
+        """Collects statistics, which autovacuum would do within a minute: without them PostgreSQL scans all fragments
+        for each row of the outbox."""
         self.cluster.execute(self.url, "ANALYZE")
 
     def epoch(self, name: str) -> int:
-        """How often the memory was taken."""
+        """Returns how often the memory was taken."""
         return int(self.cluster.execute(self.url, "SELECT epoch FROM memories WHERE name = %s", name)[0][0])
 
 
 @asynccontextmanager
-async def clients(*servers: ServerProcess) -> AsyncIterator[list[memstream.Client]]:
-    """One client for each."""
+async def connect_clients(*servers: ServerProcess) -> AsyncIterator[list[memstream.Client]]:
+    """Connects one client to each server."""
     made = [memstream.connect(server.address, retry=PATIENT) for server in servers]
     try:
         yield made
@@ -75,22 +75,22 @@ async def clients(*servers: ServerProcess) -> AsyncIterator[list[memstream.Clien
             await client.close()
 
 
-class Talk:
-    """Producers, callers and a ledger over some memories: `begin`, let something happen, `end`."""
+class Load:
+    """A load of producers and callers on some memories with a ledger: `start`, cause faults, `finish`."""
 
     def __init__(self, client: memstream.Client, seed: int) -> None:
         self._client = client
         self._draw = random.Random(seed)
         self._tasks: list[asyncio.Task[None]] = []
-        self._said: Counter[str] = Counter()
+        self._acknowledged: Counter[str] = Counter()
         self.memories: list[memstream.Memory] = []
         self.producers: list[Producer] = []
         self.calls = 0
         self.failed: list[str] = []
-        """Calls with a deadline of DEADLINE_S that did not succeed."""
+        """Calls with a deadline of DEADLINE_S that failed."""
 
-    async def begin(self, memories: int = 3, producers: int = 2) -> None:
-        """Everybody talks from here on."""
+    async def start(self, memories: int = 3, producers: int = 2) -> None:
+        """Creates the memories, and starts producers and callers."""
         for number in range(memories):
             memory = await self._client.create_memory(f"talk-{uuid.uuid4().hex[:8]}/m{number}")
             self.memories.append(memory)
@@ -107,24 +107,24 @@ class Talk:
         self._tasks = [asyncio.create_task(one.run()) for one in self.producers]
         self._tasks += [asyncio.create_task(self._call(memory)) for memory in self.memories]
         self._tasks += [asyncio.create_task(self._ask(memory)) for memory in self.memories]
-        await self.progress()
+        await self.wait_for_progress()
 
-    async def progress(self) -> None:
-        """Until everybody has come further."""
+    async def wait_for_progress(self) -> None:
+        """Waits until every producer and caller has made progress."""
         before, calls = [one.ledger.stored for one in self.producers], self.calls
 
         async def further() -> bool:
             for task in self._tasks:
-                assert not task.done(), f"somebody gave up: {task.exception()!r}"
+                assert not task.done(), f"a task failed: {task.exception()!r}"
             beyond = all(one.ledger.stored > was for one, was in zip(self.producers, before, strict=True))
             return beyond and self.calls > calls + len(self.memories)
 
         await until(further)
 
-    async def end(self) -> str:
-        """Everything acknowledged is there, once; how much that was."""
+    async def finish(self) -> str:
+        """Stops the load, asserts that everything acknowledged is stored once, and returns a summary."""
         for task in self._tasks:
-            assert not task.done(), f"somebody gave up: {task.exception()!r}"
+            assert not task.done(), f"a task failed: {task.exception()!r}"
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for producer in self.producers:
@@ -133,7 +133,8 @@ class Talk:
         for memory in self.memories:
             mine = [one for one in self.producers if one.memory is memory]
             said = Counter(words(one.name, n) for one in mine for n in range(1, one.ledger.received + 1))
-            said += Counter({text: count for text, count in self._said.items() if text.startswith(f"{memory.name} ")})
+            own = {text: count for text, count in self._acknowledged.items() if text.startswith(f"{memory.name} ")}
+            said += Counter(own)
             kept = Counter(await contents(memory))
             unsure = Counter(text for text in kept if text.startswith(f"{memory.name} called")) - said
             kept -= unsure  # the answer was lost with the call, or the call was cancelled at the end
@@ -142,23 +143,23 @@ class Talk:
         assert (lost, doubled) == (0, 0)
         return f"{total} observations acknowledged, none lost or doubled; {self.calls} calls, {len(self.failed)} failed"
 
-    async def _call(self, memory: memstream.AgentMemory) -> None:
-        """Batches of a call each, and what reads."""
+    async def _call(self, memory: memstream.Memory) -> None:
+        """Sends batches and reads with unary calls."""
         number = 0
         while True:
             number += 1
             text = f"{memory.name} called {number}"
             try:
                 await memory.observe_batch([text], timeout_s=DEADLINE_S)
-                self._said[text] += 1
+                self._acknowledged[text] += 1
                 await memory.recall_once(text, limit=3, reinforce=False, timeout_s=DEADLINE_S)
                 self.calls += 2
             except memstream.MemstreamError as error:
                 self.failed.append(f"{memory.name}, call {number}: {error!r}")
             await asyncio.sleep(0.1)
 
-    async def _ask(self, memory: memstream.AgentMemory) -> None:
-        """Queries of a stream."""
+    async def _ask(self, memory: memstream.Memory) -> None:
+        """Sends queries on a stream."""
         async with memory.recall() as recalls:
             while True:
                 try:

@@ -1,4 +1,4 @@
-"""What stands before a server in a mesh: it ends mutual TLS, asks for a token, and passes every call on."""
+"""A proxy as in a mesh: it terminates mutual TLS, requires a token, and forwards every call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from google.rpc.status_pb2 import Status
 from tests.support.certificates import Authority
 from tests.support.passing import PassingOn
 
-TOKEN = "a token of ann's"
+TOKEN = "token-of-ann"
 _DETAILS = "grpc-status-details-bin"
 
 
-def certificates(folder: Path) -> None:
-    """ca.pem, and server.pem and client.pem with their keys (.key), for localhost; and the token."""
+def write_certificates(folder: Path) -> None:
+    """Writes ca.pem, server.pem and client.pem with their keys (.key) for localhost, and the token."""
     (folder / "token").write_text(TOKEN, "utf-8")
     authority = Authority(folder, "ca")
     for name in ("server", "client"):
@@ -28,7 +28,7 @@ def certificates(folder: Path) -> None:
 
 
 class Front(PassingOn):
-    """By TLS alone; `routes` is what the header `memstream-memory` said, by method."""
+    """Accepts only TLS; `routes` has the values of the header `memstream-memory`, by method."""
 
     def __init__(self, target: str, folder: Path) -> None:
         super().__init__(target)
@@ -43,7 +43,7 @@ class Front(PassingOn):
         return f"localhost:{server.add_secure_port('localhost:0', credentials)}"
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Passed on with the right token, refused without."""
+        """Forwards calls with the right token, and rejects others."""
         method = details.method
 
         async def forward(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -59,7 +59,7 @@ class Front(PassingOn):
 
 
 class _Unauthenticated(grpc.Status):
-    """What a server says of a token it does not accept."""
+    """A server's status for a token that it does not accept."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
     details = "the token is not accepted"

@@ -1,4 +1,4 @@
-"""Compilers and packages of other languages: taken from this machine and the registries, kept under .cache/."""
+"""Compilers and packages of other languages, from this machine and the registries; kept in .cache/."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ GO_PLUGINS = {
 PYTHON = Runner("Python", [sys.executable, "-m", "tests.conformance.run"])
 
 
-def needed(program: str) -> str:
-    """Where a program is. Raises Absent."""
+def find_program(program: str) -> str:
+    """Returns the path of a program. Raises Absent."""
     found = shutil.which(program)
     if found is None:
         raise Absent(f"{program} is not installed")
@@ -37,20 +37,20 @@ def needed(program: str) -> str:
 
 
 def run(*command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
-    """What a command prints. Raises AssertionError with all it said when it fails."""
-    done = _done(command, cwd, env)
+    """Runs a command and returns its output. Raises AssertionError with the output when it fails."""
+    done = _run_command(command, cwd, env)
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
     return done.stdout
 
 
 def fetch(what: str, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
-    """Runs a command that needs a registry. Raises Absent when it fails: it may be out of reach."""
-    done = _done(command, cwd, env)
+    """Runs a command that needs a registry. Raises Absent when it fails: the registry may be unreachable."""
+    done = _run_command(command, cwd, env)
     if done.returncode:
-        raise Absent(f"{what} cannot be had: {(done.stderr or done.stdout).strip()[-300:]}")
+        raise Absent(f"{what} cannot be fetched: {(done.stderr or done.stdout).strip()[-300:]}")
 
 
-def _done(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
+def _run_command(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=RUN_S, check=False)
 
 
@@ -60,7 +60,7 @@ class Go:
     folder = ROOT / "client" / "go"
 
     def __init__(self) -> None:
-        self._go = needed("go")
+        self._go = find_program("go")
         kept = CACHE / "go"
         self.bin = kept / "bin"
         self.environment = os.environ | {
@@ -73,11 +73,11 @@ class Go:
         fetch("the modules of the Go client", self._go, "mod", "download", cwd=self.folder, env=self.environment)
 
     def go(self, *words: str, cwd: Path | None = None) -> str:
-        """What `go WORDS` prints there."""
+        """Runs `go WORDS` there and returns its output."""
         return run(self._go, *words, cwd=cwd or self.folder, env=self.environment)
 
     def plugins(self) -> Path:
-        """The folder of the generators."""
+        """Installs the generators and returns their folder."""
         for name, module in GO_PLUGINS.items():
             version = module.rpartition("@")[2]
             if not (self.bin / name).exists() or version not in self.go("version", "-m", str(self.bin / name)):
@@ -85,7 +85,7 @@ class Go:
         return self.bin
 
     def runner(self) -> Runner:
-        """Built anew; go's cache knows what is needed."""
+        """Builds the runner; go's cache makes a repeated build fast."""
         self.go("build", "-o", str(self.bin / "conformance"), "./internal/conformance")
         return Runner("Go", [str(self.bin / "conformance")])
 
@@ -96,31 +96,31 @@ class Node:
     folder = ROOT / "client" / "typescript"
 
     def __init__(self) -> None:
-        needed("node")
-        version = run(needed("node"), "--version").strip()
+        find_program("node")
+        version = run(find_program("node"), "--version").strip()
         if int(version.removeprefix("v").partition(".")[0]) < 20:
-            raise Absent(f"the TypeScript client needs Node.js 20, here is {version}")
+            raise Absent(f"the TypeScript client needs Node.js 20, found {version}")
         digest = hashlib.sha256((self.folder / "package-lock.json").read_bytes()).hexdigest()
         stamp = self.folder / "node_modules" / ".installed"
         if not stamp.exists() or stamp.read_text("utf-8") != digest:
             cache = str(CACHE / "npm")
             words = ("ci", "--cache", cache, "--no-audit", "--no-fund", "--ignore-scripts")
-            fetch("the packages of the TypeScript client", needed("npm"), *words, cwd=self.folder)
+            fetch("the packages of the TypeScript client", find_program("npm"), *words, cwd=self.folder)
             stamp.write_text(digest, "utf-8")
         self.bin = self.folder / "node_modules" / ".bin"
 
     def npm(self, script: str) -> str:
-        """What a script of package.json prints."""
-        return run(needed("npm"), "run", "--silent", script, cwd=self.folder)
+        """Runs a script of package.json and returns its output."""
+        return run(find_program("npm"), "run", "--silent", script, cwd=self.folder)
 
     @cached_property
     def built(self) -> Path:
-        """What the compiler makes of it, with strict types, once."""
+        """Compiles the client with strict types, once, and returns the output folder."""
         self.npm("build")
         return self.folder / "dist"
 
     def program(self, code: str) -> str:
-        """What a program of a user prints, checked with strict types and run."""
+        """Compiles a user's program with strict types, runs it and returns its output."""
         with tempfile.TemporaryDirectory(dir=self.built) as folder:
             file = Path(folder) / "program.ts"
             file.write_text(code, "utf-8")
@@ -139,12 +139,12 @@ class Node:
             return run("node", str(file.with_suffix(".js")), cwd=self.folder)
 
     def consume(self, code: str, target: str) -> None:
-        """Checks a program of a project that has the packed client and its dependencies, and nothing else: no
-        @types/node, and every declaration is checked. Raises AssertionError with what is wrong."""
+        """Type-checks a program of a project that has only the packed client and its dependencies: no @types/node, and
+        every declaration is checked. Raises AssertionError with the compiler's errors."""
         assert self.built
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            run(needed("npm"), "pack", "--silent", "--pack-destination", name, cwd=self.folder)
+            run(find_program("npm"), "pack", "--silent", "--pack-destination", name, cwd=self.folder)
             (archive,) = folder.glob("*.tgz")
             modules = folder / "node_modules"
             shutil.unpack_archive(archive, modules / "@memstream", filter="data")
@@ -158,13 +158,13 @@ class Node:
 
     @property
     def package(self) -> dict[str, Any]:
-        """What package.json says."""
+        """The content of package.json."""
         found: dict[str, Any] = json.loads((self.folder / "package.json").read_text("utf-8"))
         return found
 
     @property
     def locked(self) -> dict[str, dict[str, Any]]:
-        """The packages that a user installs, by path: those of package-lock.json that are not for development."""
+        """The packages that a user installs, by path: those of package-lock.json without development packages."""
         lock = json.loads((self.folder / "package-lock.json").read_text("utf-8"))
         return {path: one for path, one in lock["packages"].items() if path and not one.get("dev")}
 
@@ -174,12 +174,12 @@ class Node:
 
 @cache
 def node() -> Node:
-    """The one of all tests. Raises Absent."""
+    """Returns the Node shared by all tests. Raises Absent."""
     return Node()
 
 
 def buf(template: str, plugins: Path, out: Path) -> None:
-    """Generates what a template says, under `out`, with plugins of that folder."""
+    """Generates code by a template into `out`, with the plugins of that folder."""
     found = str(Path(sys.executable).parent)
     environment = os.environ | {"PATH": f"{plugins}:{found}:{os.environ['PATH']}", "BUF_CACHE_DIR": str(CACHE / "buf")}
     run(f"{found}/buf", "generate", "--template", template, "--output", str(out), env=environment)
@@ -191,11 +191,11 @@ class Java:
     folder = ROOT / "client" / "java"
 
     def __init__(self) -> None:
-        self._maven, self._java = needed("mvn"), needed("java")
-        needed("javac")
+        self._maven, self._java = find_program("mvn"), find_program("java")
+        find_program("javac")
 
     def runner(self) -> Runner:
-        """Built anew when anything of it has changed: the generated code takes its time."""
+        """Builds the runner if its sources or the contract have changed: compiling the generated code is slow."""
         made = hashlib.sha256()
         for root, pattern in ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto")):
             for file in sorted(root.rglob(pattern)):
@@ -203,15 +203,15 @@ class Java:
         stamp = self.folder / "target" / ".built"
         if not stamp.exists() or stamp.read_text("utf-8") != made.hexdigest():
             words = (self._maven, "--quiet", "--batch-mode", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
-            done = _done(words, self.folder, None)
+            done = _run_command(words, self.folder, None)
             if "Could not transfer" in done.stdout or "Could not resolve" in done.stdout:
-                raise Absent(f"the packages of the Java client cannot be had: {done.stdout.strip()[:300]}")
+                raise Absent(f"the packages of the Java client cannot be fetched: {done.stdout.strip()[:300]}")
             assert done.returncode == 0, done.stdout[-8000:]
             stamp.write_text(made.hexdigest(), "utf-8")
         return Runner("Java", [self._java, "-cp", self._classes, "dev.memstream.conformance.Main"], client=False)
 
     def java(self, program: str) -> str:
-        """What one source file prints, run with the generated code."""
+        """Runs one source file with the generated code and returns its output."""
         self.runner()
         return run(self._java, "-cp", self._classes, program)
 

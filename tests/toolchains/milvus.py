@@ -1,8 +1,8 @@
-"""A real Milvus server of the tests' own: PyPI's milvus 2.3.5, in namespaces with nothing but loopback.
+"""A real Milvus server for the tests: PyPI's milvus 2.3.5, in namespaces that have only loopback.
 
-It listens on every interface, on a dozen ports and without authentication, and cannot be told not to: so it gets a
-network of its own, and a process namespace that ends with it. relay.py carries a unix socket into there, which is how
-the tests, and servers that they start, talk to it from outside.
+It listens on every interface, on a dozen ports and without authentication, and cannot be configured otherwise: so it
+runs in a network namespace, and in a process namespace that ends with it. relay.py forwards a unix socket into the
+namespace, through which the tests and their servers reach it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / f"milvus-{VERSION}"
 _ALONE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
 
 
-def installed() -> Path:
-    """The program, installed into a virtual environment of its own in the clone's cache. Raises Absent."""
+def install_server() -> Path:
+    """Returns the program; installs it into a separate virtual environment in .cache/ the first time. Raises Absent."""
     program = CACHE / "bin" / "milvus-server"
     if program.exists():
         return program
@@ -51,18 +51,18 @@ def installed() -> Path:
 
 def _check_namespaces() -> None:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
-        raise Absent("Milvus needs a network of its own: unshare (util-linux) and ip (iproute2) are not both here")
+        raise Absent("Milvus needs a network namespace: unshare (util-linux) and ip (iproute2) are not both installed")
     tried = subprocess.run([*_ALONE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise Absent(f"Milvus needs a network of its own, which this system refuses: {tried.stderr.strip()}")
+        raise Absent(f"Milvus needs a network namespace, which this system refuses: {tried.stderr.strip()}")
 
 
 class MilvusServer:
-    """A running server with empty data; `uri` leads to it."""
+    """A running server with empty data; clients connect to `uri`."""
 
     def __init__(self) -> None:
         _check_namespaces()
-        program = installed()
+        program = install_server()
         self.folder = Path(tempfile.mkdtemp(prefix="memstream-mv-", dir="/tmp"))  # short: sockets' paths are limited
         self.uri = f"unix:{self.folder / 'socket'}"
         with (self.folder / "log").open("wb") as log:
@@ -79,7 +79,7 @@ class MilvusServer:
             )
 
     def wait(self) -> None:
-        """Returns once it serves. Raises Absent."""
+        """Returns when it serves. Raises Absent."""
         from pymilvus import MilvusClient, MilvusException
 
         until = time.monotonic() + START_S
@@ -95,11 +95,11 @@ class MilvusServer:
                 time.sleep(0.5)
 
     def remove(self) -> None:
-        """End it and all it has started, and leave nothing."""
+        """Ends it and its child processes, and removes its data."""
         self._process.kill()
         self._process.wait(30)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
-        """What it has printed."""
+        """Returns its output."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster of the tests' own: Debian's package, a temporary directory, a unix socket and nothing else."""
+"""A PostgreSQL cluster for the tests: Debian's package, a temporary directory, and only a unix socket."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _CONFIGURATION = {
 }
 
 
-def binaries() -> Path:
-    """The folder of initdb and postgres, installed where this may install. Raises Absent."""
-    found = _installed()
+def find_binaries() -> Path:
+    """Returns the folder of initdb and postgres; installs them if allowed. Raises Absent."""
+    found = _find_installed()
     if found is None:
         _install()
-        found = _installed()
+        found = _find_installed()
     if found is None:
-        raise Absent("Debian's package of PostgreSQL brought no initdb")
+        raise Absent("Debian's package of PostgreSQL has no initdb")
     return found
 
 
-def _installed() -> Path | None:
+def _find_installed() -> Path | None:
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[4]))
     named = shutil.which("initdb")
     if named is not None:
@@ -67,7 +67,7 @@ def _install() -> None:
 
 
 def _user() -> str | None:
-    """Whom the cluster belongs to: PostgreSQL refuses to run as root. None: whoever runs the tests."""
+    """The user who owns the cluster, because PostgreSQL refuses to run as root. None: the user who runs the tests."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -78,7 +78,7 @@ class Cluster:
     """A running cluster. It listens on a socket in a directory that is closed to everybody else."""
 
     def __init__(self) -> None:
-        self._binaries = binaries()
+        self._binaries = find_binaries()
         self.folder = Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))  # short: sockets' paths are limited
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
@@ -102,7 +102,7 @@ class Cluster:
             raise Absent(f"initdb failed: {made.stderr.strip()[-300:]}")
 
     def start(self) -> None:
-        """Returns once it answers."""
+        """Starts it and returns when it answers."""
         chosen = _CONFIGURATION | {"unix_socket_directories": str(self.folder)}
         settings = [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
@@ -120,7 +120,7 @@ class Cluster:
             time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT ends it in order, SIGQUIT as a crash does."""
+        """Stops it: SIGINT in order, SIGQUIT like a crash."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(how)
             try:
@@ -131,26 +131,26 @@ class Cluster:
                 raise
 
     def remove(self) -> None:
-        """Stop it and leave nothing."""
+        """Stops it and removes its data."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
-        """What it has written."""
+        """Returns its log."""
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     def database(self, options: str = "") -> str:
-        """The URL of a new and empty database."""
+        """Creates an empty database and returns its URL."""
         name = f"t{next(self._numbers)}"
         self.execute("postgres", f"CREATE DATABASE {name} {options}")
         return self.url(name)
 
     def url(self, database: str) -> str:
-        """Of any database here."""
+        """Returns the URL of a database of the cluster."""
         return f"postgresql://memstream@/{database}?host={self.folder}"
 
     def execute(self, database: str, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run one statement outside of transactions; its rows. `database` is a name or a URL."""
+        """Runs one statement outside of transactions and returns its rows. `database` is a name or a URL."""
         import psycopg
 
         target = database if "://" in database else self.url(database)
@@ -159,11 +159,11 @@ class Cluster:
             return cursor.fetchall() if cursor.description else []
 
     def dump(self, url: str, file: Path) -> None:
-        """pg_dump, as docs/operations.md has it."""
+        """Runs pg_dump as in docs/operations.md."""
         self._run("pg_dump", "--format=custom", f"--file={file}", url)
 
     def restore(self, url: str, file: Path) -> None:
-        """pg_restore over what is there, as docs/operations.md has it."""
+        """Runs pg_restore over the existing data as in docs/operations.md."""
         self._run("pg_restore", "--clean", "--if-exists", "--single-transaction", f"--dbname={url}", str(file))
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -171,7 +171,7 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def end_sessions(self, url: str) -> int:
-        """End all sessions of a database from its side, as a restart or an administrator does; how many."""
+        """Ends all sessions of a database from the server's side, as a restart does, and returns their number."""
         name = url.partition("?")[0].rpartition("/")[2]
         found = self.execute(
             "postgres", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", name

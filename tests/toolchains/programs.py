@@ -1,4 +1,4 @@
-"""Programs of others that tests need."""
+"""Third-party programs that tests need."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 class Absent(Exception):
-    """There is no such program here; the text says why it could not be had."""
+    """A program is not available; the text gives the reason."""
 
 
 def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, **variables: str) -> str:
-    """What a program prints; it must end well."""
+    """Runs a program and returns its output. Raises AssertionError when it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,

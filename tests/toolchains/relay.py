@@ -1,6 +1,6 @@
-"""Inside a network namespace: bring loopback up, start a server there, and carry a unix socket to its port.
+"""Runs inside a network namespace: brings loopback up, starts a server, and forwards a unix socket to its port.
 
-A unix socket in the file system is reached from every network namespace, so the tests stay outside.
+A unix socket in the file system is reachable from every network namespace, so the tests run outside.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     except OSError:
-        pass  # an end of a connection, as good as any other
+        pass  # the connection has ended
     finally:
         writer.close()
 
 
 async def main(path: str, port: int, command: list[str]) -> int:
-    """The exit code of the command, which is carried to until it ends."""
+    """Starts the command, forwards to it until it ends, and returns its exit code."""
     server = await asyncio.create_subprocess_exec(*command)
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Servers of one database that ask who calls: what is passed on is passed on in the caller's name, and asked again."""
+"""Servers of one database with access control: a forwarded call keeps its caller, and the owner checks it again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.server.conftest import check_log
 from tests.server.listing import contents
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess
+from tests.toolchains.fleet import Fleet
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
-from tests.toolchains.test_servers import Fleet
 
 pytestmark = pytest.mark.toolchain
 
@@ -31,7 +31,7 @@ POLICY = f'[[grant]]\nwho = ["uri:{AGENT}", "key:joy"]\nnamespaces = ["comedy"]\
 
 
 class Guarded:
-    """Servers with mutual TLS, a file of keys and a policy each."""
+    """Servers with mutual TLS, a file of API keys and a policy."""
 
     def __init__(self, folder: Path, fleet: Fleet) -> None:
         self.authority = Authority(folder)
@@ -73,7 +73,7 @@ def guarded(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iterator
         assert SECRET not in server.log()
 
 
-async def test_a_call_that_is_passed_on_keeps_its_caller(guarded: Guarded) -> None:
+async def test_a_forwarded_call_keeps_its_caller(guarded: Guarded) -> None:
     owner, other = guarded.start("owner"), guarded.start("other")
     async with guarded.connected(owner) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])
@@ -93,7 +93,7 @@ async def test_a_call_that_is_passed_on_keeps_its_caller(guarded: Guarded) -> No
         ]
 
 
-async def test_the_owner_asks_its_own_policy(guarded: Guarded) -> None:
+async def test_the_owner_applies_its_own_policy(guarded: Guarded) -> None:
     owner = guarded.start("owner", POLICY.replace(f'"uri:{AGENT}", ', ""))
     other = guarded.start("other")
     async with guarded.connected(owner, guarded.key) as client:
@@ -105,7 +105,7 @@ async def test_the_owner_asks_its_own_policy(guarded: Guarded) -> None:
         await client.memory("comedy/joy").observe_batch(["by the key"])
 
 
-async def test_servers_with_another_secret_and_clients_are_not_believed(guarded: Guarded) -> None:
+async def test_only_peers_with_the_secret_may_name_the_caller(guarded: Guarded) -> None:
     owner, stranger = guarded.start("owner"), guarded.start("stranger", secret=SECRET[::-1])
     async with guarded.connected(owner) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])

@@ -16,7 +16,7 @@ from tests.toolchains.milvus import MilvusServer
 pytestmark = pytest.mark.toolchain
 
 
-def test_a_collection_of_a_server_is_adopted(milvus: MilvusServer, tmp_path: Path) -> None:
+def test_a_collection_of_a_milvus_server_is_adopted(milvus: MilvusServer, tmp_path: Path) -> None:
     from pymilvus import DataType, MilvusClient
 
     count = 2 * PAGE_ROWS + 20

@@ -1,4 +1,4 @@
-"""What browsers and curl get through a real Envoy with deploy/envoy/browsers.yaml: JSON, gRPC-Web, CORS, errors."""
+"""Calls of browsers and curl through a real Envoy with deploy/envoy/browsers.yaml: JSON, gRPC-Web, CORS, errors."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ QUERY = {"text": "What does Bob drink?", "limit": 1}
 
 
 @contextmanager
-def before(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
-    """An Envoy that leads to the server."""
+def run_envoy(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
+    """Runs an Envoy in front of the server."""
     try:
-        program = deploying.envoy()
+        program = deploying.find_envoy()
     except Absent as absent:
         pytest.skip(str(absent))
-    deploying.descriptors()
+    deploying.write_descriptors()
     with Envoy(program, folder, [server.address], configured="browsers.yaml") as envoy:
         until = time.monotonic() + START_S
-        while envoy.healthy() != {server.address}:
-            assert time.monotonic() < until, "Envoy does not find the server"
+        while envoy.healthy_servers() != {server.address}:
+            assert time.monotonic() < until, "Envoy does not see the server as healthy"
             time.sleep(0.05)
         yield envoy
 
 
 @pytest.fixture(scope="module")
 def envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
-    """One for all tests, before a server that the page's memories are new to."""
+    """One Envoy for all tests, with a server that does not have the page's memories yet."""
     folder = tmp_path_factory.mktemp("browsers")
     with ServerProcess(folder / "data").configure(**QUICK) as server:
-        with before(server, folder) as envoy:
+        with run_envoy(server, folder) as envoy:
             yield envoy
         assert server.stop() == 0
     check_log(server)
@@ -68,16 +68,16 @@ def post(http: httpx2.Client, method: str, body: Any, **headers: str) -> httpx2.
     return http.post(f"memstream.v1.{method}", json=body, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
 
-def lines(http: httpx2.Client, method: str, body: Any) -> Iterator[dict[str, Any]]:
-    """What a stream answers, as it comes."""
+def read_lines(http: httpx2.Client, method: str, body: Any) -> Iterator[dict[str, Any]]:
+    """Yields the messages of a stream as they arrive."""
     with http.stream("POST", f"memstream.v1.{method}", json=body) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             yield json.loads(line)
 
 
-def made(http: httpx2.Client, name: str) -> dict[str, Any]:
-    """A memory that knows what Bob drinks: the body of calls about it, and a cursor from its beginning."""
+def create_memory(http: httpx2.Client, name: str) -> dict[str, Any]:
+    """Creates a memory that has what Bob drinks; returns the body of calls for it, with a cursor from its beginning."""
     memory = {"namespace": "browsers", "memory": name}
     answer = post(http, "MemoryService/CreateMemory", memory).raise_for_status().json()
     observations = [{"content": "Bob drinks green tea.", "speaker": "Bob"}]
@@ -88,7 +88,7 @@ def made(http: httpx2.Client, name: str) -> dict[str, Any]:
 # ---- the page
 
 
-def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
+def test_the_documented_curl_commands_work(envoy: Envoy) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     asked = [block for block in pages.blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
@@ -99,7 +99,7 @@ def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
         assert pages.printed_so(said, printed), f"{code}prints\n{printed}instead of\n{said}"
 
 
-def test_what_the_page_does_in_a_browser(envoy: Envoy) -> None:
+def test_the_documented_browser_code_works(envoy: Envoy) -> None:
     """The client for browsers, type-checked, with Node's fetch."""
     try:
         node = languages.node()
@@ -132,14 +132,14 @@ console.log((await messages.next()).value.message.case);
 await memories.deleteMemory(memory);
 try {
   while (!(await messages.next()).done);
-  console.log("it just ends");
+  console.log("it ended without an error");
 } catch (thrown) {
   console.log(asError(thrown).reasonName, asError(thrown).rawMessage);
 }
 """
 
 
-def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> None:
+def test_a_broken_stream_has_its_status_in_a_browser(envoy: Envoy) -> None:
     try:
         node = languages.node()
     except Absent as absent:
@@ -155,9 +155,9 @@ def test_a_stream_that_breaks_off_in_a_browser_has_its_status(envoy: Envoy) -> N
 # ---- JSON
 
 
-def test_a_watch_gives_lines_as_they_come(http: httpx2.Client) -> None:
-    memory = made(http, "watched")
-    watched = lines(http, "StreamService/Watch", memory | {"includeFragments": True})
+def test_a_watch_sends_each_event_as_a_line_at_once(http: httpx2.Client) -> None:
+    memory = create_memory(http, "watched")
+    watched = read_lines(http, "StreamService/Watch", memory | {"includeFragments": True})
     assert next(watched)["events"]["events"][0]["type"] == "EVENT_TYPE_MEMORY_CREATED"
     assert next(watched)["events"]["fragments"][0]["content"] == "Bob drinks green tea."
     post(http, "StreamService/ObserveBatch", memory | {"cursor": None, "observations": [{"content": "Later."}]})
@@ -169,7 +169,7 @@ def test_a_watch_gives_lines_as_they_come(http: httpx2.Client) -> None:
 
 def test_a_conversation_is_watched_until_it_is_completed(http: httpx2.Client) -> None:
     talk = {"namespace": "browsers", "conversation": "monday"}
-    watched = lines(http, "ConversationService/WatchMessages", talk | {"progressInterval": "1s"})
+    watched = read_lines(http, "ConversationService/WatchMessages", talk | {"progressInterval": "1s"})
     message = {"conversation": "monday", "sender": "bob", "receiver": "joy", "content": "hello"}
     post(http, "ConversationService/AppendMessage", {"namespace": "browsers", "message": message}).raise_for_status()
     post(http, "ConversationService/CompleteConversation", talk).raise_for_status()
@@ -178,9 +178,9 @@ def test_a_conversation_is_watched_until_it_is_completed(http: httpx2.Client) ->
     assert told[-1]["completed"]
 
 
-def test_calls_larger_than_a_buffer_and_than_a_message(http: httpx2.Client) -> None:
-    """Envoy's buffers are of 1 MiB unless it is told otherwise."""
-    memory = made(http, "large") | {"cursor": None}
+def test_large_calls_pass_and_oversized_ones_are_rejected(http: httpx2.Client) -> None:
+    """Envoy's buffers have 1 MiB by default."""
+    memory = create_memory(http, "large") | {"cursor": None}
     texts = [f"{number} " + "word " * 12_000 for number in range(40)]
     post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": one} for one in texts]})
     kept = post(http, "MemoryService/ListFragments", memory).raise_for_status()
@@ -206,8 +206,10 @@ def details(response: httpx2.Response) -> dict[str, Any]:
         (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED", ""),
     ],
 )
-def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, reason: str, field: str) -> None:
-    memory = made(http, f"refusing-{field or status}") | {"cursor": None}
+def test_an_error_response_has_its_reason(
+    http: httpx2.Client, query: Any, status: int, reason: str, field: str
+) -> None:
+    memory = create_memory(http, f"refusing-{field or status}") | {"cursor": None}
     refused = post(http, "StreamService/RecallOnce", memory | {"query": query}, grpc_timeout="500m")
     assert refused.status_code == status
     assert details(refused)["ErrorInfo"]["reason"] == reason
@@ -215,16 +217,16 @@ def test_a_refusal_has_its_reason(http: httpx2.Client, query: Any, status: int, 
         assert details(refused)["BadRequest"]["fieldViolations"][0]["field"] == field
 
 
-def test_a_stream_that_is_refused_says_so_in_its_only_line(http: httpx2.Client) -> None:
-    memory = made(http, "refused") | {"cursor": {"memoryUid": "another"}}
-    (only,) = lines(http, "StreamService/Watch", memory)
+def test_a_rejected_stream_has_one_line_with_the_error(http: httpx2.Client) -> None:
+    memory = create_memory(http, "refused") | {"cursor": {"memoryUid": "another"}}
+    (only,) = read_lines(http, "StreamService/Watch", memory)
     assert (only["code"], only["details"][0]["reason"]) == (11, "CURSOR_VOID")
 
 
-def test_a_stream_that_breaks_off_ends(http: httpx2.Client) -> None:
-    """Without a word, since it has begun; whoever asks again is told."""
-    memory = made(http, "broken-off")
-    watched = lines(http, "StreamService/Watch", memory)
+def test_a_broken_stream_ends(http: httpx2.Client) -> None:
+    """It ends without an error, because the response has begun; the next call gets the error."""
+    memory = create_memory(http, "broken-off")
+    watched = read_lines(http, "StreamService/Watch", memory)
     next(watched)
     post(http, "MemoryService/DeleteMemory", memory | {"cursor": None}).raise_for_status()
     assert all(line.keys() <= {"events", "progress"} for line in watched)
@@ -232,7 +234,7 @@ def test_a_stream_that_breaks_off_ends(http: httpx2.Client) -> None:
     assert "MEMORY_NOT_FOUND" in again.text
 
 
-def test_what_envoy_refuses(http: httpx2.Client) -> None:
+def test_envoy_rejects_invalid_json_calls(http: httpx2.Client) -> None:
     json_type = {"content-type": "application/json"}
     method = "memstream.v1.StreamService/RecallOnce"
     answers = [
@@ -247,8 +249,8 @@ def test_what_envoy_refuses(http: httpx2.Client) -> None:
     assert all(one.json()["message"] for one in answers)
 
 
-def test_no_server_is_unavailable(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data").configure(**QUICK) as server, before(server, tmp_path) as envoy:
+def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data").configure(**QUICK) as server, run_envoy(server, tmp_path) as envoy:
         server.kill()
         with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
             refused = post(http, "ServerService/GetServerInfo", {})
@@ -262,7 +264,7 @@ def test_a_token_passes_through(tmp_path: Path) -> None:
     files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     with (
         ServerProcess(tmp_path / "data").configure(**QUICK, **files) as server,
-        before(server, tmp_path) as envoy,
+        run_envoy(server, tmp_path) as envoy,
         httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http,
     ):
         asked = {"namespace": "comedy", "memory": "joy"}
@@ -283,7 +285,7 @@ def preflight(http: httpx2.Client, origin: str) -> httpx2.Response:
     return http.options("memstream.v1.StreamService/RecallOnce", headers=headers)
 
 
-def test_a_page_that_is_allowed_may_call_and_read_errors(http: httpx2.Client) -> None:
+def test_a_page_of_an_allowed_origin_may_call_and_read_errors(http: httpx2.Client) -> None:
     answer = preflight(http, ALLOWED)
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == ALLOWED
@@ -295,8 +297,8 @@ def test_a_page_that_is_allowed_may_call_and_read_errors(http: httpx2.Client) ->
     assert "grpc-status-details-bin" in called.headers["access-control-expose-headers"]
 
 
-def test_another_page_may_not(http: httpx2.Client) -> None:
-    """Its browser asks first, and is not told that it may; what it may send without asking is not taken."""
+def test_a_page_of_another_origin_may_not_call(http: httpx2.Client) -> None:
+    """Its browser's preflight is not allowed, and requests that need no preflight are rejected."""
     assert "access-control-allow-origin" not in preflight(http, OTHER).headers
     memory = {"namespace": "browsers", "memory": "from-elsewhere"}
     for simple in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):

@@ -15,7 +15,7 @@ from tests.server.listing import contents
 from tests.server.test_health import probed
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import deploying
-from tests.toolchains.charts import Container, rendered
+from tests.toolchains.charts import Container, render_objects
 from tests.toolchains.fleet import Fleet
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.programs import Absent
@@ -28,13 +28,13 @@ HOST = "memory.agents.svc"
 @pytest.fixture(autouse=True, scope="module")
 def _programs() -> None:
     try:
-        deploying.helm()
+        deploying.build_helm()
     except Absent as absent:
         pytest.skip(str(absent))
 
 
 def connect(server: ServerProcess, container: Container) -> memstream.Client:
-    """A client as NOTES.txt has it, but for the name: the pod's Service is not there."""
+    """Connects as NOTES.txt says, except for the host name: there is no Service."""
     ca = container.text("Secret", "memory-tls", "ca.crt").encode()
     key = container.text("Secret", "memory-access", "api-key")
     named = [("grpc.ssl_target_name_override", HOST)]
@@ -48,10 +48,10 @@ def connect(server: ServerProcess, container: Container) -> memstream.Client:
 
 
 class Pod:
-    """The default's server on a volume of this machine."""
+    """The server of the default values, on a local volume."""
 
     def __init__(self, folder: Path) -> None:
-        self.container = Container(rendered({}, folder))
+        self.container = Container(render_objects({}, folder))
         volume = folder / "data"
         volume.mkdir(mode=0o2775)
         (volume / "lost+found").mkdir()
@@ -72,7 +72,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     check_log(made.server)
 
 
-async def test_the_default_serves_and_keeps_what_it_was_told(pod: Pod) -> None:
+async def test_the_default_serves_and_keeps_data_after_a_restart(pod: Pod) -> None:
     pod.server.start()
     assert probed(pod.metrics) == {"livez": 200, "readyz": 200}
     async with connect(pod.server, pod.container) as client:
@@ -84,12 +84,12 @@ async def test_the_default_serves_and_keeps_what_it_was_told(pod: Pod) -> None:
         joy = client.memory("comedy/joy")
         assert (await joy.recall_once("bees")).recollections[0].fragment.content == "bees on the roof"
     assert pod.server.stop() == 0
-    names = sorted(path.name for path in pod.volume.iterdir() if path.suffix != ".process")  # the test's own
+    names = sorted(path.name for path in pod.volume.iterdir() if path.suffix != ".process")  # written by the test
     assert names == ["lost+found", "memstream"]
     assert "insecure" not in pod.server.log()
 
 
-async def test_the_default_refuses_strangers(pod: Pod) -> None:
+async def test_the_default_rejects_callers_without_a_key(pod: Pod) -> None:
     pod.server.start()
     address = pod.server.address.replace("0.0.0.0", "127.0.0.1")
     ca = pod.container.text("Secret", "memory-tls", "ca.crt").encode()
@@ -109,12 +109,12 @@ def test_healthcheck_reads_the_settings_of_the_chart(pod: Pod) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_replicas_of_the_chart_pass_calls_on(fleet: Fleet, milvus: MilvusServer, tmp_path: Path) -> None:
-    """With what the chart makes: certificate, CA, name, API key and the secret of the servers."""
+async def test_replicas_of_the_chart_forward_calls(fleet: Fleet, milvus: MilvusServer, tmp_path: Path) -> None:
+    """With the chart's certificate, CA, name, API key and peer secret."""
     values = {"mode": "replicated", "journal": {"url": fleet.url}, "milvus": {"uri": milvus.uri}}
-    container = Container(rendered(values, tmp_path))
+    container = Container(render_objects(values, tmp_path))
     settings = container.settings(tmp_path)
-    for name in ("listen", "metrics_listen", "advertise", "data_dir"):  # a pod has an address of its own
+    for name in ("listen", "metrics_listen", "advertise", "data_dir"):  # each pod has its own address
         del settings[name]
     owner, other = (fleet.make(**settings).start() for _ in range(2))
     async with connect(owner, container) as client:
@@ -124,4 +124,4 @@ async def test_replicas_of_the_chart_pass_calls_on(fleet: Fleet, milvus: MilvusS
         assert (await joy.recall_once("bees")).recollections[0].fragment.content == "bees on the roof"
         await joy.observe_batch(["a train to Ulm"])
         assert sorted(await contents(joy)) == ["a train to Ulm", "bees on the roof"]
-    assert fleet.epoch("joy") == 1  # the owner has answered all of it
+    assert fleet.epoch("joy") == 1  # the owner has answered every call

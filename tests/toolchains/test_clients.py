@@ -1,4 +1,4 @@
-"""Clients in other languages and a real server: conformance cases, golden bytes, TLS and tokens, lint, drift."""
+"""Clients in other languages with a real server: conformance cases, golden messages, TLS, tokens, lint, drift."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.conftest import MakeServer, check_log, make_server, started
 from tests.support import pages
 from tests.support.server import free_address
 from tests.toolchains import languages
-from tests.toolchains.front import Front, certificates
+from tests.toolchains.front import Front, write_certificates
 from tests.toolchains.languages import ROOT, Go
 from tests.toolchains.programs import Absent
 
@@ -26,7 +26,7 @@ __all__ = ["make_server"]  # a fixture
 pytestmark = pytest.mark.toolchain
 
 
-def had(make: Callable[[], Runner]) -> Runner:
+def build_or_skip(make: Callable[[], Runner]) -> Runner:
     try:
         return make()
     except Absent as absent:
@@ -43,7 +43,7 @@ RUNNERS: dict[str, Callable[[], Runner]] = {
 
 @pytest.fixture(scope="module", params=RUNNERS)
 def runner(request: pytest.FixtureRequest) -> Runner:
-    return had(RUNNERS[request.param])
+    return build_or_skip(RUNNERS[request.param])
 
 
 async def test_cases(runner: Runner, make_server: MakeServer) -> None:
@@ -55,9 +55,9 @@ async def test_cases(runner: Runner, make_server: MakeServer) -> None:
     check_log(server)
 
 
-async def test_answers_are_asked_for_in_one_message(runner: Runner, make_server: MakeServer) -> None:
+async def test_clients_request_answers_in_one_message(runner: Runner, make_server: MakeServer) -> None:
     if not runner.client:
-        pytest.skip(f"{runner.language} has generated code only, which asks for nothing by itself")
+        pytest.skip(f"{runner.language} has only generated code, which sets no field on its own")
     server = await started(make_server())
     async with Older(server.address) as older:
         found = await said(runner, "cases", older.address, [one for one in CASES if one.stem == "older_clients"])
@@ -66,7 +66,7 @@ async def test_answers_are_asked_for_in_one_message(runner: Runner, make_server:
     assert {opening.done_in_recollections for opening in older.openings} == {True}
 
 
-async def test_golden_bytes(runner: Runner) -> None:
+async def test_golden_messages_decode_and_encode_unchanged(runner: Runner) -> None:
     found = await said(runner, "golden", "", GOLDEN)
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
     assert len(found) == sum(len(json.loads(file.read_text("utf-8"))["messages"]) for file in GOLDEN)
@@ -74,8 +74,8 @@ async def test_golden_bytes(runner: Runner) -> None:
 
 async def test_mutual_tls_token_and_routing_header(runner: Runner, make_server: MakeServer, tmp_path: Path) -> None:
     if not runner.client:
-        pytest.skip(f"{runner.language} has generated code only, which knows no tokens")
-    certificates(tmp_path)
+        pytest.skip(f"{runner.language} has only generated code, which adds no tokens")
+    write_certificates(tmp_path)
     server = await started(make_server())
     async with Front(server.address, tmp_path) as front:
         found = await said(runner, "secure", front.address, [tmp_path])
@@ -92,7 +92,7 @@ def test_go_lint() -> None:
     go.go("vet", "./...")
     assert go.go("mod", "tidy", "-diff") == ""
     files = [str(file) for file in go.folder.rglob("*.go")]
-    assert languages.run(languages.needed("gofmt"), "-l", *files) == ""
+    assert languages.run(languages.find_program("gofmt"), "-l", *files) == ""
 
 
 def test_go_test() -> None:
@@ -119,8 +119,8 @@ def test_typescript_test() -> None:
     assert re.search(r"^# pass [1-9]", node.npm("test"), re.MULTILINE)
 
 
-def generated(template: str, kept: str, plugins: Path, out: Path) -> None:
-    """Generates anew under `out` and compares with what is kept."""
+def check_generated(template: str, kept: str, plugins: Path, out: Path) -> None:
+    """Generates into `out` and compares the result with the committed files."""
     languages.buf(template, plugins, out)
     fresh = {file.relative_to(out): file.read_bytes() for file in (out / kept).rglob("*") if file.is_file()}
     here = {file.relative_to(ROOT): file.read_bytes() for file in (ROOT / kept).rglob("*") if file.is_file()}
@@ -129,16 +129,16 @@ def generated(template: str, kept: str, plugins: Path, out: Path) -> None:
     assert [str(name) for name in here if here[name] != fresh[name]] == [], f"write them: buf generate {template}"
 
 
-def test_the_generated_go_is_of_the_contract(tmp_path: Path) -> None:
+def test_the_generated_go_matches_the_contract(tmp_path: Path) -> None:
     try:
         plugins = Go().plugins()
     except Absent as absent:
         pytest.skip(str(absent))
-    generated("buf.gen.yaml", "client/go/memstream/v1", plugins, tmp_path)
+    check_generated("buf.gen.yaml", "client/go/memstream/v1", plugins, tmp_path)
 
 
-def written_in(language: str) -> list[tuple[str, pages.Block]]:
-    """Every block of the documents in a language, by page and line; those that may be run say what they print."""
+def blocks_in(language: str) -> list[tuple[str, pages.Block]]:
+    """Returns the code blocks of the documents in a language that can run, by page and line."""
     return [
         (f"{page.relative_to(ROOT)}:{block.line}", block)
         for page in pages.PAGES
@@ -147,18 +147,18 @@ def written_in(language: str) -> list[tuple[str, pages.Block]]:
     ]
 
 
-async def ran(language: str, make_server: MakeServer, program: Callable[[str], str]) -> None:
-    """Has `program` run every block of a language; what it prints is as the page says."""
+async def run_blocks(language: str, make_server: MakeServer, program: Callable[[str], str]) -> None:
+    """Runs every block of a language with `program` and compares its output with the page."""
     server = await started(make_server())
-    found = written_in(language)
+    found = blocks_in(language)
     assert found
     for where, block in found:
         printed = await asyncio.to_thread(program, block.code.replace(pages.DEFAULT_ADDRESS, server.address))
-        assert block.output is not None, f"{where} does not say what it prints"
+        assert block.output is not None, f"{where} has no expected output"
         assert pages.printed_so(block.output, printed), f"{where} prints\n{printed}"
 
 
-async def test_the_go_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_go_code_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
     try:
         go = Go()
     except Absent as absent:
@@ -168,10 +168,10 @@ async def test_the_go_of_the_documents_runs(make_server: MakeServer, tmp_path: P
         (tmp_path / "main.go").write_text(code, "utf-8")
         return go.go("run", str(tmp_path / "main.go"))
 
-    await ran("go", make_server, program)
+    await run_blocks("go", make_server, program)
 
 
-async def test_the_java_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
+async def test_java_code_of_the_documents_runs(make_server: MakeServer, tmp_path: Path) -> None:
     try:
         java = languages.Java()
     except Absent as absent:
@@ -181,32 +181,32 @@ async def test_the_java_of_the_documents_runs(make_server: MakeServer, tmp_path:
         (tmp_path / "Main.java").write_text(code, "utf-8")
         return java.java(str(tmp_path / "Main.java"))
 
-    await ran("java", make_server, program)
+    await run_blocks("java", make_server, program)
 
 
-def test_the_generated_typescript_is_of_the_contract(tmp_path: Path) -> None:
+def test_the_generated_typescript_matches_the_contract(tmp_path: Path) -> None:
     try:
         plugins = languages.node().bin
     except Absent as absent:
         pytest.skip(str(absent))
-    generated("client/typescript/buf.gen.yaml", "client/typescript/src/gen", plugins, tmp_path)
+    check_generated("client/typescript/buf.gen.yaml", "client/typescript/src/gen", plugins, tmp_path)
 
 
-async def test_the_typescript_of_the_documents_runs(make_server: MakeServer) -> None:
+async def test_typescript_code_of_the_documents_runs(make_server: MakeServer) -> None:
     try:
         node = languages.node()
     except Absent as absent:
         pytest.skip(str(absent))
-    await ran("typescript", make_server, node.program)
+    await run_blocks("typescript", make_server, node.program)
 
 
-def test_the_package_for_npm_has_the_client_alone() -> None:
+def test_the_npm_package_has_only_the_client() -> None:
     try:
         node = languages.node()
     except Absent as absent:
         pytest.skip(str(absent))
     assert node.built
-    (packed,) = json.loads(languages.run(languages.needed("npm"), "pack", "--dry-run", "--json", cwd=node.folder))
+    (packed,) = json.loads(languages.run(languages.find_program("npm"), "pack", "--dry-run", "--json", cwd=node.folder))
     names = {file["path"] for file in packed["files"]}
     assert names >= {"LICENSE", "README.md", "package.json", "dist/index.js", "dist/index.d.ts"}
     assert not [name for name in names if "conformance" in name or name.startswith(("src/", "dist/test/"))]
@@ -241,8 +241,8 @@ def test_typescript_types_compile_without_types_node(target: str) -> None:
         pytest.skip(str(absent))
 
 
-def test_typescript_engines_and_ranges_are_true() -> None:
-    """A user's Node.js is new enough for every dependency, and a newer patch of a dependency is taken."""
+def test_typescript_engines_and_version_ranges_are_correct() -> None:
+    """The Node.js in `engines` is new enough for every dependency, and ranges admit newer patches of dependencies."""
     try:
         node = languages.node()
     except Absent as absent:
@@ -255,9 +255,9 @@ def test_typescript_engines_and_ranges_are_true() -> None:
 
 
 def _first_version(wanted: str) -> tuple[int, ...]:
-    """The least of ">=20.4"; a range that says it otherwise is for whoever adds it to read."""
+    """Returns the version of ">=20.4"; fails for other kinds of ranges, which this does not parse."""
     found = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", wanted)
-    assert found, f"{wanted} is not read here"
+    assert found, f"cannot parse {wanted}"
     return tuple(map(int, found[1].split(".")))
 
 

@@ -1,4 +1,4 @@
-"""A server whose connections to PostgreSQL are cut: inside COMMIT, before and after it was done, and anywhere else."""
+"""A server whose connections to PostgreSQL are cut: during COMMIT, before and after it took effect, and elsewhere."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.toolchains.postgres import Cluster
 pytestmark = pytest.mark.toolchain
 
 COMMIT = (b"READ COMMITTED", b"COMMIT\0")
-"""The first request of a transaction of the writer, and its last; readers begin theirs otherwise."""
+"""The first and the last request of a writer's transaction; readers begin theirs differently."""
 CUTS = 20
 
 
-def through(relay: Relay, url: str) -> str:
-    """The URL of the same database through the relay."""
+def url_through(relay: Relay, url: str) -> str:
+    """Returns the URL of the same database through the relay."""
     database = url.partition("?")[0].rpartition("/")[2]
     return f"postgresql://memstream@{relay.address}/{database}?sslmode=disable"
 
@@ -38,9 +38,9 @@ def relay_to(cluster: Cluster, draw: random.Random | None = None) -> Relay:
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_a_commit_that_nobody_answers_is_unknown_and_read_again(postgres: Cluster, done: bool) -> None:
+async def test_an_unanswered_commit_is_unknown_and_read_again(postgres: Cluster, done: bool) -> None:
     async with relay_to(postgres) as relay:
-        url = through(relay, postgres.database())
+        url = url_through(relay, postgres.database())
         journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
         await journal.create_memory(record(), ())
         await journal.own("u1")
@@ -54,11 +54,11 @@ async def test_a_commit_that_nobody_answers_is_unknown_and_read_again(postgres: 
         await journal.close()
 
 
-async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, tmp_path: Path) -> None:
-    """Every third round a connection dies anywhere; else in COMMIT, by turns before it is done and after."""
+async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path: Path) -> None:
+    """Every third cut is at a random time; the others are during COMMIT, before or after it took effect."""
     draw = random.Random(11)
     async with relay_to(postgres, draw) as relay:
-        settings = QUICK | {"journal_url": through(relay, postgres.database())}
+        settings = QUICK | {"journal_url": url_through(relay, postgres.database())}
         server = ServerProcess(tmp_path / "data").configure(**settings)
         try:
             await started(server)
@@ -74,9 +74,9 @@ async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, 
                         sprung = relay.sprung
                         relay.trap_done = cut % 3 == 1
                         relay.trap = COMMIT
-                        await until(lambda sprung=sprung: _sprung(relay, sprung))  # type: ignore[misc]  # bound at once
+                        await until(lambda sprung=sprung: _has_sprung(relay, sprung))  # type: ignore[misc]  # bound at once
                     before = [one.ledger.received for one in producers]
-                    await until(lambda before=before: _any_beyond(producers, before))  # type: ignore[misc]  # bound at once
+                    await until(lambda before=before: _any_advanced(producers, before))  # type: ignore[misc]  # bound at once
                 for task in talking:
                     assert not task.done(), f"a producer gave up: {task.exception()!r}"
                     task.cancel()
@@ -92,9 +92,9 @@ async def test_producers_survive_commits_that_nobody_answers(postgres: Cluster, 
         check_log(server)
 
 
-async def _sprung(relay: Relay, before: int) -> bool:
+async def _has_sprung(relay: Relay, before: int) -> bool:
     return relay.sprung > before
 
 
-async def _any_beyond(producers: list[Producer], received: list[int]) -> bool:
+async def _any_advanced(producers: list[Producer], received: list[int]) -> bool:
     return any(one.ledger.received > before for one, before in zip(producers, received, strict=True))

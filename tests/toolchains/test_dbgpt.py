@@ -1,4 +1,4 @@
-"""DB-GPT's agents with their memory on a real server: DB-GPT's own package, in an environment of its own."""
+"""DB-GPT's agents with their memory on a real server: DB-GPT's package in a separate environment."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FIRST, SECOND = "My name is Bob, please tell me a joke", "What's my name?"
 JOKE = "Sure, Bob! Parallel lines have so much in common. Pity they never meet."
 
 
-def answered(body: JSON) -> str:
-    """What the model says: it knows what its prompt says."""
+def answer_of(body: JSON) -> str:
+    """The model's answer, which depends only on its prompt."""
     prompt = body["messages"][-1]["content"]
     if prompt.endswith(f"Question: {FIRST}\n"):
         return JOKE
@@ -39,12 +39,12 @@ def answered(body: JSON) -> str:
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeOpenAI]:
     async with FakeOpenAI() as endpoint:
-        endpoint.complete = answered
+        endpoint.complete = answer_of
         yield endpoint
 
 
-class Talk:
-    """An agent in a process of its own."""
+class Agent:
+    """An agent in a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -53,12 +53,12 @@ class Talk:
     async def ask(self, question: str) -> str:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{question}\n".encode())
-        return str((await self.said())["answer"])
+        return str((await self.read_answer())["answer"])
 
-    async def said(self) -> dict[str, Any]:
+    async def read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = await asyncio.wait_for(self._process.stdout.readline(), dbgpt.RUN_S)
-        assert line, "the agent has ended; what went wrong is above"
+        assert line, "the agent has ended; its error is above"
         return dict(json.loads(line))
 
     async def end(self) -> None:
@@ -67,45 +67,45 @@ class Talk:
         assert await asyncio.wait_for(self._process.wait(), dbgpt.RUN_S) == 0
 
 
-def environment(fake: FakeOpenAI, home: Path) -> dict[str, str]:
+def variables_of(fake: FakeOpenAI, home: Path) -> dict[str, str]:
     told = {"OPENAI_API_BASE": fake.base_url, "OPENAI_API_KEY": "secret", "OPENAI_MODEL": "scripted"}
     return variables_for(home) | told | {"DBGPT_HOME": str(home)}
 
 
-async def talk(python: Path, fake: FakeOpenAI, home: Path, *arguments: str) -> Talk:
+async def start_agent(python: Path, fake: FakeOpenAI, home: Path, *arguments: str) -> Agent:
     process = await asyncio.create_subprocess_exec(
         *(str(python), str(SCRIPTS / "talk.py"), *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=sys.stderr,
-        env=environment(fake, home),
+        env=variables_of(fake, home),
         cwd=home,
     )
-    made = Talk(process)
-    made.session = str((await made.said())["session"])
+    made = Agent(process)
+    made.session = str((await made.read_answer())["session"])
     return made
 
 
-def prompts(fake: FakeOpenAI) -> list[str]:
+def prompts_of(fake: FakeOpenAI) -> list[str]:
     return [seen.body["messages"][-1]["content"] for seen in fake.seen]
 
 
-async def test_joy_remembers_over_a_restart_of_the_server(
+async def test_an_agent_remembers_across_a_server_restart(
     dbgpt_python: Path, make_server: MakeServer, fake: FakeOpenAI, tmp_path: Path
 ) -> None:
-    """kill -9 between the two questions, while the agent lives on; then another process asks."""
+    """kill -9 between two questions of the same agent process; then another process asks."""
     server = await started(make_server(listen=free_address()))
-    joy = await talk(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
+    joy = await start_agent(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
     assert await joy.ask(FIRST) == JOKE
     await restarted(server)
     assert await joy.ask(SECOND) == "Your name is Bob!"
     await joy.end()
     remembered = f"Most recent observations:\nuser: {FIRST} \nassistant: {JOKE} \nQuestion: {SECOND}\n"
-    assert prompts(fake) == [f"Question: {FIRST}\n", remembered]
-    later = await talk(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
+    assert prompts_of(fake) == [f"Question: {FIRST}\n", remembered]
+    later = await start_agent(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
     assert await later.ask(SECOND) == "Your name is Bob!"
     await later.end()
-    assert prompts(fake)[-1].count(FIRST) == 1, "building the agent again brought its history in once more"
+    assert prompts_of(fake)[-1].count(FIRST) == 1, "rebuilding the agent wrote its history again"
     async with memstream.connect(server.address) as client:
         held = [fragment async for fragment in client.memory("comedy/joy").list_fragments()]
         said = [message async for message in client.conversation("comedy/monday").messages()]
@@ -122,8 +122,8 @@ async def test_two_agents_in_two_processes_share_a_memory(
     dbgpt_python: Path, make_server: MakeServer, fake: FakeOpenAI, tmp_path: Path
 ) -> None:
     server = await started(make_server())
-    joy = await talk(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
-    ann = await talk(dbgpt_python, fake, tmp_path, server.address, "Ann", "Critics", "tuesday")
+    joy = await start_agent(dbgpt_python, fake, tmp_path, server.address, "Joy", "Comedians", "monday")
+    ann = await start_agent(dbgpt_python, fake, tmp_path, server.address, "Ann", "Critics", "tuesday")
     assert (joy.session, ann.session) == ("monday_Comedians_Joy", "tuesday_Critics_Ann")
     assert await ann.ask(SECOND) == "We have not met."
     assert await joy.ask(FIRST) == JOKE
@@ -151,17 +151,17 @@ async def test_the_example_and_the_page_run(
             *(str(dbgpt_python), *command),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment(fake, tmp_path),
+            env=variables_of(fake, tmp_path),
             cwd=tmp_path,
         )
         out, _ = await asyncio.wait_for(process.communicate(), dbgpt.RUN_S)
         assert process.returncode == 0, out.decode()
-    assert "Your name is Bob!" in [answered(seen.body) for seen in fake.seen]
+    assert "Your name is Bob!" in [answer_of(seen.body) for seen in fake.seen]
 
 
 @pytest.fixture(scope="module")
 def found(dbgpt_python: Path, shared: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What interface.py saw."""
+    """The results of interface.py."""
     return dict(dbgpt.ask(SCRIPTS / "interface.py", shared.address, home=tmp_path_factory.mktemp("dbgpt")))
 
 
@@ -169,7 +169,7 @@ def test_a_clone_is_a_handle_to_the_same_memory(found: dict[str, Any]) -> None:
     assert found["clones"] == [["tea", "rain"], ["tea", "rain"], "monday_Comedians_Joy"]
 
 
-def test_a_history_is_written_once_and_brings_nothing_back(found: dict[str, Any]) -> None:
+def test_a_history_is_written_once_and_restores_nothing(found: dict[str, Any]) -> None:
     assert found["batches"] == [["three", "four"], True, ["four", "five"]]
 
 
@@ -177,7 +177,7 @@ def test_one_id_given_twice_loses_nothing(found: dict[str, Any]) -> None:
     assert found["same_id"] == ["tea", "rain"]
 
 
-def test_the_scope_says_who_shares(found: dict[str, Any]) -> None:
+def test_the_scope_decides_who_shares_a_memory(found: dict[str, Any]) -> None:
     everything = ["on monday", "on tuesday", "and again"]
     assert found["scopes"] == {
         "memory": [everything, everything],
@@ -186,12 +186,12 @@ def test_the_scope_says_who_shares(found: dict[str, Any]) -> None:
     }
 
 
-def test_importances_are_on_our_scale(found: dict[str, Any]) -> None:
-    """Given 0.3, 1, 8 and none; then scored 7, 1 and 0, which DB-GPT says where it could not read the reply."""
+def test_importances_are_converted_to_our_scale(found: dict[str, Any]) -> None:
+    """Given 0.3, 1, 8 and none; then scored 7, 1 and 0, which is DB-GPT's score for an unreadable reply."""
     assert found["importances"] == [0.3, 1.0, 0.8, 0.5, 0.7, 0.1, 0.5]
 
 
-def test_fragments_come_back_as_dbgpts(found: dict[str, Any]) -> None:
+def test_fragments_are_returned_in_dbgpts_types(found: dict[str, Any]) -> None:
     assert found["fragments"] == {
         "classes": ["AgentMemoryFragment"],
         "ids": True,
@@ -206,7 +206,7 @@ def test_fragments_come_back_as_dbgpts(found: dict[str, Any]) -> None:
     }
 
 
-def test_promoted_structured_fragments_merge_into_the_list_dbgpt_makes(found: dict[str, Any]) -> None:
+def test_promoted_structured_fragments_merge_as_in_dbgpt(found: dict[str, Any]) -> None:
     own, ours, others, plain = found["merged"]
     steps = [{"question": "rain?", "thought": f"look {n}", "action": "search"} for n in range(3)]
     assert own == [steps]
@@ -215,7 +215,7 @@ def test_promoted_structured_fragments_merge_into_the_list_dbgpt_makes(found: di
     assert plain == {"observation": "plain; words"}
 
 
-def test_every_kind_reads_and_clears(found: dict[str, Any]) -> None:
+def test_every_kind_can_be_read_and_cleared(found: dict[str, Any]) -> None:
     everything = ["more tea", "rain in Cork", "tea with Bob"]
     assert found["kinds"] == {
         "sensory": [[], [], []],
@@ -226,11 +226,11 @@ def test_every_kind_reads_and_clears(found: dict[str, Any]) -> None:
     }
 
 
-def test_weights_count(found: dict[str, Any]) -> None:
+def test_weights_change_the_ranking(found: dict[str, Any]) -> None:
     assert found["weights"] == ["tea, tea, nothing but tea", "a fire in the tea house"]
 
 
-def test_messages_and_plans_are_what_dbgpts_own_give(found: dict[str, Any]) -> None:
+def test_messages_and_plans_equal_those_of_dbgpts_own_store(found: dict[str, Any]) -> None:
     messages, plans = found["gpts"]["own"]
     assert messages["all"]
     assert plans["changed"]
@@ -241,7 +241,7 @@ def test_messages_are_shared_and_end_with_the_conversation(found: dict[str, Any]
     assert found["gpts"]["shared"] == [["one", "two"]] * 2 + [["one", "two"], "two"]
 
 
-def test_what_is_appended_while_all_are_read_stays_in_dbgpts_cache(found: dict[str, Any]) -> None:
+def test_messages_appended_during_a_read_stay_in_dbgpts_cache(found: dict[str, Any]) -> None:
     assert found["gpts"]["meanwhile"] == [["within"], ["before"]]
 
 

@@ -1,7 +1,7 @@
-"""The defects of DB-GPT's memories that are not copied: each is shown there, and the right result here.
+"""Defects of DB-GPT's memories that this server does not copy: each is reproduced there and tested here.
 
-with_dbgpt/defects.py shows them with DB-GPT's own classes; docs/dbgpt.md lists them. The right results are tests of
-this server that run without DB-GPT; here they run beside what they differ from.
+with_dbgpt/defects.py reproduces them with DB-GPT's classes; docs/dbgpt.md lists them. The tests of this server run
+without DB-GPT elsewhere; here they run together with the defect from which they differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCRIPT = Path(__file__).with_name("with_dbgpt") / "defects.py"
 
 
 def weakening_is_by_id() -> None:
-    """Who overflowed takes back what it gave, and not what another of the same words gave."""
+    """A dropped fragment takes back its own enhancement, not that of another fragment with the same words."""
     anchor = Held(Fragment(id="1", content="anchor", importance=0.9, enhancement_count=2), None)
     first, second = (
         Held(Fragment(id="2", content="same", importance=0.1)),
@@ -64,7 +64,7 @@ DEFECTS: dict[str, tuple[object, Callable[..., Any]]] = {
     "nothing_reflects": ([True, False, 4], core.test_reflection_comes_due),
     "same_words_are_one": (0, weakening_is_by_id),
 }
-"""By name: what DB-GPT does, and the test of what is right."""
+"""By name: DB-GPT's result, and the test of the right result."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def shown(dbgpt_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-async def test_a_defect_is_there_and_not_here(
+async def test_a_dbgpt_defect_does_not_occur_here(
     name: str,
     shown: dict[str, object],
     client: memstream.Client,
@@ -90,6 +90,6 @@ async def test_a_defect_is_there_and_not_here(
         await done
 
 
-def test_the_page_lists_them() -> None:
+def test_the_page_lists_every_defect() -> None:
     page = (dbgpt.ROOT / "docs" / "dbgpt.md").read_text("utf-8")
     assert re.findall(r"^\| `([a-z_]+)` \|", page, re.M) == list(DEFECTS)

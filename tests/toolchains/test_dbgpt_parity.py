@@ -1,7 +1,7 @@
-"""DB-GPT's own tiers and ours hold the same after every step, given the same words, vectors, scores and draws.
+"""DB-GPT's tiers and ours hold the same after every step, given the same words, vectors, scores and draws.
 
-DB-GPT runs in its own environment (numpy<2), ours here; they are compared as JSON. What is not compared, because it is
-a defect there, is in DEFECTS of test_dbgpt_defects.py: what a FIFO tier hands on when it overflows.
+DB-GPT runs in its own environment (numpy<2), ours here; they are compared as JSON. One result is not compared, because
+it is a defect there (see DEFECTS of test_dbgpt_defects.py): the fragments that leave a full FIFO tier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fragment_id(words: str) -> str:
 
 
 def case_of(kind: str, capacity: int, steps: int, similarity_threshold: float, enhance_threshold: int) -> Case:
-    """Words are numbers; vectors lie around a few directions, so that there are hits; a sixth are recollections."""
+    """Words are numbers; vectors are near a few directions, so that some are similar; a sixth are recollections."""
     words = [str(number) for number in range(1, steps + 1)]
     directions = RANDOM.normal(size=(4, 8))
     vectors = directions[RANDOM.integers(0, 4, steps)] + RANDOM.normal(size=(steps, 8)) * 0.4
@@ -82,15 +82,15 @@ def policy_of(case: Case) -> Policy:
     return policy
 
 
-def ours(case: Case) -> list[dict[str, Any]]:
-    """What tiers.py gives, of our core. Sensory and enhanced run in a hybrid memory, where what leaves goes on."""
+def our_states(case: Case) -> list[dict[str, Any]]:
+    """The states of our core, as in tiers.py. Sensory and enhanced run in a hybrid memory, which has a next tier."""
     policy = policy_of(case)
     kind = MemoryKind.SHORT_TERM if case["kind"] == "short_term" else MemoryKind.HYBRID
     state, states = State(kind, SEED), []
     for position, (words, recollected) in enumerate(case["steps"], 1):
         vector = np.asarray(case["vectors"][words], dtype=np.float32)
         if case["kind"] == "sensory":
-            vector = None  # the tier after it only collects what sensory hands on
+            vector = None  # the next tier only collects what leaves sensory
         if recollected:
             found = tiers.Recollected(fragment_id(words), words, vector)
             step = tiers.recollect(state, [found], policy, 0.0)
@@ -99,13 +99,13 @@ def ours(case: Case) -> list[dict[str, Any]]:
             fragment = Fragment(id=fragment_id(words), content=words, importance=importance, position=position)
             step = tiers.observe(state, tiers.Newcomer(fragment, vector), policy, 0.0)
         state = step.state
-        states.append(seen(case, step))
+        states.append(state_of(case, step))
         if case["kind"] == "sensory":
             state = State(kind, SEED, sensory=state.sensory)
     return states
 
 
-def seen(case: Case, step: Transition) -> dict[str, Any]:
+def state_of(case: Case, step: Transition) -> dict[str, Any]:
     tier = step.state.sensory if case["kind"] == "sensory" else step.state.short_term
     held = [
         {
@@ -122,7 +122,7 @@ def seen(case: Case, step: Transition) -> dict[str, Any]:
     return {"held": held, "left": [[fragment.content, fragment.importance] for fragment in left]}
 
 
-def theirs(case: Case, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def their_states(case: Case, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """DB-GPT's states with importances on our scale, and without the defect."""
     scale = 10 * WEIGHT if case["kind"] == "sensory" else 10
     return [
@@ -142,9 +142,11 @@ def dbgpt_states(dbgpt_python: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: f"{CASES[number]['kind']}-{number}")
-def test_every_step_leaves_the_same(number: int, dbgpt_states: list[list[dict[str, Any]]]) -> None:
+def test_every_step_leaves_the_same_state_as_dbgpt(number: int, dbgpt_states: list[list[dict[str, Any]]]) -> None:
     case = CASES[number]
-    for step, here, there in zip(case["steps"], ours(case), theirs(case, dbgpt_states[number]), strict=True):
+    for step, here, there in zip(
+        case["steps"], our_states(case), their_states(case, dbgpt_states[number]), strict=True
+    ):
         assert here == there, f"after {step}"
 
 

@@ -1,4 +1,4 @@
-"""deploy/ without the chart, read by the programs it is made for. Envoy's part is also run, in test_mesh.py."""
+"""Checks deploy/ without the chart, with the programs that read it. test_mesh.py also runs Envoy's part."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OF_ACCESS = {"MEMSTREAM_INSECURE_LISTEN", "MEMSTREAM_TLS_CERT_FILE", "MEMSTREAM_
 """Settings of servers that listen beyond loopback."""
 
 
-def had(get: Any, *arguments: str) -> Path:
-    """A program, or the reason why the test is skipped."""
+def find_or_skip(get: Any, *arguments: str) -> Path:
+    """Returns a program, or skips the test with the reason."""
     try:
         found: Path = get(*arguments)
     except Absent as absent:
@@ -38,12 +38,12 @@ def had(get: Any, *arguments: str) -> Path:
 # ---- the image
 
 
-def test_the_dockerfile_is_clean() -> None:
-    run(had(deploying.tool, "hadolint"), DEPLOY / "Dockerfile")
+def test_the_dockerfile_passes_hadolint() -> None:
+    run(find_or_skip(deploying.find_tool, "hadolint"), DEPLOY / "Dockerfile")
 
 
-def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path) -> None:
-    """Its build stage, with nothing but what it copies, up to the wheel."""
+def test_the_dockerfile_copies_enough_to_build_memstream(tmp_path: Path) -> None:
+    """Runs its build stage up to the wheel with only the files that it copies."""
     text = (DEPLOY / "Dockerfile").read_text("utf-8")
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
     allowed = {line[1:] for line in ignored if line.startswith("!")}
@@ -57,7 +57,7 @@ def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path)
             else:
                 shutil.copy(ROOT / source, target)
     pip = ("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist")
-    run(had(deploying.tool, "python"), *pip, tmp_path)
+    run(find_or_skip(deploying.find_tool, "python"), *pip, tmp_path)
     (wheel,) = (tmp_path / "dist").glob("memstream-*.whl")
     assert wheel.stat().st_size > 100_000
     locked = (ROOT / "requirements/server.txt").read_text("utf-8")
@@ -71,7 +71,7 @@ def test_what_the_dockerfile_copies_is_enough_to_build_memstream(tmp_path: Path)
 # ---- compose
 
 
-def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_has_valid_settings_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     server = compose["services"]["server"]
     assert (DEPLOY / server["build"]["context"] / server["build"]["dockerfile"]).exists()
@@ -87,11 +87,11 @@ def test_compose_says_what_the_server_understands(monkeypatch: pytest.MonkeyPatc
     assert os.environ["PGPASSWORD"] == password
     assert settings.milvus_uri == "http://milvus:19530"
     for name, service in compose["services"].items():
-        assert "healthcheck" in service or name == "server"  # the server's is in its image
+        assert "healthcheck" in service or name == "server"  # the server's image has one
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-def test_compose_reads_its_file() -> None:
+def test_compose_accepts_its_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
@@ -105,22 +105,22 @@ def test_compose_reads_its_file() -> None:
 # ---- Prometheus
 
 
-def test_every_expression_is_promql() -> None:
+def test_every_expression_is_valid_promql() -> None:
     board = json.loads((DEPLOY / "grafana/memstream.json").read_text("utf-8"))
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text("utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = [one.replace("$__rate_interval", "5m").replace("$instance", ".*") for one in asked]
     asked += [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     program = "import json, sys, promql_parser\nfor one in json.load(sys.stdin): promql_parser.parse(one)"
-    run(had(deploying.tool, "python"), "-c", program, stdin=json.dumps(asked))
+    run(find_or_skip(deploying.find_tool, "python"), "-c", program, stdin=json.dumps(asked))
 
 
 # ---- Envoy
 
 
 @pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml"])
-def test_envoy_takes_its_configuration(name: str) -> None:
-    envoy = had(deploying.envoy)
-    deploying.descriptors()
+def test_envoy_accepts_its_configuration(name: str) -> None:
+    envoy = find_or_skip(deploying.find_envoy)
+    deploying.write_descriptors()
     base = ("--base-id", str(os.getpid() % 10_000))
     run(envoy, "--mode", "validate", "--config-path", DEPLOY / "envoy" / name, *base, cwd=ROOT)

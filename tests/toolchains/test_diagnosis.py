@@ -1,4 +1,4 @@
-"""`memstream verify` and `memstream doctor` on a PostgreSQL journal: planted damage, and what is SQLite's alone."""
+"""`memstream verify` and `memstream doctor` on a PostgreSQL journal: planted damage, and checks only for SQLite."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ pytestmark = pytest.mark.toolchain
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory, postgres: Cluster) -> str:
-    """The URL of a database in which a server has lived. Not to be changed."""
+    """The URL of a database that a server has filled. Read-only."""
     url = postgres.database()
     asyncio.run(live(tmp_path_factory.mktemp("lived") / "data", journal_url=url))
     return url
 
 
-def looked(command: str, url: str) -> tuple[int, dict[str, Any]]:
+def run_json(command: str, url: str) -> tuple[int, dict[str, Any]]:
     ended = run(command, "--journal-url", url, "--json")
     assert "Traceback" not in ended.stderr, ended.stderr
     answer: dict[str, Any] = json.loads(ended.stdout)
     return ended.returncode, answer
 
 
-def copied(cluster: Cluster, url: str) -> str:
+def copy_database(cluster: Cluster, url: str) -> str:
     return cluster.database(f"TEMPLATE {url.partition('?')[0].rpartition('/')[2]}")
 
 
-def test_what_a_server_has_written_verifies(lived: str) -> None:
-    code, answer = looked("verify", lived)
+def test_verify_accepts_the_journal_of_a_server(lived: str) -> None:
+    code, answer = run_json("verify", lived)
     assert (code, answer["ok"], answer["violations"]) == (0, True, [])
     assert all(answer["checked"][name] > 0 for name in answer["checked"] if name not in ("outbox", "pending"))
 
 
-def test_the_doctor_says_what_is_sqlites_alone(lived: str) -> None:
-    code, answer = looked("doctor", lived)
+def test_the_doctor_skips_checks_that_only_sqlite_has(lived: str) -> None:
+    code, answer = run_json("doctor", lived)
     assert (code, answer["ok"]) == (0, True)
     said = {one["subject"]: one for one in answer["findings"]}
     assert {"database", "files", "version", "memories", "conversations", "operations", "embedding"} <= set(said)
@@ -107,26 +107,26 @@ DAMAGES: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_planted_damage_is_found(lived: str, postgres: Cluster, name: str) -> None:
     check, text, statement = DAMAGES[name]
-    url = copied(postgres, lived)
+    url = copy_database(postgres, lived)
     postgres.execute(url, statement)
     with open_database(url) as looked_at:
         report = verify_journal(looked_at, lambda done, total: None)
     assert [one for one in report.violations if one.check == check and text in one.text], report.violations
 
 
-def test_an_operation_that_has_not_ended_is_told(lived: str, postgres: Cluster) -> None:
-    url = copied(postgres, lived)
+def test_an_unfinished_operation_is_reported(lived: str, postgres: Cluster) -> None:
+    url = copy_database(postgres, lived)
     postgres.execute(url, "UPDATE operations SET state = 'queued', end_time_us = 0, process = 77")
-    code, answer = looked("verify", url)
+    code, answer = run_json("verify", url)
     ((id_, told),) = answer["unfinished"].items()
     assert (code, told.startswith("purge of lived/keyed, queued, "), told.endswith("which is gone")) == (0, True, True)
-    code, answer = looked("doctor", url)
+    code, answer = run_json("doctor", url)
     (note,) = [one for one in answer["findings"] if one["subject"] == "operations"]
     assert (code, note["level"], note["text"]) == (0, "note", f"{id_} has not ended: {told}")
 
 
-async def test_beside_a_server_that_writes(lived: str, postgres: Cluster, tmp_path: Path) -> None:
-    url = copied(postgres, lived)
+async def test_verify_and_doctor_run_while_a_server_writes(lived: str, postgres: Cluster, tmp_path: Path) -> None:
+    url = copy_database(postgres, lived)
     server = ServerProcess(tmp_path / "data").configure(**QUICK, journal_url=url)
     await asyncio.to_thread(server.start)
     try:
@@ -136,24 +136,24 @@ async def test_beside_a_server_that_writes(lived: str, postgres: Cluster, tmp_pa
                 for number in range(300):
                     await stream.send(f"said {number}")
                     if number == 100:
-                        code, answer = await asyncio.to_thread(looked, "verify", url)
+                        code, answer = await asyncio.to_thread(run_json, "verify", url)
                         assert (code, answer["violations"]) == (0, [])
-            code, answer = await asyncio.to_thread(looked, "doctor", url)
+            code, answer = await asyncio.to_thread(run_json, "doctor", url)
         (lock,) = [one for one in answer["findings"] if one["subject"] == "lock"]
         assert (code, f"pid {server.pid} " in lock["text"]) == (0, True)
         assert await asyncio.to_thread(server.stop) == 0
     finally:
         server.kill()
-    code, answer = await asyncio.to_thread(looked, "verify", url)
+    code, answer = await asyncio.to_thread(run_json, "verify", url)
     assert (code, answer["violations"]) == (0, [])
 
 
-def test_a_database_that_is_no_journal_or_not_there_is_said(postgres: Cluster) -> None:
+def test_a_missing_or_foreign_database_is_reported(postgres: Cluster) -> None:
     empty = postgres.database()
-    code, answer = looked("doctor", empty)
+    code, answer = run_json("doctor", empty)
     (version,) = [one for one in answer["findings"] if one["subject"] == "version"]
     assert (code, version["level"]) == (1, "problem")
     ended = run("verify", "--journal-url", empty)
     assert (ended.returncode, "no memstream journal" in ended.stderr) == (1, True)
-    code, answer = looked("doctor", empty.replace("memstream@", "nobody@"))
+    code, answer = run_json("doctor", empty.replace("memstream@", "nobody@"))
     assert (code, answer["findings"][-1]["subject"]) == (1, "database")

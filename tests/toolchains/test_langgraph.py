@@ -1,4 +1,4 @@
-"""LangGraph over a real server: its stores' contract, its graphs and the page, in an environment of its own."""
+"""LangGraph with a real server: the contract of its stores, a graph and the page, in a separate environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def langgraph() -> Environment:
     return environment
 
 
-def test_the_store_does_what_langgraphs_own_does(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
+def test_the_store_behaves_like_langgraphs_own(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
     """Every test of conformance.py, which runs most of them on LangGraph's InMemoryStore too."""
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(ROOT)]
     printed = langgraph.run(
@@ -41,12 +41,12 @@ def test_the_store_does_what_langgraphs_own_does(langgraph: Environment, shared:
     assert int(ended[1]) > 150
 
 
-def test_the_example_is_a_graph_that_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
+def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "langgraph_store.py")
     first = langgraph.run(example, shared.address, home=tmp_path)
     assert "2 things are known of Bob" in first
     assert "Bob likes plays about trains" in first
-    assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process knows the same, once"
+    assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process finds the same items, once"
 
 
 def test_the_page_runs(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Three servers on PostgreSQL and Milvus behind a real Envoy: streams resume, the ledger stays exact, whoever goes."""
+"""Three servers on PostgreSQL and Milvus behind a real Envoy: streams resume and the ledger stays exact in faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
 from tests.toolchains.envoy import Envoy
-from tests.toolchains.fleet import SHORT, Fleet, Talk
+from tests.toolchains.fleet import SHORT, Fleet, Load
 from tests.toolchains.programs import Absent
 
 pytestmark = pytest.mark.toolchain
@@ -36,36 +36,36 @@ pytestmark = pytest.mark.toolchain
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
 
 GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
-"""What calls get to end in, as it is where nobody sets it."""
+"""The default time for calls to end."""
 
 
 @pytest.fixture(scope="session")
 def envoy_program() -> Path:
     try:
-        return deploying.envoy()
+        return deploying.find_envoy()
     except Absent as absent:
         pytest.skip(str(absent))
 
 
 @contextmanager
-def mesh(
+def run_envoy(
     program: Path, folder: Path, servers: Sequence[ServerProcess], certificates: Path | None = None
 ) -> Iterator[Envoy]:
     with Envoy(program, folder, [server.address for server in servers], certificates) as envoy:
         yield envoy
 
 
-async def leads_to(envoy: Envoy, servers: Sequence[ServerProcess]) -> None:
-    """Until Envoy sends calls to these servers and no others."""
+async def wait_for_endpoints(envoy: Envoy, servers: Sequence[ServerProcess]) -> None:
+    """Waits until Envoy sends calls to exactly these servers."""
 
     async def seen() -> bool:
-        return await asyncio.to_thread(envoy.healthy) == {server.address for server in servers}
+        return await asyncio.to_thread(envoy.healthy_servers) == {server.address for server in servers}
 
     await until(seen)
 
 
-async def serves(server: ServerProcess) -> None:
-    """Until the server says so."""
+async def wait_until_serving(server: ServerProcess) -> None:
+    """Waits until the server reports SERVING."""
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service="memstream.v1.StreamService")
@@ -75,38 +75,38 @@ async def serves(server: ServerProcess) -> None:
                 return
 
 
-async def rolled(servers: Sequence[ServerProcess], talk: Talk, envoy: Envoy | None = None) -> None:
-    """One after the other ends in order and comes back, as a rolling update has it."""
+async def restart_in_turn(servers: Sequence[ServerProcess], load: Load, envoy: Envoy | None = None) -> None:
+    """Stops and starts one server after the other, as a rolling update does."""
     for server in servers:
         assert await stopped(server) == 0
-        await talk.progress()
+        await load.wait_for_progress()
         await started(server)
-        await serves(server)
+        await wait_until_serving(server)
         if envoy is not None:
-            await leads_to(envoy, servers)
-        await talk.progress()
+            await wait_for_endpoints(envoy, servers)
+        await load.wait_for_progress()
 
 
 async def test_a_rolling_restart_loses_nothing_and_fails_no_call(fleet: Fleet) -> None:
-    """Without a mesh: the client itself goes round the servers."""
+    """Without a mesh: the client uses round robin."""
     servers = await fleet.start(3, **GRACE)
     target = "ipv4:" + ",".join(server.address for server in servers)
     options = [("grpc.lb_policy_name", "round_robin")]
     async with memstream.connect(target, retry=PATIENT, options=options) as client:
-        talk = Talk(client, SEED)
-        await talk.begin()
+        load = Load(client, SEED)
+        await load.start()
         await asyncio.to_thread(fleet.analyze)
-        await rolled(servers, talk)
-        print(f"rolling restart, round robin: {await talk.end()}, seed {SEED}")
-        assert not talk.failed
+        await restart_in_turn(servers, load)
+        print(f"rolling restart, round robin: {await load.finish()}, seed {SEED}")
+        assert not load.failed
 
 
 async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: Path, tmp_path: Path) -> None:
-    """No server passes a call on: all of them together have answered as many as were made."""
+    """No server forwards a call: the servers together have answered as many calls as were made."""
     metrics = [free_address() for _ in range(3)]
     servers = list(await asyncio.gather(*(started(fleet.make(metrics_listen=one)) for one in metrics)))
-    with mesh(envoy_program, tmp_path, servers) as envoy:
-        await leads_to(envoy, servers)
+    with run_envoy(envoy_program, tmp_path, servers) as envoy:
+        await wait_for_endpoints(envoy, servers)
         async with memstream.connect(envoy.address, retry=PATIENT) as client:
             memories = [await client.create_memory(f"hash/m{number}") for number in range(12)]
             for _ in range(4):
@@ -129,37 +129,37 @@ async def test_streams_resume_and_the_ledger_stays_exact(
     fleet: Fleet, envoy_program: Path, tmp_path: Path, what: str
 ) -> None:
     servers = await fleet.start(3, **GRACE, **(SHORT if what == "paused" else {}))
-    with mesh(envoy_program, tmp_path, servers) as envoy:
-        await leads_to(envoy, servers)
+    with run_envoy(envoy_program, tmp_path, servers) as envoy:
+        await wait_for_endpoints(envoy, servers)
         async with memstream.connect(envoy.address, retry=PATIENT) as client:
-            talk = Talk(client, SEED)
-            await talk.begin(memories=4)
+            load = Load(client, SEED)
+            await load.start(memories=4)
             await asyncio.to_thread(fleet.analyze)
             if what == "killed":
                 for victim in servers[:2]:
                     await asyncio.to_thread(victim.kill)
-                    await talk.progress()
+                    await load.wait_for_progress()
                     await restarted(victim)
-                    await leads_to(envoy, servers)
-                    await talk.progress()
+                    await wait_for_endpoints(envoy, servers)
+                    await load.wait_for_progress()
             elif what == "paused":
                 os.kill(servers[0].pid, signal.SIGSTOP)
                 try:
-                    await leads_to(envoy, servers[1:])
-                    await talk.progress()
+                    await wait_for_endpoints(envoy, servers[1:])
+                    await load.wait_for_progress()
                 finally:
                     os.kill(servers[0].pid, signal.SIGCONT)
-                await leads_to(envoy, servers)
+                await wait_for_endpoints(envoy, servers)
             elif what == "rolling":
-                await rolled(servers, talk, envoy)
+                await restart_in_turn(servers, load, envoy)
             else:
                 servers.append(await started(fleet.make(**GRACE)))
-                envoy.lead_to([server.address for server in servers])
-                await leads_to(envoy, servers)
-            await talk.progress()
-            print(f"behind Envoy, {what}: {await talk.end()}, seed {SEED}")
+                envoy.set_servers([server.address for server in servers])
+                await wait_for_endpoints(envoy, servers)
+            await load.wait_for_progress()
+            print(f"behind Envoy, {what}: {await load.finish()}, seed {SEED}")
             if what in ("rolling", "added"):
-                assert not talk.failed
+                assert not load.failed
 
 
 MESH = "spiffe://mesh/ns"
@@ -176,7 +176,7 @@ verbs = ["*"]
 """
 
 
-async def test_mutual_tls_through_envoy_tells_the_servers_who_calls(
+async def test_mutual_tls_through_envoy_identifies_the_caller(
     fleet: Fleet, envoy_program: Path, tmp_path: Path
 ) -> None:
     """Envoy's own certificate opens nothing, and nobody's word counts who calls: what Envoy has verified does."""
@@ -204,8 +204,8 @@ async def test_mutual_tls_through_envoy_tells_the_servers_who_calls(
         name: memstream.Tls.of_files(authority.ca, *authority.issue(name, f"{MESH}/agents/{name}"))
         for name in ("joy", "ann")
     }
-    with mesh(envoy_program, tmp_path, servers, folder) as envoy:
-        await leads_to(envoy, servers)
+    with run_envoy(envoy_program, tmp_path, servers, folder) as envoy:
+        await wait_for_endpoints(envoy, servers)
         async with memstream.connect(envoy.address, retry=PATIENT, tls=agents["joy"]) as client:
             joy = await client.create_memory("comedy/joy")
             async with joy.observe(producer="p") as stream:

@@ -73,7 +73,7 @@ async def test_servers_verify_each_other_by_the_service_name(peers: Peers) -> No
     ],
     ids=["another name", "no name", "another CA"],
 )
-async def test_an_untrusted_owner_is_named_with_the_setting(
+async def test_an_untrusted_owner_is_reported_with_the_setting(
     peers: Peers, tmp_path: Path, settings: dict[str, str | float], problem: str
 ) -> None:
     if "tls_peer_ca_file" in settings:

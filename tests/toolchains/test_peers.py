@@ -1,4 +1,4 @@
-"""The comparison with other memory systems, on the one that is installed in half a minute (make bench-peers: all)."""
+"""The comparison with other memory systems, for the one that installs quickly (make bench-peers runs all)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.load import made_up
 pytestmark = pytest.mark.toolchain
 
 
-def test_langgraphs_stores_are_measured(tmp_path: Path) -> None:
+def test_the_benchmark_measures_langgraphs_stores(tmp_path: Path) -> None:
     contenders = [one for one in CONTENDERS if one.title.startswith("LangGraph")]
     sqlite, memory = compare(contenders, made_up(60, 10, 10), 1, tmp_path)
     assert (sqlite.failed, memory.failed) == ("", "")

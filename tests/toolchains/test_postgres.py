@@ -62,8 +62,8 @@ class TestPostgres(JournalConformance):
     """See conformance/suite.py."""
 
 
-async def opened(url: str) -> SqlJournal:
-    """With a memory that has an owner and a producer."""
+async def open_with_memory(url: str) -> SqlJournal:
+    """Opens a journal with a memory that has an owner and a producer."""
     journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
@@ -74,39 +74,39 @@ async def opened(url: str) -> SqlJournal:
 
 @pytest.fixture
 async def journal(url: str) -> AsyncIterator[SqlJournal]:
-    journal = await opened(url)
+    journal = await open_with_memory(url)
     yield journal
     await journal.close()
 
 
-async def revision(journal: SqlJournal) -> int:
+async def read_revision(journal: SqlJournal) -> int:
     return (await journal.load("u1", MODEL, 0)).record.revision
 
 
 # ---- one server at a time
 
 
-async def test_a_second_server_is_told_who_holds_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_second_server_reports_who_holds_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
-    first = await opened(url)
+    first = await open_with_memory(url)
     with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
-        await opened(url)
+        await open_with_memory(url)
     await first.commit(transition(1))
     await first.close()
-    await (await opened(url)).close()
+    await (await open_with_memory(url)).close()
 
 
-async def test_schemas_of_one_database_are_apart(postgres: Cluster, url: str) -> None:
+async def test_schemas_of_one_database_are_separate(postgres: Cluster, url: str) -> None:
     postgres.execute(url, "CREATE SCHEMA other")
-    first, second = await opened(url), await opened(f"{url}&options=-csearch_path%3Dother")
+    first, second = await open_with_memory(url), await open_with_memory(f"{url}&options=-csearch_path%3Dother")
     await first.commit(transition(1))
-    assert (await revision(first), await revision(second)) == (2, 1)
+    assert (await read_revision(first), await read_revision(second)) == (2, 1)
     await first.close()
     await second.close()
 
 
 def test_servers_that_start_at_once_take_turns(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each makes the tables, or finds them made, and is gone again before the next."""
+    """Each creates the tables or finds them, and closes before the next opens."""
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 30)
     together, inside = threading.Barrier(4), threading.Semaphore(1)
 
@@ -124,25 +124,25 @@ def test_servers_that_start_at_once_take_turns(url: str, monkeypatch: pytest.Mon
     assert descriptions[0].startswith("postgresql 1")
 
 
-async def test_a_server_that_was_overtaken_while_cut_off_writes_no_more(
+async def test_a_server_that_lost_the_database_lock_cannot_write(
     postgres: Cluster, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapter, "LOCK_WAIT_S", 0.3)
-    first = await opened(url)
-    other = overtaken(postgres, url)
+    first = await open_with_memory(url)
+    other = take_lock(postgres, url)
     try:
         with pytest.raises(Unreadable, match="in use by"):
             await first.commit(transition(1))
-        assert await revision(first) == 1
+        assert await read_revision(first) == 1
     finally:
         other.close()
-    await first.commit(transition(1))  # it was only for a while
-    assert await revision(first) == 2
+    await first.commit(transition(1))  # the lock is free again
+    assert await read_revision(first) == 2
     await first.close()
 
 
-def overtaken(cluster: Cluster, url: str) -> Any:
-    """End the sessions of a database and take the lock before they come back."""
+def take_lock(cluster: Cluster, url: str) -> Any:
+    """Ends the sessions of a database and takes the lock before they reconnect."""
     import psycopg
 
     connection = psycopg.connect(url, autocommit=True)
@@ -162,7 +162,7 @@ def overtaken(cluster: Cluster, url: str) -> Any:
 # ---- the tables
 
 
-async def test_the_migrations_make_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
+async def test_the_migrations_create_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
     engine = create_engine(adapter.parse_url(url))
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -175,7 +175,7 @@ async def test_the_migrations_make_the_tables_of_the_schema(journal: SqlJournal,
     engine.dispose()
 
 
-async def test_what_cannot_be_a_journal_is_refused_in_words(postgres: Cluster, url: str) -> None:
+async def test_an_unusable_database_is_rejected_with_the_cause(postgres: Cluster, url: str) -> None:
     async def refusal(place: str) -> str:
         with pytest.raises(Unreadable) as caught:
             await open_journal(Path("/nonexistent"), url=place, clock_us=Now())
@@ -190,7 +190,7 @@ async def test_what_cannot_be_a_journal_is_refused_in_words(postgres: Cluster, u
     postgres.execute(foreign, "CREATE TABLE events (mine integer)")
     assert "holds tables of something else" in await refusal(foreign)
     assert postgres.execute(foreign, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(1,)]
-    await (await opened(url)).close()
+    await (await open_with_memory(url)).close()
     postgres.execute(url, "UPDATE alembic_version SET version_num = '9999'")
     assert "start a newer memstream" in await refusal(url)
 
@@ -207,7 +207,7 @@ async def test_a_password_is_in_no_message(wrong: str) -> None:
         error = error.__cause__
 
 
-async def test_a_backup_is_pg_dumps_business(journal: SqlJournal, tmp_path: Path) -> None:
+async def test_a_backup_refers_to_pg_dump(journal: SqlJournal, tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="pg_dump"):
         await journal.backup(str(tmp_path / "copy"))
 
@@ -215,9 +215,9 @@ async def test_a_backup_is_pg_dumps_business(journal: SqlJournal, tmp_path: Path
 # ---- durability
 
 
-async def test_the_journal_is_as_durable_as_it_says(postgres: Cluster, url: str) -> None:
+async def test_the_journal_commits_synchronously(postgres: Cluster, url: str) -> None:
     postgres.execute(url, f"ALTER DATABASE {url.split('?')[0].rpartition('/')[2]} SET synchronous_commit = 'off'")
-    journal = await opened(url)
+    journal = await open_with_memory(url)
 
     def commits(connection: Connection) -> object:
         return connection.exec_driver_sql("SHOW synchronous_commit").scalar_one()
@@ -226,7 +226,7 @@ async def test_the_journal_is_as_durable_as_it_says(postgres: Cluster, url: str)
     await journal.close()
 
 
-async def test_what_was_acknowledged_survives_kill_9(url: str) -> None:
+async def test_acknowledged_writes_survive_kill_9(url: str) -> None:
     for lines in (1, 40, 173):
         said = await asyncio.to_thread(acknowledged_until_killed, url, lines)
         journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
@@ -236,7 +236,7 @@ async def test_what_was_acknowledged_survives_kill_9(url: str) -> None:
             await journal.close()
 
 
-async def test_a_transaction_that_failed_unnoticed_is_not_committed(journal: SqlJournal) -> None:
+async def test_a_failed_transaction_is_not_committed(journal: SqlJournal) -> None:
     """PostgreSQL answers COMMIT of a failed transaction with ROLLBACK, which is no error to the driver."""
     database = journal._database
     await journal.close()
@@ -254,28 +254,26 @@ async def test_a_transaction_that_failed_unnoticed_is_not_committed(journal: Sql
 
 
 def end_session(cluster: Cluster, connection: Connection) -> None:
-    """As an administrator or a failing server would; returns when it has ended."""
+    """Ends a session as an administrator would, and returns when it has ended."""
     pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]  # psycopg's
     assert cluster.execute("postgres", "SELECT pg_terminate_backend(%s, 5000)", pid) == [(True,)]
 
 
-async def test_sessions_that_ended_while_idle_are_replaced_unnoticed(
-    postgres: Cluster, journal: SqlJournal, url: str
-) -> None:
+async def test_sessions_that_ended_while_idle_are_replaced(postgres: Cluster, journal: SqlJournal, url: str) -> None:
     for number in range(1, 4):
-        assert await revision(journal) == number
+        assert await read_revision(journal) == number
         postgres.end_sessions(url)
-        await asyncio.gather(*(revision(journal) for _ in range(4)))
+        await asyncio.gather(*(read_revision(journal) for _ in range(4)))
         postgres.end_sessions(url)
         await journal.commit(transition(number))
 
 
 @pytest.mark.parametrize("name", ["commit", "receive", "create", "delete", "append", "save_plans", "operation"])
-async def test_whichever_statement_finds_its_session_ended_the_write_is_done_once(postgres: Cluster, name: str) -> None:
-    """Nothing was committed yet, so it is done again over a new session, and nobody hears of it."""
+async def test_a_write_is_done_once_if_its_session_ends(postgres: Cluster, name: str) -> None:
+    """Nothing was committed yet, so the write is retried in a new session, and the caller gets no error."""
 
     async def prepared() -> SqlJournal:
-        journal = await opened(postgres.database())
+        journal = await open_with_memory(postgres.database())
         await journal.receive(receipt(1, 2, 0))
         await journal.commit(transition(1, rows=(row(fragment(9)),)))
         return journal
@@ -305,7 +303,7 @@ async def test_whichever_statement_finds_its_session_ended_the_write_is_done_onc
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_a_session_that_ends_in_commit_leaves_the_outcome_of_its_group_unknown(
+async def test_a_session_that_ends_during_commit_is_outcome_unknown(
     postgres: Cluster, journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     def fail(connection: Connection) -> None:
@@ -328,26 +326,26 @@ async def test_a_session_that_ends_in_commit_leaves_the_outcome_of_its_group_unk
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
     image = await journal.load("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
-    await journal.commit(transition(image.record.revision))  # the writer goes on
+    await journal.commit(transition(image.record.revision))  # the writer still works
 
 
-async def test_while_the_database_is_away_calls_fail_and_then_go_on(postgres: Cluster, journal: SqlJournal) -> None:
+async def test_calls_fail_while_the_database_is_away_then_succeed(postgres: Cluster, journal: SqlJournal) -> None:
     await journal.commit(transition(1, rows=(row(fragment(0)),)))
     for how in (signal.SIGINT, signal.SIGQUIT):
-        number = await revision(journal)
+        number = await read_revision(journal)
         await asyncio.to_thread(postgres.stop, how)
-        calls = [journal.commit(transition(number)), journal.receive(receipt(1, 1, 5)), revision(journal)]
+        calls = [journal.commit(transition(number)), journal.receive(receipt(1, 1, 5)), read_revision(journal)]
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(result) for result in results] == [OutcomeUnknown] * 3
         await asyncio.to_thread(postgres.start)
-        assert await revision(journal) == number
+        assert await read_revision(journal) == number
         await journal.commit(transition(number))
 
 
 # ---- what PostgreSQL refuses
 
 
-async def test_a_full_disk_refuses_what_does_not_fit_and_nothing_else(
+async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(
     postgres: Cluster, journal: SqlJournal, url: str
 ) -> None:
     postgres.execute(
@@ -369,8 +367,8 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_nothing_else(
 
 
 @pytest.mark.parametrize("field", ["session", "speaker", "external_id"])
-async def test_a_nul_is_refused_before_it_could_wedge_a_memory(journal: SqlJournal, field: str) -> None:
-    """What is received must be storable. The wire lets no such text in; a journal must not rely on it."""
+async def test_a_nul_is_rejected_before_it_is_received(journal: SqlJournal, field: str) -> None:
+    """A received observation must be storable. The wire rejects such text; a journal must not rely on that."""
     poison: dict[str, Any] = {field: "a\0b"}
     batch = receipt(1, 1, 0)
     poisoned = replace(batch, fragments=tuple(one.but(**poison) for one in batch.fragments))
@@ -395,14 +393,14 @@ async def test_a_nul_in_a_content_is_kept(journal: SqlJournal) -> None:
     assert (await journal.list_fragments("u1", FragmentQuery()))[0] == said
 
 
-async def test_a_query_for_a_nul_is_an_error_of_its_own(journal: SqlJournal) -> None:
+async def test_a_query_for_a_nul_is_an_error(journal: SqlJournal) -> None:
     with pytest.raises(JournalError, match="NUL"):
         await journal.list_fragments("u1", FragmentQuery(sessions=("a\0",)))
     assert await journal.list_fragments("u1", FragmentQuery(sessions=("a",))) == []
 
 
-async def test_names_are_ordered_by_bytes_whatever_the_databases_language(postgres: Cluster) -> None:
-    journal = await opened(postgres.database("LOCALE_PROVIDER icu ICU_LOCALE 'en' TEMPLATE template0"))
+async def test_names_are_ordered_by_bytes_in_any_locale(postgres: Cluster) -> None:
+    journal = await open_with_memory(postgres.database("LOCALE_PROVIDER icu ICU_LOCALE 'en' TEMPLATE template0"))
     names = ["B", "a", "a-b", "aB", "ab", "Ä"]
     for number, name in enumerate(names):
         await journal.create_memory(record(f"n{number}", name, "names"), ())
@@ -412,7 +410,7 @@ async def test_names_are_ordered_by_bytes_whatever_the_databases_language(postgr
     await journal.close()
 
 
-async def test_servers_at_once_fill_a_namespace_to_its_quota_and_no_further(url: str, now: Now) -> None:
+async def test_concurrent_servers_never_exceed_a_namespace_quota(url: str, now: Now) -> None:
     journals = [await open_journal(Path(), url=url, clock_us=now, shared=True) for _ in range(3)]
     try:
         for turn in range(10):

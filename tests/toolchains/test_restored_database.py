@@ -60,7 +60,7 @@ async def in_index(server: ServerProcess, url: str, milvus: str, uid: str) -> se
 
 
 @pytest.mark.parametrize("kind", ["lite", "server"])
-async def test_an_index_ahead_of_a_restored_dump_is_put_right(
+async def test_an_index_ahead_of_a_restored_dump_is_repaired(
     postgres: Cluster, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:
     milvus: MilvusServer | None = request.getfixturevalue("milvus") if kind == "server" else None
@@ -100,8 +100,8 @@ async def _reconciled(server: ServerProcess) -> bool:
     return "index_reconciled" in server.log()
 
 
-async def test_a_dump_made_while_producers_talk_is_a_moment_of_the_journal(postgres: Cluster, tmp_path: Path) -> None:
-    """Nothing acknowledged before it is missing; a client that is ahead of it sends the rest again, or is told."""
+async def test_a_dump_during_writes_is_a_consistent_snapshot(postgres: Cluster, tmp_path: Path) -> None:
+    """It has everything acknowledged before it; a client that is ahead resends the rest, or gets an error."""
     url, dump = postgres.database(), tmp_path / "monday.dump"
     with ServerProcess(tmp_path / "data", free_address(), **QUICK, journal_url=url) as server:
         async with memstream.connect(server.address, retry=PATIENT) as client:

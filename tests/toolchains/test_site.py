@@ -62,13 +62,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, _Page]:
     return {file: _Page(file.read_text("utf-8")) for file in (folder / "out").rglob("*.html")}
 
 
-def test_every_page_is_there(site: dict[Path, _Page]) -> None:
+def test_every_page_is_in_the_site(site: dict[Path, _Page]) -> None:
     built = {str(file).partition("/out/")[2] for file in site}
     pages = {"index.html" if page == HOME else str(Path(page).with_suffix(".html")) for page in PAGES}
     assert {page.replace("README.html", "index.html") for page in pages} | {"404.html"} == built
 
 
-def test_links_lead_somewhere(site: dict[Path, _Page]) -> None:
+def test_links_have_existing_targets(site: dict[Path, _Page]) -> None:
     def broken() -> Iterator[str]:
         for file, page in site.items():
             for link in [*page.links, *page.assets]:
@@ -83,13 +83,13 @@ def test_links_lead_somewhere(site: dict[Path, _Page]) -> None:
     assert list(broken()) == []
 
 
-def test_nothing_is_taken_from_the_internet(site: dict[Path, _Page]) -> None:
+def test_the_site_loads_nothing_from_the_internet(site: dict[Path, _Page]) -> None:
     assert {asset for page in site.values() for asset in page.assets if re.match(r"(https?:)?//", asset)} == set()
     # What the theme's scripts would fetch a diagram's renderer for, once a page has one.
     assert not any("mermaid" in block for file in site for block in re.findall(r'class="([^"]*)"', file.read_text()))
 
 
-def test_lists_and_blocks_are_understood(site: dict[Path, _Page]) -> None:
+def test_lists_and_code_blocks_are_rendered(site: dict[Path, _Page]) -> None:
     paragraphs = [text for page in site.values() for text in page.paragraphs]
     assert len(paragraphs) > 300
     assert [text for text in paragraphs if re.search(r"^(- |\d\. |```|\|)", text, re.M)] == []

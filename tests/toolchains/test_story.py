@@ -23,7 +23,7 @@ TALK = 4
 """Messages."""
 
 
-def told(text: str) -> dict[str, list[str]]:
+def lines_by_language(text: str) -> dict[str, list[str]]:
     """What each language said, in its order."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -32,7 +32,7 @@ def told(text: str) -> dict[str, list[str]]:
     return found
 
 
-def tell(address: str) -> dict[str, list[str]]:
+def run_story(address: str) -> dict[str, list[str]]:
     """Runs the story with toolchains and packages as the other tests have them."""
     try:
         go = languages.Go()
@@ -40,14 +40,16 @@ def tell(address: str) -> dict[str, list[str]]:
         languages.Java().runner()
     except Absent as absent:
         pytest.skip(str(absent))
-    return told(languages.run(str(STORY / "run"), address, env=go.environment | {"PYTHON": sys.executable}))
+    return lines_by_language(
+        languages.run(str(STORY / "run"), address, env=go.environment | {"PYTHON": sys.executable})
+    )
 
 
 async def test_four_languages_on_one_memory(make_server: MakeServer) -> None:
     """As README.md says; a second time nothing is appended or observed again."""
     server = await started(make_server())
-    first = await asyncio.to_thread(tell, server.address)
-    assert first == told(next(pages.blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
+    first = await asyncio.to_thread(run_story, server.address)
+    assert first == lines_by_language(next(pages.blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
 
     async with memstream.connect(server.address) as client:
         messages = [message async for message in client.conversation("story/monday").messages()]
@@ -55,14 +57,14 @@ async def test_four_languages_on_one_memory(make_server: MakeServer) -> None:
     assert [f"{message.number} {message.content}" for message in messages] == first["Java"]
     assert sorted((one.speaker, one.content) for one in kept) == sorted((one.sender, one.content) for one in messages)
 
-    again = await asyncio.to_thread(tell, server.address)
+    again = await asyncio.to_thread(run_story, server.address)
     assert again["Java"] == first["Java"]
     assert again["Python"] == [f"observing from message {TALK + 1} on", f"stored {TALK}"]
     assert again["TypeScript"][: len(first["TypeScript"])] == first["TypeScript"]
     assert again["Go"] == first["Go"]
 
 
-def test_the_go_of_the_story_is_clean() -> None:
+def test_the_go_code_of_the_story_passes_lint() -> None:
     try:
         go = languages.Go()
     except Absent as absent:
@@ -70,4 +72,4 @@ def test_the_go_of_the_story_is_clean() -> None:
     folder = STORY / "go"
     go.go("vet", "./...", cwd=folder)
     assert go.go("mod", "tidy", "-diff", cwd=folder) == ""
-    assert languages.run(languages.needed("gofmt"), "-l", *map(str, folder.glob("*.go"))) == ""
+    assert languages.run(languages.find_program("gofmt"), "-l", *map(str, folder.glob("*.go"))) == ""

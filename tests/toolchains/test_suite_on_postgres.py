@@ -1,7 +1,7 @@
-"""The tests of whatever needs a journal, all of them, on PostgreSQL by URL alone.
+"""Runs all tests that need a journal on PostgreSQL, selected by its URL.
 
 By hand: MEMSTREAM_TEST_JOURNAL_URL=postgresql://... pytest -n 2 tests/engine tests/server (or any other of these).
-The cluster runs with fsync off: a test commits thousands of times, and none of these cuts the power.
+The cluster runs with fsync off: a test commits thousands of times, and none of them tests a power failure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_the_suite_passes_on_postgres(postgres: Cluster, tmp_path: Path) -> None
     skipped = re.findall(r"^SKIPPED \[(\d+)\] \S+: SQLite's own", ended.stdout, re.MULTILINE)
     counted = re.search(r"(\d+) passed(?:, (\d+) skipped)?", ended.stdout)
     assert counted is not None, ended.stdout
-    assert int(counted[1]) > 20 * sum(map(int, skipped)), "most of it ran"
-    assert list((tmp_path / "suite").rglob("journal.db")) == [], "something was kept in SQLite after all"
+    assert int(counted[1]) > 20 * sum(map(int, skipped)), "most tests ran"
+    assert list((tmp_path / "suite").rglob("journal.db")) == [], "a test used SQLite"
     left = postgres.execute(url, "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'test%'")
-    assert left == [], "the tests clean up"
+    assert left == [], "a test left a schema"

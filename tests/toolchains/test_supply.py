@@ -1,4 +1,4 @@
-"""What a server is made of: its bill of materials, and what is known of its parts' vulnerabilities."""
+"""The server's dependencies: its software bill of materials, and known vulnerabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make(target: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, timeout=INSTALL_S, check=False)
 
 
-def test_the_bill_of_materials_names_every_package_with_its_hashes() -> None:
+def test_the_sbom_names_every_package_with_its_hashes() -> None:
     done = make("sbom")
     assert done.returncode == 0, done.stderr
     bill = json.loads((ROOT / "dist" / "sbom.json").read_text("utf-8"))
@@ -28,7 +28,7 @@ def test_the_bill_of_materials_names_every_package_with_its_hashes() -> None:
     assert all(one["externalReferences"][0]["hashes"] for one in bill["components"])
 
 
-def test_no_vulnerability_is_known() -> None:
+def test_no_dependency_has_a_known_vulnerability() -> None:
     done = make("audit")
     if "could not be audited" in done.stderr:
         pytest.skip(f"the package index knows no vulnerabilities here: {done.stderr.splitlines()[0]}")

@@ -1,4 +1,4 @@
-"""A memory moves from SQLite to PostgreSQL, and back."""
+"""An export of a memory moves from SQLite to PostgreSQL and back."""
 
 from __future__ import annotations
 

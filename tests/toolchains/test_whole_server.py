@@ -24,7 +24,7 @@ from tests.support.waiting import until
 from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
 
-# A fixture and tests of tests/server, here with this module's servers.
+# A fixture and tests of tests/server, which run with this module's servers.
 __all__ = ["path", "test_producers_survive_kills_of_the_server", "test_scenario"]
 
 pytestmark = pytest.mark.toolchain
@@ -53,7 +53,7 @@ async def client(shared: ServerProcess) -> AsyncIterator[memstream.Client]:
 
 @pytest.fixture
 def make_server(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iterator[MakeServer]:
-    """As that of tests/server, over an empty database."""
+    """Like make_server of tests/server, on an empty database."""
     made: list[ServerProcess] = []
     stores = {"journal_url": postgres.database(), "milvus_uri": milvus.uri}
 
@@ -68,8 +68,8 @@ def make_server(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iter
         check_log(server)
 
 
-async def test_recall_finds_what_only_milvus_can(client: memstream.Client, path: str) -> None:
-    """By a vector of the client's own, and no word in common."""
+async def test_recall_finds_fragments_that_only_milvus_has(client: memstream.Client, path: str) -> None:
+    """By a vector of the client, with no word in common."""
     memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
     dimension = (await client.server_info()).embedding.dimension
     draw = random.Random(7)
@@ -83,7 +83,7 @@ async def test_recall_finds_what_only_milvus_can(client: memstream.Client, path:
 
 
 async def test_producers_survive_restarts_of_the_database(make_server: MakeServer, postgres: Cluster) -> None:
-    """In order and by a crash, while they talk: nothing acknowledged is lost, nothing is there twice."""
+    """An orderly restart and a crash during writes: nothing acknowledged is lost or duplicated."""
     server = await started(make_server(listen=free_address()))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         memory = await client.create_memory("away/joy")
@@ -95,7 +95,7 @@ async def test_producers_survive_restarts_of_the_database(make_server: MakeServe
             await asyncio.sleep(0.3)
             await asyncio.to_thread(postgres.start)
             before = [producer.ledger.received for producer in producers]
-            await until(lambda before=before: _all_beyond(producers, before))  # type: ignore[misc]  # bound at once
+            await until(lambda before=before: _all_advanced(producers, before))  # type: ignore[misc]  # bound at once
         for task in talking:
             task.cancel()
         assert {type(end) for end in await asyncio.gather(*talking, return_exceptions=True)} == {asyncio.CancelledError}
@@ -107,5 +107,5 @@ async def test_producers_survive_restarts_of_the_database(make_server: MakeServe
         await until(lambda: indexed(client, memory))
 
 
-async def _all_beyond(producers: list[Producer], received: list[int]) -> bool:
+async def _all_advanced(producers: list[Producer], received: list[int]) -> bool:
     return all(one.ledger.received > before for one, before in zip(producers, received, strict=True))

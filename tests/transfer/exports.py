@@ -1,4 +1,4 @@
-"""Small exports made by hand, whole or with something wrong."""
+"""Small handwritten exports, complete or with an error."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def raw_lines(said: Iterable[dict[str, Any] | bytes]) -> list[bytes]:
 
 
 def ended(said: Sequence[dict[str, Any] | bytes], **other: Any) -> list[bytes]:
-    """The lines with the end that belongs to them."""
+    """Returns the lines with a matching last line."""
     packed = raw_lines(said)
     types = [line["type"] for line in said if isinstance(line, dict)]
     names = ("memory", "fragment", "conversation", "message", "plan")
@@ -108,7 +108,7 @@ def ended(said: Sequence[dict[str, Any] | bytes], **other: Any) -> list[bytes]:
 
 
 def changed(place: int, **said: Any) -> Callable[[], list[bytes]]:
-    """A whole export whose line `place` (from 0) says something else; None takes a field away."""
+    """Returns a complete export with changed fields in line `place` (from 0); None removes a field."""
 
     def make() -> list[bytes]:
         made = whole()

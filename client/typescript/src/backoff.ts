@@ -1,4 +1,4 @@
-/** When to make a call or open a broken stream again, and when to give up. */
+/** Decides when to retry a call or reopen a broken stream, and when to give up. */
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { Code } from "@connectrpc/connect";
@@ -7,25 +7,26 @@ import { asError, isCut } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
 
 /**
- * How streams reconnect and unary calls are repeated: full jitter up to a doubling delay, or what the server asks for
- * where that is longer, until so long has passed without progress. In ms.
+ * How streams reconnect and unary calls are retried: exponential backoff with full jitter, at least the delay that the
+ * server requests, until a limit has passed without progress. In milliseconds.
  */
 export interface Retry {
   /**
-   * Bounds the repeats of a unary call while the server is unavailable; 0 repeats none. Default 10 s. A call never
-   * outlasts its own time limit.
+   * Limits the retries of a unary call while the server is unavailable; 0 disables retries. Default 10 s. A call never
+   * outlasts its own timeout.
    */
   readonly callsMs: number;
-  /** Bounds the first opening: a wrong address is to be told soon. Default 10 s. */
+  /** Limits the first connection; it is short, so that a wrong address fails soon. Default 10 s. */
   readonly firstMs: number;
-  /** Bounds every reconnection: a server is restarted, upgraded or moved meanwhile. Default 2 min. */
+  /** Limits each reconnection; it leaves time to restart, upgrade or move a server. Default 2 min. */
   readonly laterMs: number;
-  /** The bound of the first delay. Default 50 ms. */
+  /** Upper bound of the first delay. Default 50 ms. */
   readonly delayMinMs: number;
-  /** The bound of every delay. Default 5 s. */
+  /** Upper bound of every delay. Default 5 s. */
   readonly delayMaxMs: number;
 }
 
+/** The defaults. */
 export const RETRY: Retry = {
   callsMs: 10_000,
   firstMs: 10_000,
@@ -34,7 +35,7 @@ export const RETRY: Retry = {
   delayMaxMs: 5_000,
 };
 
-/** Decides after each break of one stream, and after each failure of one unary call. */
+/** Decides after each failure of one unary call, and after each break of one stream. */
 export class Backoff {
   private allowanceMs: number;
   private attempts = 0;
@@ -45,30 +46,30 @@ export class Backoff {
     this.allowanceMs = retry.firstMs;
   }
 
-  /** The stream is open; that counts as progress once it has stayed so for the longest delay. */
-  opened(): void {
+  /** Records that the stream is open; this counts as progress once it has been open for the longest delay. */
+  markOpened(): void {
     this.allowanceMs = this.retry.laterMs;
     this.openSince = performance.now();
   }
 
-  /** The stream did what it is for: breaks before do not count any more. */
-  progressed(): void {
+  /** Records progress: earlier breaks no longer count. */
+  markProgress(): void {
     this.attempts = 0;
     this.brokenSince = undefined;
   }
 
   /**
-   * Whether a stream that ended so is to be opened again. One that was open and is then ended as UNAUTHENTICATED is: with
-   * the token of now. To be refused so at the opening is final.
+   * Whether to reopen a stream after `error`. UNAUTHENTICATED on an open stream means that its token expired: it is
+   * reopened with a new one. UNAUTHENTICATED at the opening is final.
    */
-  reopens(error: MemstreamError): boolean {
+  shouldReopen(error: MemstreamError): boolean {
     return isCut(error) || (error.code === Code.Unauthenticated && this.openSince !== undefined);
   }
 
-  /** Milliseconds to wait after a break before the next attempt. */
-  waitMs(error: MemstreamError): number {
+  /** Milliseconds to wait before the next attempt. */
+  nextDelayMs(error: MemstreamError): number {
     const now = performance.now();
-    if (this.openSince !== undefined && now - this.openSince > this.retry.delayMaxMs) this.progressed();
+    if (this.openSince !== undefined && now - this.openSince > this.retry.delayMaxMs) this.markProgress();
     this.openSince = undefined;
     this.brokenSince ??= now;
     const ceiling = Math.min(this.retry.delayMaxMs, this.retry.delayMinMs * 2 ** Math.min(this.attempts, 16));
@@ -76,14 +77,17 @@ export class Backoff {
     return Math.max(error.retryAfterMs ?? 0, ceiling * Math.random());
   }
 
-  /** Whether the stream has been broken for longer than is allowed. */
-  get spent(): boolean {
+  /** Whether the stream has been broken for longer than its limit. */
+  get isExhausted(): boolean {
     return this.brokenSince !== undefined && performance.now() - this.brokenSince > this.allowanceMs;
   }
 }
 
-/** Runs `attempt`, one connection of a stream, again after each break until it returns; throws the last break, or the reason of `end`. */
-export async function persist(attempt: () => Promise<void>, backoff: Backoff, end: AbortSignal): Promise<void> {
+/**
+ * Runs `attempt`, one connection of a stream, again after each break until it returns. Throws the last error if it is
+ * final, or the reason of `end`.
+ */
+export async function repeatUntilDone(attempt: () => Promise<void>, backoff: Backoff, end: AbortSignal): Promise<void> {
   for (;;) {
     try {
       await attempt();
@@ -91,10 +95,10 @@ export async function persist(attempt: () => Promise<void>, backoff: Backoff, en
     } catch (thrown) {
       end.throwIfAborted();
       const error = asError(thrown);
-      const reopens = backoff.reopens(error);
-      const waitMs = backoff.waitMs(error);
-      if (!reopens || backoff.spent) throw error;
-      await sleep(waitMs, undefined, { signal: end }).catch(() => { end.throwIfAborted(); });
+      const reopen = backoff.shouldReopen(error);
+      const delayMs = backoff.nextDelayMs(error);
+      if (!reopen || backoff.isExhausted) throw error;
+      await sleep(delayMs, undefined, { signal: end }).catch(() => { end.throwIfAborted(); });
     }
   }
 }

@@ -1,4 +1,4 @@
-/** What every call of the generated clients has: the token, a time limit, repeats, and typed errors. */
+/** Adds to every call of the generated clients: the token, a timeout, retries, and typed errors. */
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -22,7 +22,7 @@ import { asError, MemstreamError } from "./errors.js";
 export const ROUTING_KEY = "memstream-memory";
 export const NAME = /^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$/;
 
-/** A bearer token, or a function that gives the one of now; an empty one is not sent. */
+/** A bearer token, or a function that returns the current one; an empty token is not sent. */
 export type Token = string | (() => string | Promise<string>);
 
 type HeadersInit = ConstructorParameters<typeof Headers>[0];
@@ -31,18 +31,18 @@ interface CallSettings {
   readonly token: Token | undefined;
   readonly timeoutMs: number;
   readonly retry: Retry;
-  /** Aborted with a ClosedError once the client is closed. */
+  /** Aborted with a ClosedError when the client is closed. */
   readonly closed: AbortSignal;
 }
 
-/** A transport over another one. A call rejects with a MemstreamError, or with the reason of the signal that ended it. */
+/** Wraps a transport. A call rejects with a MemstreamError, or with the reason of the signal that aborted it. */
 export class CallTransport implements Transport {
   constructor(
     private readonly inner: Transport,
     private readonly settings: CallSettings,
   ) {}
 
-  /** Repeats the call while the server is unavailable: every unary call reads, has a request_id, or is idempotent. */
+  /** Retries the call while the server is unavailable: every unary call reads, has a request_id, or is idempotent. */
   async unary<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     signal: AbortSignal | undefined,
@@ -61,23 +61,23 @@ export class CallTransport implements Transport {
       return this.inner.unary(method, signal, leftMs, authorized, message, contextValues);
     };
     const backoff = new Backoff(this.settings.retry);
-    let giveUp: number | undefined;
+    let giveUpAt: number | undefined;
     for (;;) {
       this.settings.closed.throwIfAborted();
       try {
         return await attempt();
       } catch (thrown) {
-        const error = this.failed(thrown, signal);
+        const error = this.toError(thrown, signal);
         if (error.code !== Code.Unavailable && error.code !== Code.Canceled) throw error;
-        giveUp ??= Math.min(end, performance.now() + this.settings.retry.callsMs);
-        const waitMs = backoff.waitMs(error);
-        if (performance.now() + waitMs >= giveUp) throw error;
-        await this.pause(waitMs, signal);
+        giveUpAt ??= Math.min(end, performance.now() + this.settings.retry.callsMs);
+        const delayMs = backoff.nextDelayMs(error);
+        if (performance.now() + delayMs >= giveUpAt) throw error;
+        await this.waitForRetry(delayMs, signal);
       }
     }
   }
 
-  /** Opens a stream once: the streams of this package, which number and count what they carry, open it again. */
+  /** Opens a stream without retries: the streams of this package reconnect and resend their own messages. */
   async stream<I extends DescMessage, O extends DescMessage>(
     method: DescMethodStreaming<I, O>,
     signal: AbortSignal | undefined,
@@ -87,17 +87,17 @@ export class CallTransport implements Transport {
     contextValues?: ContextValues,
   ): Promise<StreamResponse<I, O>> {
     this.settings.closed.throwIfAborted();
-    const typed = (thrown: unknown): never => { throw this.failed(thrown, signal); };
-    const headers = await this.withToken(new Headers(header), signal).catch(typed);
-    const response = await this.inner.stream(method, signal, timeoutMs, headers, input, contextValues).catch(typed);
+    const rethrow = (thrown: unknown): never => { throw this.toError(thrown, signal); };
+    const headers = await this.withToken(new Headers(header), signal).catch(rethrow);
+    const response = await this.inner.stream(method, signal, timeoutMs, headers, input, contextValues).catch(rethrow);
     const messages = (): AsyncIterator<MessageShape<O>> => {
       const inner = response.message[Symbol.asyncIterator]();
-      return { next: () => inner.next().catch(typed) };
+      return { next: () => inner.next().catch(rethrow) };
     };
     return { ...response, message: { [Symbol.asyncIterator]: messages } };
   }
 
-  /** The headers with the token of now. */
+  /** Adds the current token to a copy of the headers. */
   private async withToken(headers: Headers, signal: AbortSignal | undefined): Promise<Headers> {
     const { token } = this.settings;
     if (token === undefined) return headers;
@@ -107,27 +107,27 @@ export class CallTransport implements Transport {
     } catch (thrown) {
       signal?.throwIfAborted();
       if (thrown instanceof ConnectError) throw asError(thrown);
-      throw new MemstreamError(`there is no token: ${String(thrown)}`, Code.Unauthenticated, {}, thrown);
+      throw new MemstreamError(`cannot get a token: ${String(thrown)}`, Code.Unauthenticated, {}, thrown);
     }
     const authorized = new Headers(headers);
     if (given !== "") authorized.set("authorization", `Bearer ${given}`);
     return authorized;
   }
 
-  /** What a call failed with. Throws the reason of the signal that ended it. */
-  private failed(thrown: unknown, signal: AbortSignal | undefined): MemstreamError {
+  /** Returns the error of a failed call. Throws the reason of the signal that aborted it. */
+  private toError(thrown: unknown, signal: AbortSignal | undefined): MemstreamError {
     signal?.throwIfAborted();
     this.settings.closed.throwIfAborted();
     return asError(thrown);
   }
 
-  private async pause(waitMs: number, signal: AbortSignal | undefined): Promise<void> {
+  private async waitForRetry(delayMs: number, signal: AbortSignal | undefined): Promise<void> {
     const ends = AbortSignal.any(signal ? [signal, this.settings.closed] : [this.settings.closed]);
-    await sleep(waitMs, undefined, { signal: ends }).catch(() => { ends.throwIfAborted(); });
+    await sleep(delayMs, undefined, { signal: ends }).catch(() => { ends.throwIfAborted(); });
   }
 }
 
-/** The memory that a request names, for consistent-hash routing. */
+/** Adds the routing header with the memory that a request names, for consistent-hash routing. */
 function withRoute(headers: Headers, message: Message): Headers {
   const named: Readonly<Record<string, unknown>> = { ...message };
   const { namespace, memory } = named;
@@ -137,7 +137,7 @@ function withRoute(headers: Headers, message: Message): Headers {
   return headers;
 }
 
-/** A request that can have a request_id and has none gets a fresh one, so that repeats of the call are harmless. */
+/** Sets a new request_id if the request has the field and it is empty, so that retries of the call are idempotent. */
 function withRequestId<I extends DescMessage>(schema: I, message: MessageShape<I>): MessageShape<I> {
   if ((message as Message & { requestId?: unknown }).requestId !== "") return message;
   const copy: Message & { requestId?: unknown } = clone(schema, message);

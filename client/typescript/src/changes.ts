@@ -1,16 +1,16 @@
-/** Waiting for what somebody else changes. */
-/** Something that changes, and those who wait for it. */
+/** Waiting for a change, and for an abort signal. */
+/** Notifies waiters of a change. */
 export class Changes {
   private waiting = new Set<() => void>();
 
-  /** Wakes whoever waits. */
+  /** Wakes all waiters. */
   notify(): void {
     const woken = this.waiting;
     this.waiting = new Set();
     for (const wake of woken) wake();
   }
 
-  /** Until the next change; rejects with the reason of the signal when that is aborted. */
+  /** Resolves at the next change; rejects with the reason of the signal when it is aborted. */
   next(signal?: AbortSignal): Promise<void> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) {
@@ -31,7 +31,7 @@ export class Changes {
   }
 }
 
-/** What a promise gives, or the reason of the signal if that is aborted first. */
+/** Resolves like `given`; rejects with the reason of the signal if it is aborted first. */
 export async function raceSignal<T>(given: T | Promise<T>, signal: AbortSignal | undefined): Promise<T> {
   if (signal === undefined) return given;
   signal.throwIfAborted();

@@ -1,4 +1,4 @@
-/** What every call of this package fails with. */
+/** The errors of this package. */
 import type { Any } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 
@@ -10,13 +10,13 @@ import type { GoingAway } from "./gen/memstream/v1/stream_service_pb.js";
 
 const DOMAIN = "memstream.dev";
 
-/** Which field is wrong, and how. */
+/** An invalid field, and why it is invalid. */
 export interface Violation {
   readonly field: string;
   readonly description: string;
 }
 
-/** What a status says beside its code and message. */
+/** The details of a status. */
 interface Details {
   readonly reason?: ErrorReason;
   readonly details?: Readonly<Record<string, string>>;
@@ -25,9 +25,9 @@ interface Details {
 }
 
 /**
- * A call failed. `code` is the gRPC status; `reason` says why, and what to do (see error.proto), and is UNSPECIFIED
- * when the status came from a proxy, the transport or this package; `details` belong to the reason; `retryAfterMs` is
- * the time to wait before a retry, where the server says one.
+ * A failed call. `code` is the gRPC status code. `reason` is the cause; error.proto says what to do about each. It is
+ * UNSPECIFIED if the status came from a proxy, the transport or this package. `reasonDetails` belong to the reason.
+ * `retryAfterMs` is the time to wait before a retry, if the server gives one.
  */
 export class MemstreamError extends ConnectError {
   readonly reason: ErrorReason;
@@ -35,20 +35,20 @@ export class MemstreamError extends ConnectError {
   readonly violations: readonly Violation[];
   readonly retryAfterMs: number | undefined;
 
-  constructor(message: string, code: Code, said: Details = {}, cause?: unknown) {
+  constructor(message: string, code: Code, details: Details = {}, cause?: unknown) {
     super(message, code, undefined, undefined, cause);
-    this.reason = said.reason ?? ErrorReason.UNSPECIFIED;
-    this.reasonDetails = said.details ?? {};
-    this.violations = said.violations ?? [];
-    this.retryAfterMs = said.retryAfterMs;
+    this.reason = details.reason ?? ErrorReason.UNSPECIFIED;
+    this.reasonDetails = details.details ?? {};
+    this.violations = details.violations ?? [];
+    this.retryAfterMs = details.retryAfterMs;
   }
 
-  // ConnectError takes everything that looks like one of its own for one, and so would this class.
+  // ConnectError accepts any object with its shape as an instance; this class must not inherit that.
   static override [Symbol.hasInstance](value: unknown): boolean {
     return Function.prototype[Symbol.hasInstance].call(this, value);
   }
 
-  /** The reason's name, for instance "MEMORY_NOT_FOUND"; empty where there is none. */
+  /** The reason's name, for instance "MEMORY_NOT_FOUND"; empty if there is none. */
   get reasonName(): string {
     return this.reason === ErrorReason.UNSPECIFIED ? "" : ErrorReason[this.reason];
   }
@@ -61,9 +61,9 @@ export class MemstreamError extends ConnectError {
 }
 
 /**
- * The server expects a lower number than it had acknowledged, and what lies between is no longer held here: it was
- * restored from an older backup, or the memory was made anew. A new stream goes on from `expectedSequence`; what was
- * numbered from there on is the caller's to send again.
+ * The server expects a lower number than it had acknowledged, and the stream no longer buffers the observations between:
+ * the server was restored from an older backup, or the memory was recreated. A new stream continues at
+ * `expectedSequence`; the caller must resend the observations from that number on.
  */
 export class ServerBehindError extends MemstreamError {
   constructor(
@@ -72,8 +72,8 @@ export class ServerBehindError extends MemstreamError {
   ) {
     super(
       `the server expects observation ${expectedSequence.toString()} although it had acknowledged ` +
-        `${acknowledged.toString()}: it was restored from an older backup, or the memory was made anew; open a new ` +
-        "stream and send again what it lacks",
+        `${acknowledged.toString()}: it was restored from an older backup, or the memory was recreated. Open a new ` +
+        `stream of this producer and send the observations from ${expectedSequence.toString()} on again`,
       Code.DataLoss,
     );
   }
@@ -82,45 +82,45 @@ export class ServerBehindError extends MemstreamError {
 /** The stream or the client was used after it was closed or abandoned. */
 export class ClosedError extends MemstreamError {
   constructor() {
-    super("it is closed", Code.Canceled);
+    super("the stream or client is closed", Code.Canceled);
   }
 }
 
 /**
- * The MemstreamError for whatever a generated client threw. It keeps the details of the status: `findDetails` gives each.
+ * Returns the MemstreamError for an error of a generated client. It keeps the details of the status, for `findDetails`.
  */
 export function asError(thrown: unknown): MemstreamError {
   if (thrown instanceof MemstreamError) return thrown;
   const error = ConnectError.from(thrown, Code.Unknown);
-  // A connection that was reset is ABORTED here, or CANCELLED with a text of the transport's; what the server aborts
-  // has a reason, and what the caller gave up another text.
+  // The transport reports a reset connection as ABORTED, or as CANCELLED with this text. ABORTED of the server has a
+  // reason, and a call that the caller cancelled has another text.
   const lost = error.code === Code.Canceled && error.rawMessage.startsWith("http/2 stream closed");
-  // One that was reset inside of a message is INVALID_ARGUMENT, as if a request were wrong.
+  // A reset inside of a message is INVALID_ARGUMENT, as if the request were invalid.
   const torn = error.code === Code.InvalidArgument && error.rawMessage.startsWith("protocol error:");
   const reset = error.code === Code.Aborted || lost || torn;
-  const found = typed(error, error.code, thrown);
-  return reset && found.reason === ErrorReason.UNSPECIFIED ? typed(error, Code.Unavailable, thrown) : found;
+  const found = toMemstreamError(error, error.code, thrown);
+  return reset && found.reason === ErrorReason.UNSPECIFIED ? toMemstreamError(error, Code.Unavailable, thrown) : found;
 }
 
-/** The error for a status inside of a message. */
+/** Returns the error for a status inside of a message. */
 export function fromStatus(status: Status | undefined): MemstreamError {
   const error = new ConnectError(status?.message ?? "", codeOf(status?.code));
-  error.details = (status?.details ?? []).map(incoming);
-  return typed(error, error.code);
+  error.details = (status?.details ?? []).map(toIncomingDetail);
+  return toMemstreamError(error, error.code);
 }
 
-/** A detail as one comes with the status of a call. */
-function incoming(detail: Any): ConnectError["details"][number] {
+/** Converts a detail to the form that ConnectError has for the status of a call. */
+function toIncomingDetail(detail: Any): ConnectError["details"][number] {
   return { type: detail.typeUrl.slice(detail.typeUrl.lastIndexOf("/") + 1), value: detail.value };
 }
 
-function typed(error: ConnectError, code: Code, cause?: unknown): MemstreamError {
-  const said = detailsOf(
+function toMemstreamError(error: ConnectError, code: Code, cause?: unknown): MemstreamError {
+  const details = detailsOf(
     error.findDetails(ErrorInfoSchema)[0],
     error.findDetails(BadRequestSchema)[0],
     error.findDetails(RetryInfoSchema)[0],
   );
-  const found = new MemstreamError(error.rawMessage, code, said, cause);
+  const found = new MemstreamError(error.rawMessage, code, details, cause);
   found.details = error.details;
   error.metadata.forEach((value, key) => { found.metadata.append(key, value); });
   return found;
@@ -144,46 +144,46 @@ function reasonOf(name: string): ErrorReason {
   return name in ErrorReason ? ErrorReason[name as keyof typeof ErrorReason] : ErrorReason.UNSPECIFIED;
 }
 
-export function invalid(field: string, description: string): MemstreamError {
-  return new MemstreamError(`${field} ${description}`, Code.InvalidArgument, {
+export function invalidField(field: string, description: string): MemstreamError {
+  return new MemstreamError(`${field}: ${description}`, Code.InvalidArgument, {
     reason: ErrorReason.INVALID_FIELD,
     violations: [{ field, description }],
   });
 }
 
-/** What a wait rejects with that took longer than its caller would wait. */
-export function late(timeoutMs: number): MemstreamError {
-  return new MemstreamError(`there was no answer within ${timeoutMs} ms`, Code.DeadlineExceeded);
+/** Returns the error of a wait that exceeded its timeout. */
+export function deadlineError(timeoutMs: number): MemstreamError {
+  return new MemstreamError(`no answer within ${timeoutMs} ms`, Code.DeadlineExceeded);
 }
 
-export function unavailable(message: string): MemstreamError {
+export function unavailableError(message: string): MemstreamError {
   return new MemstreamError(message, Code.Unavailable);
 }
 
-export function shuttingDown(going?: GoingAway): MemstreamError {
-  const said = going?.description ?? "";
-  return new MemstreamError(said || "the server is going away", Code.Unavailable, {
+export function shuttingDownError(going?: GoingAway): MemstreamError {
+  const message = going?.description ?? "";
+  return new MemstreamError(message || "the server is going away", Code.Unavailable, {
     reason: ErrorReason.SHUTTING_DOWN,
   });
 }
 
-export function protocolViolation(message: string): MemstreamError {
+export function protocolViolationError(message: string): MemstreamError {
   return new MemstreamError(message, Code.FailedPrecondition, { reason: ErrorReason.PROTOCOL_VIOLATION });
 }
 
-/** What a stream fails with whose server answered `open` with something else. */
-export function notOpened(answer: string | undefined): MemstreamError {
-  return protocolViolation(`the server answered open with ${answer ?? "nothing"}`);
+/** Returns the error of a stream on which the server answered `open` with another message. */
+export function notOpenedError(answer: string | undefined): MemstreamError {
+  return protocolViolationError(`the server answered open with ${answer ?? "nothing"}`);
 }
 
 /**
- * Whether a stream that ended so is to be opened again: transport failures, what the server says will pass, and
- * disagreements about numbers and credits, which every `opened` settles anew.
+ * Whether to reopen a stream after `error`: transport failures, transient errors, and errors about numbers and flow
+ * control, which the next `opened` resolves.
  */
 export function isCut(error: MemstreamError): boolean {
   if (error instanceof ServerBehindError || error instanceof ClosedError) return false;
   if (error.reason === ErrorReason.SEQUENCE_GAP || error.reason === ErrorReason.WINDOW_EXCEEDED) return true;
   if (error.reason !== ErrorReason.UNSPECIFIED) return error.transient;
-  // RST_STREAM is INTERNAL, CANCELLED or UNKNOWN, a proxy's own time limit DEADLINE_EXCEEDED.
+  // RST_STREAM is INTERNAL, CANCELLED or UNKNOWN; a proxy's timeout is DEADLINE_EXCEEDED.
   return [Code.Unavailable, Code.Internal, Code.Unknown, Code.Canceled, Code.DeadlineExceeded].includes(error.code);
 }

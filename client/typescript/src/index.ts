@@ -1,10 +1,10 @@
 /**
  * The client of memstream, a memory server for agents.
  *
- * `connect` gives a `Client` with the generated clients of every service, whose unary calls carry the token, the routing
- * header and a time limit, and are repeated while the server is unavailable. `Client.memory` gives a `Memory` with the
- * three streams. What fails rejects with a `MemstreamError`; what a caller's own signal ends, with that signal's reason,
- * by default an AbortError, as `fetch` does.
+ * `connect` returns a `Client` with the generated clients of every service. Their unary calls carry the token, the routing
+ * header and a timeout, and are retried while the server is unavailable. `Client.memory` returns a `Memory` with the three
+ * streams. A failure rejects with a `MemstreamError`; an aborted signal of the caller rejects with the signal's reason, by
+ * default an AbortError, as `fetch` does.
  */
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
@@ -13,7 +13,7 @@ import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
 import type { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
-import { protocolViolation } from "./errors.js";
+import { protocolViolationError } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
 import { ObserveStream } from "./observe.js";
@@ -41,14 +41,14 @@ export type { Sent } from "./sent.js";
 export { StandingQuery } from "./standing.js";
 export type { AnswerChange, StandingOptions } from "./standing.js";
 export { Watch } from "./watch.js";
-export type { Happening, WatchOptions } from "./watch.js";
+export type { WatchedEvent, WatchOptions } from "./watch.js";
 
-/** A client of the server at `target` ("host:port"). Nothing is sent yet. */
+/** Returns a client of the server at `target` ("host:port"). It does not connect yet. */
 export function connect(target: string, settings: Settings = {}): Client {
   return new Client(new Link(target, settings));
 }
 
-/** A connection to a server; made by `connect`. */
+/** A connection to a server, created by `connect`. */
 export class Client {
   readonly streams: GeneratedClient<typeof StreamService>;
   readonly memories: GeneratedClient<typeof MemoryService>;
@@ -66,12 +66,12 @@ export class Client {
     } = link);
   }
 
-  /** The memory "namespace/name", without asking whether it exists. */
+  /** Returns the memory "namespace/name" without checking that it exists. */
   memory(path: string): Memory {
     return new Memory(this.link, memoryPath(path));
   }
 
-  /** Makes the memory "namespace/name" with the default policy unless it exists. */
+  /** Creates the memory "namespace/name" with the default policy unless it exists. */
   async ensureMemory(path: string): Promise<Memory> {
     const { namespace, name } = memoryPath(path);
     await this.memories.createMemory({ namespace, memory: name, existOk: true });
@@ -84,7 +84,7 @@ export class Client {
   }
 }
 
-/** One memory of a server; made by `Client.memory`. */
+/** One memory of a server, created by `Client.memory`. */
 export class Memory {
   constructor(
     private readonly link: Link,
@@ -92,33 +92,33 @@ export class Memory {
   ) {}
 
   /**
-   * Opens a producer's stream; resolves once the server has answered. The name is lasting and one process's at a time:
-   * the server remembers its numbers.
+   * Opens a producer's stream; resolves when the server has answered. Keep the producer's name across restarts, and use
+   * it in one process at a time: the server remembers its numbers.
    */
   async observe(producer: string, options: ObserveOptions = {}): Promise<ObserveStream> {
     const stream = new ObserveStream(this.link, this.path, producer, options);
-    await stream.opened();
+    await stream.waitUntilOpen();
     return stream;
   }
 
-  /** Opens a stream of queries; resolves once the server has answered. */
+  /** Opens a stream of queries; resolves when the server has answered. */
   async recall(options: RecallOptions = {}): Promise<RecallStream> {
     const stream = new RecallStream(this.link, this.path, options);
-    await stream.opened();
+    await stream.waitUntilOpen();
     return stream;
   }
 
-  /** Asks one query, without a stream. */
+  /** Sends one query, without a stream. */
   async recallOnce(what: Query, { signal, timeoutMs }: QueryOptions = {}): Promise<Answer> {
     const { namespace, name } = this.path;
     const request = { namespace, memory: name, query: toQuery(what) };
     const limits = { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
     const { recollections, done } = await this.link.streams.recallOnce(request, limits);
-    if (!done) throw protocolViolation("the server's answer is not whole");
+    if (!done) throw protocolViolationError("the server's answer is incomplete");
     return toAnswer(recollections ? [recollections] : [], done);
   }
 
-  /** Every event of the memory, once. */
+  /** Returns every event of the memory once. */
   watch(options: WatchOptions = {}): Watch {
     return new Watch(this.link, this.path, options);
   }

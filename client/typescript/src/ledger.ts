@@ -1,14 +1,15 @@
 /**
- * What a producer has said and the server has not yet stored: numbers, window, batches, acknowledgements; no I/O.
+ * Tracks the observations of a producer that are not yet stored: numbers, window, batches, acknowledgements; no I/O.
  *
- * Rule 1: an observation gets its number once, in order, and keeps it over every connection.
- * Rule 2: it is held until it is stored, and sent again on a new connection until it is received; the server knows a
- * repeat by its number and content, so that it counts once.
- * Rule 3: what is held and not received never exceeds the window granted, in observations and in bytes.
- * Rule 4: what the server had received before a connection, and had not acknowledged, is settled by the answer to its
- * repeat and not by its number: only that answer tells whether it was refused. A flush after the last repeat marks it.
- * Rule 5: up to `stored` every refusal and outcome is known here. A new connection asks for those of later numbers and
- * takes them before anything else, so that none is lost with a connection.
+ * Rule 1: an observation gets its number once, in order, and keeps it across connections.
+ * Rule 2: an observation is buffered until it is stored, and resent on each new connection until it is received. The
+ * server recognises a repeat by number and content, so that it counts once.
+ * Rule 3: the observations buffered but not received never exceed the granted window, in count and in bytes.
+ * Rule 4: an observation that the server had received before this connection, without acknowledging it, is settled by the
+ * answer to its repeat, not by its number: only that answer says whether it was rejected. A flush after the last repeat
+ * marks that point.
+ * Rule 5: up to `stored`, every rejection and outcome is known here. A new connection requests those of later numbers and
+ * reads them first, so that a lost connection loses none.
  */
 import { create } from "@bufbuild/protobuf";
 import { Code } from "@connectrpc/connect";
@@ -27,36 +28,38 @@ import type {
 } from "./gen/memstream/v1/stream_service_pb.js";
 import { Sent } from "./sent.js";
 
-/** Observations in one message; gRPC's cost is by the message, and more do not make it cheaper. */
+/** Observations in one message; gRPC's cost is per message, and larger batches are not cheaper. */
 const BATCH_MAX = 128;
-/** Bytes of observations in one message; larger ones do not go faster. */
+/** Bytes of observations in one message; larger messages are not faster. */
 const BATCH_BYTES_MAX = 1 << 20;
-/** gRPC's own limit, where the server names none. */
+/** gRPC's default limit, if the server names none. */
 const MESSAGE_BYTES = 4 << 20;
-/** Around a lone observation in its message. */
+/** Overhead of a message with one observation. */
 const FRAME_BYTES = 64;
+/** Rejections that a stream keeps. */
 const REJECTED_KEPT = 1000;
 
+/** A numbered observation and its size on the wire in bytes. */
 interface Item {
   readonly sent: Sent;
   readonly observation: Observation | undefined;
   readonly size: number;
 }
 
-/** What became of the numbers that an earlier process of the producer had sent. */
+/** The results of the observations that an earlier process of the producer sent. */
 export interface Resumption {
-  /** Those that were refused, after `knownSequence`. */
+  /** The rejections after `knownSequence`. */
   readonly rejected: readonly RejectedObservation[];
-  /** What became of those that are stored, after `knownSequence`, if the stream asked for outcomes. */
+  /** The outcomes of stored observations after `knownSequence`, if the stream was opened with `outcomes`. */
   readonly outcomes: readonly ObservationOutcome[];
-  /** From this number on, every refusal is there: `knownSequence` + 1, or more where older ones are no longer kept. */
+  /** `rejected` is complete from this number on: `knownSequence` + 1, or more if the server no longer has older ones. */
   readonly rejectedSince: bigint;
-  /** From this number on, every outcome is there. */
+  /** `outcomes` is complete from this number on. */
   readonly outcomesSince: bigint;
 }
 
-/** Items in order, and their bytes. */
-class Line {
+/** A first-in, first-out queue of items and the sum of their bytes. */
+class ItemQueue {
   bytes = 0;
   private items: Item[] = [];
   private start = 0;
@@ -80,21 +83,21 @@ class Line {
     this.start += 1;
     this.bytes -= item.size;
     if (this.start > 1000 && this.start * 2 > this.items.length) {
-      this.items = this.items.slice(this.start); // what is settled is not held
+      this.items = this.items.slice(this.start); // lets the observations be freed
       this.start = 0;
     }
     return item;
   }
 
-  /** Takes away what is numbered `from` or more. */
-  cut(from: bigint): Item[] {
+  /** Removes and returns the items from number `first` on. */
+  removeFrom(first: bigint): Item[] {
     const all = this.items.slice(this.start);
-    const kept = all.filter((item) => item.sent.sequence < from);
+    const kept = all.filter((item) => item.sent.sequence < first);
     this.replace(kept);
     return all.slice(kept.length);
   }
 
-  /** Puts items before the others. */
+  /** Puts items at the front. */
   unshift(items: readonly Item[]): void {
     this.replace([...items, ...this.items.slice(this.start)]);
   }
@@ -106,8 +109,8 @@ class Line {
   }
 }
 
-const larger = (one: bigint, other: bigint): bigint => (one > other ? one : other);
-const smaller = (one: bigint, other: bigint): bigint => (one < other ? one : other);
+const maxOf = (one: bigint, other: bigint): bigint => (one > other ? one : other);
+const minOf = (one: bigint, other: bigint): bigint => (one < other ? one : other);
 
 /** The numbered observations of one stream. */
 export class Ledger {
@@ -127,42 +130,50 @@ export class Ledger {
   private messageBytes = MESSAGE_BYTES;
   private windowObservations = 0;
   private windowBytes = 0;
-  private readonly waiting = new Map<bigint, Sent>();
-  /** To be sent on this connection. */
-  private readonly queue = new Line();
-  /** Sent on it and not received. */
-  private readonly flight = new Line();
-  /** Received and not stored, held in case the server loses them. */
-  private readonly kept = new Line();
-  /** As kept, but beyond the bytes worth holding: only their numbers are known. */
-  private readonly bare = new Line();
+  private readonly pending = new Map<bigint, Sent>();
+  /** To send on this connection. */
+  private readonly queue = new ItemQueue();
+  /** Sent on this connection, not received. */
+  private readonly flight = new ItemQueue();
+  /** Received, not stored, buffered in case the server loses them. */
+  private readonly kept = new ItemQueue();
+  /** As kept, but over the byte limit of the buffer, so only their numbers are known. */
+  private readonly bare = new ItemQueue();
 
-  /** `known` is what an earlier process of the producer knew. */
+  /** `known` is the last number whose result an earlier process of the producer knew. */
   constructor(private readonly known: bigint | undefined) {}
 
-  /** What to say to the server that is known here; undefined where there is nothing to ask for. */
+  /** The `known_sequence` of `open`; undefined requests nothing. */
   get knownSequence(): bigint | undefined {
     return this.started ? this.stored : this.known;
   }
 
-  /** Takes all refusals and outcomes of before this connection that were asked for; it comes before `opened`. */
-  resumed(opened: ObserveOpened, rejected: readonly RejectedObservation[], outcomes: readonly ObservationOutcome[]): void {
+  /** Records the rejections and outcomes requested by `knownSequence`; call it before `applyOpened`. */
+  applyResumption(
+    opened: ObserveOpened,
+    rejected: readonly RejectedObservation[],
+    outcomes: readonly ObservationOutcome[],
+  ): void {
     if (this.started) {
-      this.refuse(rejected);
-      this.note(outcomes);
+      this.rejectItems(rejected);
+      this.recordOutcomes(outcomes);
     } else {
       this.resumption = { rejected, outcomes, rejectedSince: opened.rejectedSince, outcomesSince: opened.outcomesSince };
     }
   }
 
-  /** A connection is open: the first says where to go on numbering, later ones what to send again. */
-  opened(opened: ObserveOpened): void {
-    this.grant(opened);
+  /**
+   * Handles an opened connection: the first sets the next number, later ones decide what to resend. Throws a
+   * ServerBehindError if the server expects acknowledged numbers that are no longer buffered, PRODUCER_SUPERSEDED if
+   * another process has used numbers of this producer.
+   */
+  applyOpened(opened: ObserveOpened): void {
+    this.setWindow(opened);
     if (!this.started) {
       this.started = true;
       this.received = opened.received;
       this.stored = opened.stored;
-      this.last = larger(opened.expectedSequence, 1n) - 1n;
+      this.last = maxOf(opened.expectedSequence, 1n) - 1n;
       this.revision = opened.revision;
       return;
     }
@@ -174,40 +185,40 @@ export class Ledger {
         { reason: ErrorReason.PRODUCER_SUPERSEDED },
       );
     }
-    this.queue.unshift(this.flight.cut(0n));
+    this.queue.unshift(this.flight.removeFrom(0n));
     this.repeatsUpto = opened.received > this.received ? opened.received : 0n;
     if (opened.expectedSequence <= this.received) this.rollBack(opened.expectedSequence);
-    // What was stored meanwhile is said here alone, of what repeats nothing yet: it may have been refused.
-    this.revision = opened.revision; // lower than it was where the server was restored
-    this.store(smaller(opened.stored, this.received));
+    // Only this message reports what was stored meanwhile. Not for repeats: they may have been rejected.
+    this.revision = opened.revision; // lower than before if the server was restored
+    this.markStored(minOf(opened.stored, this.received));
   }
 
-  /** Bytes of the largest observation that any window and message admits. */
+  /** Bytes of the largest observation that fits into an empty window and a message. */
   get sizeMax(): number {
     return Math.min(this.windowBytes, this.messageBytes - FRAME_BYTES);
   }
 
-  /** Whether the window admits one more of that many bytes. */
+  /** Whether the window has room for an observation of that many bytes. */
   hasRoom(size: number): boolean {
     const count = this.queue.length + this.flight.length;
     return count < this.windowObservations && this.queue.bytes + this.flight.bytes + size <= this.windowBytes;
   }
 
   /** Numbers an observation and queues it. */
-  add(observation: Observation, size: number): Sent {
+  addObservation(observation: Observation, size: number): Sent {
     this.last += 1n;
     const sent = new Sent(this.last);
-    this.waiting.set(sent.sequence, sent);
+    this.pending.set(sent.sequence, sent);
     this.queue.push({ sent, observation, size });
     return sent;
   }
 
-  /** What to send now, as much as the window and a message allow; undefined when nothing may go. */
+  /** The next batch, as large as the window and a message allow; undefined when nothing may be sent. */
   nextBatch(): ObservationBatch | undefined {
     let first = 0n;
     let size = 0;
     const observations: Observation[] = [];
-    for (let next = this.queue.first; next?.observation && this.mayFly(next); next = this.queue.first) {
+    for (let next = this.queue.first; next?.observation && this.maySend(next); next = this.queue.first) {
       const sequence = next.sent.sequence;
       if (observations.length === 0) first = sequence;
       else if (observations.length === this.batchMax || size + next.size > this.batchBytes) break;
@@ -221,17 +232,17 @@ export class Ledger {
     return create(ObservationBatchSchema, { firstSequence: first, observations });
   }
 
-  /** Whether repeats on this connection are not settled, and all that may be sent are: time for the flush. */
+  /** Whether all repeats that may be sent are sent but not settled: time to flush. */
   get repeatsSent(): boolean {
     const next = this.queue.first;
     if (next === undefined || next.sent.sequence > this.repeatsUpto) return this.repeatsUpto > 0n;
-    return !this.mayFly(next); // the window is smaller than it was when they were sent first
+    return !this.maySend(next); // the window has shrunk since they were first sent
   }
 
-  /** The flush after the last repeat sent is answered. */
-  repeatsSettled(): void {
+  /** Records the answer to the flush after the last repeat. */
+  settleRepeats(): void {
     const next = this.queue.first;
-    if (next && next.sent.sequence <= this.repeatsUpto) this.receive(next.sent.sequence - 1n);
+    if (next && next.sent.sequence <= this.repeatsUpto) this.markReceived(next.sent.sequence - 1n);
     else this.repeatsUpto = 0n;
   }
 
@@ -243,59 +254,59 @@ export class Ledger {
     return this.flight.length === 0;
   }
 
-  /** The number up to which everything has come that far. */
-  position(level: AckLevel): bigint {
+  /** The number up to which everything has reached `level`. */
+  acknowledgedUpTo(level: AckLevel): bigint {
     if (level === AckLevel.RECEIVED) return this.received;
     return level === AckLevel.INDEXED ? this.indexed : this.stored;
   }
 
-  /** Takes an acknowledgement; repeated and outdated ones change nothing. Whether there was progress. */
-  acknowledged(ack: Ack | ObserveClosed): boolean {
-    this.refuse(ack.rejected);
-    this.note(ack.outcomes);
-    this.revision = larger(this.revision, ack.revision);
+  /** Applies an acknowledgement and returns whether there was progress; repeated and outdated ones change nothing. */
+  applyAck(ack: Ack | ObserveClosed): boolean {
+    this.rejectItems(ack.rejected);
+    this.recordOutcomes(ack.outcomes);
+    this.revision = maxOf(this.revision, ack.revision);
     const settled = this.repeatsUpto > 0n ? this.received : ack.received;
-    const stored = smaller(ack.stored, larger(settled, this.received));
+    const stored = minOf(ack.stored, maxOf(settled, this.received));
     const progress = settled > this.received || stored > this.stored;
-    this.receive(settled);
-    this.store(stored);
-    if ("indexed" in ack) this.indexed = larger(this.indexed, smaller(ack.indexed, this.stored));
+    this.markReceived(settled);
+    this.markStored(stored);
+    if ("indexed" in ack) this.indexed = maxOf(this.indexed, minOf(ack.indexed, this.stored));
     return progress;
   }
 
-  /** The stream is over: whoever waits for an observation is told. */
-  fail(error: Error): void {
-    for (const sent of this.waiting.values()) sent.refuse(error);
+  /** Ends the stream: every pending observation fails with `error`. */
+  failPending(error: Error): void {
+    for (const sent of this.pending.values()) sent.markFailed(error);
   }
 
-  private refuse(all: readonly RejectedObservation[]): void {
-    for (const refused of all) {
-      if (!this.waiting.get(refused.sequence)?.refuse(fromStatus(refused.status))) continue;
+  private rejectItems(all: readonly RejectedObservation[]): void {
+    for (const rejected of all) {
+      if (!this.pending.get(rejected.sequence)?.markFailed(fromStatus(rejected.status))) continue;
       this.rejectedCount += 1;
-      this.rejected.push(refused);
+      this.rejected.push(rejected);
       if (this.rejected.length > REJECTED_KEPT) this.rejected.shift();
     }
   }
 
-  private note(all: readonly ObservationOutcome[]): void {
+  private recordOutcomes(all: readonly ObservationOutcome[]): void {
     for (const outcome of all) {
-      const sent = this.waiting.get(outcome.sequence);
+      const sent = this.pending.get(outcome.sequence);
       if (sent) sent.outcome = outcome;
     }
   }
 
-  private grant(opened: ObserveOpened): void {
+  private setWindow(opened: ObserveOpened): void {
     const messageMax = opened.limits?.messageBytesMax ?? 0;
     const batchMax = opened.limits?.batchMax ?? 0;
     this.messageBytes = messageMax || MESSAGE_BYTES;
-    // Half of it: the message has a frame around every observation.
+    // Half: the message adds overhead to every observation.
     this.batchBytes = messageMax ? Math.min(BATCH_BYTES_MAX, messageMax / 2) : BATCH_BYTES_MAX;
     if (batchMax) this.batchMax = Math.min(this.batchMax, batchMax);
     this.windowObservations = Math.max(opened.windowObservations, 1);
     this.windowBytes = Math.max(Number(opened.windowBytes), 1);
   }
 
-  private mayFly(next: Item): boolean {
+  private maySend(next: Item): boolean {
     if (this.flight.length === 0) return true;
     return this.flight.bytes + next.size <= this.windowBytes && this.flight.length < this.windowObservations;
   }
@@ -303,11 +314,11 @@ export class Ledger {
   private rollBack(expected: bigint): void {
     const oldest = this.kept.first;
     if (oldest === undefined || oldest.sent.sequence > expected) throw new ServerBehindError(expected, this.received);
-    this.queue.unshift(this.kept.cut(expected));
+    this.queue.unshift(this.kept.removeFrom(expected));
     this.received = expected - 1n;
   }
 
-  private receive(upto: bigint): void {
+  private markReceived(upto: bigint): void {
     for (let item = this.flight.first; item && item.sent.sequence <= upto; item = this.flight.first) {
       this.flight.shift();
       this.kept.push(item);
@@ -316,17 +327,17 @@ export class Ledger {
         if (oldest) this.bare.push({ sent: oldest.sent, observation: undefined, size: 0 });
       }
     }
-    this.received = larger(this.received, upto);
+    this.received = maxOf(this.received, upto);
   }
 
-  private store(upto: bigint): void {
-    for (const line of [this.bare, this.kept]) {
-      for (let item = line.first; item && item.sent.sequence <= upto; item = line.first) {
-        line.shift();
-        this.waiting.delete(item.sent.sequence);
-        item.sent.store(this.revision);
+  private markStored(upto: bigint): void {
+    for (const queue of [this.bare, this.kept]) {
+      for (let item = queue.first; item && item.sent.sequence <= upto; item = queue.first) {
+        queue.shift();
+        this.pending.delete(item.sent.sequence);
+        item.sent.markStored(this.revision);
       }
     }
-    this.stored = larger(this.stored, upto);
+    this.stored = maxOf(this.stored, upto);
   }
 }

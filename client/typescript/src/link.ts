@@ -1,4 +1,4 @@
-/** The connection: how it is configured, what every call sends, and errors turned into one kind. */
+/** The connection to a server: its settings and its generated clients. */
 import type { SecureClientSessionOptions } from "node:http2";
 
 import type { Duration } from "@bufbuild/protobuf/wkt";
@@ -10,68 +10,76 @@ import { RETRY } from "./backoff.js";
 import type { Retry } from "./backoff.js";
 import { CallTransport, NAME, ROUTING_KEY } from "./calls.js";
 import type { Token } from "./calls.js";
-import { ClosedError, invalid } from "./errors.js";
+import { ClosedError, invalidField } from "./errors.js";
 import { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import { ServerService } from "./gen/memstream/v1/server_service_pb.js";
 import { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 
-/** What a server takes in one message, unless it is set otherwise. */
+/** Bytes that a server accepts in one message by default. */
 export const WRITE_BYTES_MAX = 16 << 20;
 
-/** PEM text or bytes; several as an array. */
+/** PEM text or bytes; an array for several. */
 export type Pem = string | Uint8Array | readonly (string | Uint8Array)[];
 
-/** How to encrypt; `cert` and `key` make it mutual. */
+/** How to encrypt the connection; `cert` and `key` make TLS mutual. */
 export interface Tls {
-  /** Certificates of the authorities that are trusted. Default: the system's. */
+  /** Certificates of the trusted authorities. Default: the system's. */
   readonly ca?: Pem;
   readonly cert?: Pem;
   readonly key?: string | Uint8Array;
-  /** The name that the server's certificate is for, where it is not the target's. */
+  /** The name in the server's certificate, if it is not the target's. */
   readonly servername?: string;
 }
 
 /** How to connect. */
 export interface Settings {
   /**
-   * Sent as a bearer token with every call. A function is asked for it before every call, every repeat of one and every
-   * opening of a stream, so it should keep the token until shortly before it expires; a stream that the server ends
-   * because its token is no longer good is opened again. What it throws fails the call: a ConnectError or MemstreamError
-   * keeps its code, so that UNAVAILABLE is tried again, anything else is UNAUTHENTICATED with it as `cause`.
+   * Sent as a bearer token with every call. The client calls a function for each call, each retry and each opening of a
+   * stream, so the function should cache the token until shortly before it expires. If the server ends a stream because
+   * its token has expired, the client opens the stream again with a new token. An error of the function fails the call: a
+   * ConnectError or MemstreamError keeps its code, so that UNAVAILABLE is retried; any other error becomes
+   * UNAUTHENTICATED, with the error as `cause`.
    */
   readonly token?: Token;
-  /** Encrypts. `true` takes the system's roots. Default plain text. */
+  /** Encrypts the connection; `true` uses the system's roots. Default plain text. */
   readonly tls?: boolean | Tls;
-  /** Bounds every unary call and query that has no limit of its own. Default 30 s. */
+  /** Limits each unary call and query that has no timeout of its own. Default 30 s. */
   readonly timeoutMs?: number;
-  /** How long calls are repeated and streams try to reconnect. */
+  /** How long calls are retried and streams try to reconnect. */
   readonly retry?: Partial<Retry>;
-  /** The time after which a silent connection is probed. Default 60 s. */
+  /** Idle time after which the client pings the server. Default 60 s. */
   readonly keepaliveMs?: number;
   /**
-   * Bytes of one message sent; a larger one fails with RESOURCE_EXHAUSTED. Default 16 MiB, as the server takes: a message
-   * the server refuses for its size is never read to its end, and the transport would wait for that until the time limit.
+   * Limit in bytes of one sent message; a larger one fails with RESOURCE_EXHAUSTED. Default 16 MiB, the server's default:
+   * a server does not read a message over its own limit to the end, and the transport would wait for that until the
+   * timeout.
    */
   readonly writeBytesMax?: number;
 }
 
-/** A memory by namespace and name. */
+/** The namespace and name of a memory. */
 export interface MemoryPath {
   readonly namespace: string;
   readonly name: string;
 }
 
-/** Of "namespace/name"; checked here because a routing header cannot carry anything else. */
+/** Parses "namespace/name"; checked here because the routing header cannot carry other characters. */
 export function memoryPath(path: string): MemoryPath {
-  const [namespace = "", name = "", ...more] = path.split("/");
-  if (more.length > 0 || !NAME.test(namespace) || !NAME.test(name)) {
-    throw invalid("memory", `"${path}" is not "namespace/name" of letters, digits, "-", "_", "." and "~"`);
+  const slash = path.indexOf("/");
+  if (slash < 0) throw invalidField("memory", `"${path}" has no "/": write "namespace/name"`);
+  const namespace = path.slice(0, slash);
+  const name = path.slice(slash + 1);
+  for (const [part, text] of Object.entries({ namespace, name })) {
+    if (NAME.test(text)) continue;
+    const allowed = "1 to 128 letters, digits, \"-\", \"_\", \".\" and \"~\", and begin with a letter or a digit";
+    throw invalidField("memory", `the ${part} of "${path}" must have ${allowed}`);
   }
   return { namespace, name };
 }
 
+/** Milliseconds of a duration; 0 if there is none. */
 export function durationMs(duration: Duration | undefined): number {
   return duration ? Number(duration.seconds) * 1e3 + duration.nanos / 1e6 : 0;
 }
@@ -85,16 +93,16 @@ export class Link {
   readonly server: Client<typeof ServerService>;
   readonly timeoutMs: number;
   readonly retry: Retry;
-  /** Aborted with a ClosedError once the client is closed. */
+  /** Aborted with a ClosedError when the client is closed. */
   readonly closed: AbortSignal;
 
   private readonly sessions: Http2SessionManager;
-  private readonly end = new AbortController();
+  private readonly endController = new AbortController();
 
   constructor(target: string, settings: Settings) {
     this.timeoutMs = settings.timeoutMs ?? 30_000;
     this.retry = { ...RETRY, ...settings.retry };
-    this.closed = this.end.signal;
+    this.closed = this.endController.signal;
     const tls = settings.tls === true ? {} : settings.tls;
     const baseUrl = `${tls ? "https" : "http"}://${target}`;
     this.sessions = new Http2SessionManager(
@@ -117,14 +125,14 @@ export class Link {
     this.server = createClient(ServerService, transport);
   }
 
-  /** The header that says which memory a stream is of, for consistent-hash routing. */
+  /** The header that names a stream's memory, for consistent-hash routing. */
   route(memory: MemoryPath): Record<string, string> {
     return { [ROUTING_KEY]: `${memory.namespace}/${memory.name}` };
   }
 
-  /** Ends the connection and every call and stream on it, which reject with a ClosedError. */
+  /** Ends the connection and all its calls and streams, which reject with a ClosedError. */
   close(): void {
-    this.end.abort(new ClosedError());
+    this.endController.abort(new ClosedError());
     this.sessions.abort();
   }
 }

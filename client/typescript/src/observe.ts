@@ -2,19 +2,27 @@
 /**
  * The Observe stream: numbered observations, delivered once over any number of connections.
  *
- * Rule 1: one loop owns the call, reads it and opens the next one; what is sent is taken from the ledger, never from a
- * queue that a dead connection could have emptied.
- * Rule 2: only `close` tells the server that the producer has finished; what was not received of an abandoned stream is
- * not there.
+ * Rule 1: one loop owns the connection: it reads the responses and reconnects. Requests are built from the ledger when
+ * they are sent, so a broken connection loses none.
+ * Rule 2: only `close` tells the server that the producer has finished. If the stream is abandoned, observations that were
+ * not received are lost.
  */
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { create, toBinary } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 
-import { Backoff, persist } from "./backoff.js";
+import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes } from "./changes.js";
-import { asError, ClosedError, invalid, notOpened, protocolViolation, shuttingDown, unavailable } from "./errors.js";
+import {
+  asError,
+  ClosedError,
+  invalidField,
+  notOpenedError,
+  protocolViolationError,
+  shuttingDownError,
+  unavailableError,
+} from "./errors.js";
 import type { Observation } from "./gen/memstream/v1/fragment_pb.js";
 import { ObservationSchema } from "./gen/memstream/v1/fragment_pb.js";
 import { AckLevel, ObserveRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
@@ -31,36 +39,37 @@ import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
 import type { Sent } from "./sent.js";
 
+/** Limits the time for which a stream drains after the server has announced its shutdown. */
 const GRACE_MAX_MS = 30_000;
 
-/** What may be said of an Observe stream. */
+/** Options of an Observe stream. */
 export interface ObserveOptions {
-  /** Session of observations that give none. */
+  /** Session of observations that have none. */
   readonly session?: string;
-  /** What `flush` waits for. Default STORED. */
+  /** The level that `flush` waits for. Default STORED. */
   readonly ackLevel?: AckLevel;
-  /** Have the server say what became of each observation. */
+  /** Requests the outcome of each observation. */
   readonly outcomes?: boolean;
   /**
-   * For a process that goes on where an earlier one of the producer ended: the last number up to which that one had every
-   * refusal and, with `outcomes`, every outcome; 0n for none. The server sends those of later numbers again, which
-   * `resumption` has.
+   * For a process that continues an earlier process of the producer: the last number up to which that process had every
+   * rejection and, with `outcomes`, every outcome; 0n if it had none. The server resends those of later numbers, and
+   * `resumption` has them. Undefined requests none.
    */
   readonly knownSequence?: bigint | undefined;
-  /** Ends the stream: its opening, and later whatever waits for it, rejects with the signal's reason. */
+  /** Ends the stream: its opening and every later wait on it rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** What bounds one wait. */
+/** Options of one wait. */
 export interface WaitOptions {
-  /** Ends this wait alone, which rejects with the signal's reason. */
+  /** Ends only this wait, which rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** What was perceived: text, or an observation as the contract has it. */
+/** The content of an observation: text, or a message of the contract. */
 export type Observable = string | MessageInitShape<typeof ObservationSchema>;
 
-/** The answer to `open`, with all refusals and outcomes that follow it. */
+/** The answer to `open`, with the rejections and outcomes that follow it. */
 interface Opening {
   readonly opened: ObserveOpened;
   readonly rejected: RejectedObservation[];
@@ -68,12 +77,12 @@ interface Opening {
   resumed: bigint;
 }
 
-/** A connection's own state; the next one begins anew. */
-class Connection {
+/** State of one connection. */
+class ConnectionState {
   readonly abort = new AbortController();
-  /** What the server was told that is known here. */
+  /** The `known_sequence` that was sent. */
   known: bigint | undefined;
-  /** What the server sends again, until it is whole. */
+  /** The resumption while it is incomplete. */
   opening: Opening | undefined;
   repeatsFlush = 0n;
   closeSent = false;
@@ -81,17 +90,17 @@ class Connection {
   isOpen = false;
 }
 
-/** A producer's stream into one memory; made by `Memory.observe`. */
+/** A producer's stream into one memory, created by `Memory.observe`. */
 export class ObserveStream {
-  /** How many connections were opened. */
+  /** Number of connections opened so far. */
   connections = 0;
 
   private readonly ledger: Ledger;
   private readonly changes = new Changes();
-  private readonly end = new AbortController();
-  /** Aborted when the stream is over, with why. */
-  private readonly life: AbortSignal;
-  private readonly over: Promise<void>;
+  private readonly endController = new AbortController();
+  /** Aborted when the stream ends, with the reason. */
+  private readonly endSignal: AbortSignal;
+  private readonly ended: Promise<void>;
   private turn: Promise<void> = Promise.resolve();
   private waitingTurns = 0;
   private error: Error | undefined;
@@ -108,26 +117,26 @@ export class ObserveStream {
     private readonly options: ObserveOptions,
   ) {
     this.ledger = new Ledger(options.knownSequence);
-    this.life = AbortSignal.any([this.end.signal, link.closed, ...(options.signal ? [options.signal] : [])]);
-    this.over = this.run();
+    this.endSignal = AbortSignal.any([this.endController.signal, link.closed, ...(options.signal ? [options.signal] : [])]);
+    this.ended = this.runConnections();
   }
 
-  /** Resolves once the server has answered. */
-  async opened(): Promise<void> {
-    await this.until(() => this.connections > 0, this.options.signal);
+  /** Resolves when the server has answered. */
+  async waitUntilOpen(): Promise<void> {
+    await this.waitUntil(() => this.connections > 0, this.options.signal);
   }
 
-  /** The number the next observation gets; after a restart, where to resume one's own source. */
+  /** The number of the next observation; after a restart, the position at which to resume reading your source. */
   get expectedSequence(): bigint {
     return this.ledger.last + 1n;
   }
 
-  /** Everything up to this number is durable, or was refused. */
+  /** Everything up to this number is durable, or rejected. */
   get received(): bigint {
     return this.ledger.received;
   }
 
-  /** Everything up to this number is seen by every recall, or was refused. */
+  /** Everything up to this number is visible to every recall, or rejected. */
   get stored(): bigint {
     return this.ledger.stored;
   }
@@ -137,95 +146,95 @@ export class ObserveStream {
     return this.ledger.indexed;
   }
 
-  /** The memory's revision that made `stored` true: give it to a recall as `minRevision`. */
+  /** The memory's revision at `stored`: pass it to a recall as `minRevision`. */
   get revision(): bigint {
     return this.ledger.revision;
   }
 
-  /** What became of the producer's earlier numbers; undefined unless `knownSequence` was given. */
+  /** The results of the producer's earlier numbers; undefined unless `knownSequence` was set. */
   get resumption(): Resumption | undefined {
     return this.ledger.resumption;
   }
 
-  /** The latest 1,000 observations that were refused, and why. */
+  /** The latest 1,000 rejections; `rejectedCount` counts all. */
   get rejected(): readonly RejectedObservation[] {
     return this.ledger.rejected;
   }
 
-  /** How many were refused. */
+  /** Number of rejected observations. */
   get rejectedCount(): number {
     return this.ledger.rejectedCount;
   }
 
   /**
-   * Numbers an observation and hands it over; waits only while the window is full. If this rejects, the observation was
-   * not taken.
+   * Numbers and queues an observation; waits only while the window is full. If this rejects, the observation is not
+   * queued.
    */
   async send(what: Observable, { signal }: WaitOptions = {}): Promise<Sent> {
     signal?.throwIfAborted();
-    const said = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
-    const observation = create(ObservationSchema, said);
+    const init = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
+    const observation = create(ObservationSchema, init);
     const size = toBinary(ObservationSchema, observation).length;
-    this.checkTakes(size);
-    if (this.waitingTurns === 0 && this.ledger.hasRoom(size)) return this.take(observation, size);
-    return this.taken(observation, size, signal);
+    this.checkAccepts(size);
+    if (this.waitingTurns === 0 && this.ledger.hasRoom(size)) return this.queueObservation(observation, size);
+    return this.queueWhenRoom(observation, size, signal);
   }
 
-  /** Waits until everything sent so far has come to the stream's level. Refused observations do not reject it. */
+  /** Waits until everything sent so far has reached the stream's `ackLevel`. Rejected observations do not fail it. */
   async flush({ signal }: WaitOptions = {}): Promise<void> {
     const target = this.ledger.last;
     const level = this.options.ackLevel ?? AckLevel.STORED;
-    if (this.ledger.position(level) >= target) return;
+    if (this.ledger.acknowledgedUpTo(level) >= target) return;
     this.checkUsable();
-    // The server says unasked how far it has come: to ask would be a message more each way.
-    await this.until(() => this.ledger.position(level) >= target, signal);
+    // The server acknowledges unasked: a flush request would cost one more message each way.
+    await this.waitUntil(() => this.ledger.acknowledgedUpTo(level) >= target, signal);
   }
 
-  /** Flushes, tells the server that the producer has finished, and resolves when all is stored. */
+  /** Flushes, tells the server that the producer has finished, and resolves when everything is stored. */
   async close({ signal }: WaitOptions = {}): Promise<void> {
     if (this.error && !this.closed) throw this.error;
     this.closing = true;
     this.changes.notify();
     try {
-      await this.until(() => this.closed, signal);
+      await this.waitUntil(() => this.closed, signal);
     } finally {
       await this.abandon();
     }
   }
 
-  /** Ends the stream without a word: what was not received is not there. */
+  /** Ends the stream without flushing: observations that were not received are lost. */
   async abandon(): Promise<void> {
-    this.end.abort(new ClosedError());
-    await this.over;
+    this.endController.abort(new ClosedError());
+    await this.ended;
   }
 
-  /** `await using` abandons what was not closed. */
+  /** `await using` abandons a stream that was not closed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.abandon();
   }
 
-  private take(observation: Observation, size: number): Sent {
-    this.checkTakes(size);
-    const sent = this.ledger.add(observation, size);
+  private queueObservation(observation: Observation, size: number): Sent {
+    this.checkAccepts(size);
+    const sent = this.ledger.addObservation(observation, size);
     this.changes.notify();
     return sent;
   }
 
-  /** Waits for room: first come, first numbered. */
-  private async taken(observation: Observation, size: number, signal?: AbortSignal): Promise<Sent> {
+  /** Waits for room in the window, then queues: first come, first numbered. */
+  private async queueWhenRoom(observation: Observation, size: number, signal?: AbortSignal): Promise<Sent> {
     let sent: Sent | undefined;
     let leave!: () => void;
     const left = new Promise<void>((resolve) => { leave = resolve; });
     const mine = new Changes();
     void this.turn.then(() => { mine.notify(); });
-    this.turn = this.turn.then(() => left); // who gives up lets nobody pass those before
+    this.turn = this.turn.then(() => left); // an aborted send keeps the order of the others
     this.waitingTurns += 1;
     try {
       await mine.next(signal);
-      await this.until(() => {
-        // Another connection may grant less.
+      await this.waitUntil(() => {
+        // A later connection may grant a smaller window.
         if (!this.ledger.hasRoom(size) && size <= this.ledger.sizeMax) return false;
-        sent = this.take(observation, size);
+        sent = this.queueObservation(observation, size);
         return true;
       }, signal);
     } finally {
@@ -241,66 +250,67 @@ export class ObserveStream {
     if (this.closing) throw new ClosedError();
   }
 
-  private checkTakes(size: number): void {
+  private checkAccepts(size: number): void {
     this.checkUsable();
     if (size > this.ledger.sizeMax) {
-      throw invalid("observation", `has ${size} bytes, the server takes at most ${this.ledger.sizeMax}`);
+      throw invalidField("observation", `has ${size} bytes, the server takes at most ${this.ledger.sizeMax}`);
     }
   }
 
-  private async until(ready: () => boolean, signal?: AbortSignal): Promise<void> {
+  private async waitUntil(ready: () => boolean, signal?: AbortSignal): Promise<void> {
     while (!ready()) {
       if (this.error) throw this.error;
       await this.changes.next(signal);
     }
   }
 
-  private async run(): Promise<void> {
+  private async runConnections(): Promise<void> {
     const backoff = new Backoff(this.link.retry);
     let error: Error = new ClosedError();
     try {
-      await persist(() => this.connection(backoff), backoff, this.life);
+      await repeatUntilDone(() => this.runConnection(backoff), backoff, this.endSignal);
     } catch (thrown) {
-      error = this.life.aborted ? (this.life.reason as Error) : asError(thrown);
+      error = this.endSignal.aborted ? (this.endSignal.reason as Error) : asError(thrown);
     }
     this.error = error;
-    this.ledger.fail(error);
+    this.ledger.failPending(error);
     this.changes.notify();
   }
 
-  private async connection(backoff: Backoff): Promise<void> {
-    const connection = new Connection();
-    const signal = AbortSignal.any([connection.abort.signal, this.life]);
+  private async runConnection(backoff: Backoff): Promise<void> {
+    const connection = new ConnectionState();
+    const signal = AbortSignal.any([connection.abort.signal, this.endSignal]);
     try {
       const headers = this.link.route(this.memory);
       for await (const response of this.link.streams.observe(this.requests(connection, signal), { signal, headers })) {
         if (!connection.isOpen) {
-          if (this.open(response, connection)) backoff.opened();
-        } else if (this.answered(response, connection)) {
-          backoff.progressed();
+          if (this.handleOpening(response, connection)) backoff.markOpened();
+        } else if (this.handleResponse(response, connection)) {
+          backoff.markProgress();
         }
       }
-      if (!this.closed) throw unavailable("the server ended the stream");
+      if (!this.closed) throw unavailableError("the server ended the stream");
     } catch (thrown) {
-      if (!this.closed) throw thrown; // else all was said before
+      if (!this.closed) throw thrown; // otherwise the last message has settled everything
     } finally {
       connection.abort.abort();
     }
   }
 
-  /** Takes the answer to `open`, and all that the server sends again after it; whether that is whole. */
-  private open({ message }: ObserveResponse, connection: Connection): boolean {
-    if (message.case === "goingAway") throw shuttingDown(message.value);
+  /** Handles the answer to `open` and the resumption that follows; returns whether the connection is open. */
+  private handleOpening({ message }: ObserveResponse, connection: ConnectionState): boolean {
+    if (message.case === "goingAway") throw shuttingDownError(message.value);
     const known = connection.known;
     let { opening } = connection;
     if (opening === undefined) {
-      if (message.case !== "opened") throw notOpened(message.case);
+      if (message.case !== "opened") throw notOpenedError(message.case);
       const { rejected, outcomes, resumed } = message.value;
       opening = connection.opening = { opened: message.value, rejected, outcomes, resumed };
     } else {
       const resumed = message.case === "ack" ? message.value.resumed : 0n;
       if (message.case !== "ack" || resumed <= opening.resumed) {
-        throw protocolViolation(`the server sent ${message.case ?? "nothing"} and no more of what it was to send again`);
+        const range = `${opening.resumed.toString()} of ${opening.opened.resumeTo.toString()}`;
+        throw protocolViolationError(`the server resumed up to ${range}, and no further`);
       }
       opening.rejected.push(...message.value.rejected);
       opening.outcomes.push(...message.value.outcomes);
@@ -308,50 +318,50 @@ export class ObserveStream {
     }
     const { opened, rejected, outcomes } = opening;
     if (opening.resumed < opened.resumeTo) return false;
-    if (known !== undefined) this.ledger.resumed(opened, rejected, outcomes);
-    this.ledger.opened(opened);
+    if (known !== undefined) this.ledger.applyResumption(opened, rejected, outcomes);
+    this.ledger.applyOpened(opened);
     connection.isOpen = true;
     this.connections += 1;
     this.changes.notify();
     return true;
   }
 
-  /** Takes one answer; whether it was progress. Throws SHUTTING_DOWN when it is time to reconnect. */
-  private answered({ message }: ObserveResponse, connection: Connection): boolean {
+  /** Handles one response and returns whether it was progress. Throws SHUTTING_DOWN when it is time to reconnect. */
+  private handleResponse({ message }: ObserveResponse, connection: ConnectionState): boolean {
     let progress = false;
     if (message.case === "ack") {
       if (connection.repeatsFlush && message.value.flushed >= connection.repeatsFlush) {
         connection.repeatsFlush = 0n;
-        this.ledger.repeatsSettled();
+        this.ledger.settleRepeats();
       }
-      progress = this.ledger.acknowledged(message.value);
+      progress = this.ledger.applyAck(message.value);
     } else if (message.case === "closed") {
-      this.ledger.repeatsSettled(); // nothing more will be said
-      this.ledger.acknowledged(message.value);
+      this.ledger.settleRepeats(); // no further acknowledgement follows
+      this.ledger.applyAck(message.value);
       this.closed = progress = true;
     } else if (message.case === "throttle") {
       this.pauseUntil = performance.now() + durationMs(message.value.retryDelay);
     } else if (message.case === "goingAway") {
-      // What is in flight may still be acknowledged; what is queued goes over the next connection.
+      // The server may still acknowledge what is in flight; the next connection sends the queue.
       connection.draining = true;
       const grace = Math.min(durationMs(message.value.grace), GRACE_MAX_MS);
       setTimeout(() => { connection.abort.abort(); }, grace).unref();
     }
     this.changes.notify();
-    if (connection.draining && !connection.closeSent && this.ledger.allReceived) throw shuttingDown();
+    if (connection.draining && !connection.closeSent && this.ledger.allReceived) throw shuttingDownError();
     return progress;
   }
 
-  /** What is sent on a connection, until it is over. */
-  private async *requests(connection: Connection, signal: AbortSignal): AsyncGenerator<ObserveRequest> {
+  /** Yields the requests of a connection until it ends. */
+  private async *requests(connection: ConnectionState, signal: AbortSignal): AsyncGenerator<ObserveRequest> {
     const { namespace, name } = this.memory;
     const { session = "", outcomes = false } = this.options;
     let { ackLevel = AckLevel.UNSPECIFIED } = this.options;
-    // The level of the flush after repeats, the only one that is sent: that does not wait for the index.
+    // ackLevel applies to the flush after repeats, the only one sent; it must not wait for the index.
     if (ackLevel === AckLevel.INDEXED) ackLevel = AckLevel.STORED;
     const known = connection.known = this.ledger.knownSequence;
     const resume = known === undefined ? {} : { knownSequence: known };
-    yield request({
+    yield toRequest({
       case: "open",
       value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes, ...resume },
     });
@@ -359,30 +369,30 @@ export class ObserveStream {
       const pause = this.pauseUntil - performance.now();
       if (pause > 0) {
         await sleep(pause, undefined, { signal }).catch(() => undefined);
-        continue; // a connection that has ended meanwhile takes nothing from the ledger
+        continue; // check again: a connection that has ended meanwhile must take nothing from the ledger
       }
-      const next = connection.isOpen ? this.due(connection) : undefined;
+      const next = connection.isOpen ? this.nextRequest(connection) : undefined;
       if (next) yield next;
       else if (connection.closeSent) return;
-      else await this.changes.next(signal).catch(() => undefined); // its end is seen above
+      else await this.changes.next(signal).catch(() => undefined); // the loop condition sees the abort
     }
   }
 
-  private due(connection: Connection): ObserveRequest | undefined {
+  private nextRequest(connection: ConnectionState): ObserveRequest | undefined {
     if (connection.draining || connection.closeSent) return undefined;
     if (this.ledger.repeatsSent && connection.repeatsFlush === 0n) {
       connection.repeatsFlush = ++this.flushIds;
-      return request({ case: "flush", value: { flushId: connection.repeatsFlush } });
+      return toRequest({ case: "flush", value: { flushId: connection.repeatsFlush } });
     }
     const batch = this.ledger.nextBatch();
-    if (batch) return request({ case: "batch", value: batch });
+    if (batch) return toRequest({ case: "batch", value: batch });
     if (!this.ledger.allSent) return undefined;
     if (!this.closing) return undefined;
     connection.closeSent = true;
-    return request({ case: "close", value: {} });
+    return toRequest({ case: "close", value: {} });
   }
 }
 
-function request(message: NonNullable<MessageInitShape<typeof ObserveRequestSchema>["message"]>): ObserveRequest {
+function toRequest(message: NonNullable<MessageInitShape<typeof ObserveRequestSchema>["message"]>): ObserveRequest {
   return create(ObserveRequestSchema, { message });
 }

@@ -1,12 +1,21 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-/** The Recall stream: many queries in flight, each answered, given up and asked again on its own. */
+/** The Recall stream: many queries in flight, each answered, cancelled and resent independently. */
 import { clone, create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
 
-import { Backoff, persist } from "./backoff.js";
+import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes, raceSignal } from "./changes.js";
-import { asError, ClosedError, fromStatus, isCut, late, notOpened, shuttingDown, unavailable } from "./errors.js";
+import {
+  asError,
+  ClosedError,
+  deadlineError,
+  fromStatus,
+  isCut,
+  notOpenedError,
+  shuttingDownError,
+  unavailableError,
+} from "./errors.js";
 import type { MemstreamError } from "./errors.js";
 import type { Fragment } from "./gen/memstream/v1/fragment_pb.js";
 import { RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
@@ -21,31 +30,32 @@ import type {
 import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
 import type { WaitOptions } from "./observe.js";
-import { Standing, StandingQuery } from "./standing.js";
+import { StandingState, StandingQuery } from "./standing.js";
 import type { StandingOptions } from "./standing.js";
 
-/** Queries in flight where the server does not say how many it takes. */
+/** Queries in flight, if the server does not announce a limit. */
 const IN_FLIGHT_MAX = 64;
+/** Limits the time for which a stream drains. */
 const GRACE_MAX_MS = 1_000;
-/** The longest time that a timer takes. */
+/** The longest delay of a timer. */
 const TIMEOUT_MAX_MS = 2 ** 31 - 1;
-/** After what will pass has ended a standing query, where the server does not say how long that takes. */
-const AGAIN_MS = 1_000;
+/** Delay before resending a standing query after a transient error, if the server gives none. */
+const RESEND_DELAY_MS = 1_000;
 
-/** A question: text, or a query as the contract has it. */
+/** A query: text, or a message of the contract. */
 export type Query = string | MessageInitShape<typeof RecallQuerySchema>;
 
-/** What bounds a query. */
+/** Options of one query. */
 export interface QueryOptions extends WaitOptions {
-  /** Bounds the wait for the answer, which then rejects with DEADLINE_EXCEEDED. Default: the client's. */
+  /** Limits the wait for the answer, which then rejects with DEADLINE_EXCEEDED. Default: the client's. */
   readonly timeoutMs?: number | undefined;
 }
 
-/** What may be said of a Recall stream. */
+/** Options of a Recall stream. */
 export interface RecallOptions {
-  /** On whose behalf is asked. */
+  /** The session for which the queries are made. */
   readonly session?: string;
-  /** Ends the stream: its opening, and later whatever waits for it, rejects with the signal's reason. */
+  /** Ends the stream: its opening and every later wait on it rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -53,13 +63,13 @@ export interface RecallOptions {
 export interface Answer {
   /** Ranked, best first. */
   readonly recollections: readonly Recollection[];
-  /** The short-term fragments in order, those that were also ranked included. */
+  /** The short-term fragments in order, including those that are also ranked. */
   readonly workingMemory: readonly Fragment[];
-  /** Which revision was read, what was considered, and how long it took. */
+  /** The revision that was read, what was considered, and the duration. */
   readonly done: RecallDone;
 }
 
-/** The query of a question. */
+/** Returns the query as a message. */
 export function toQuery(what: Query): RecallQuery {
   return create(
     RecallQuerySchema,
@@ -67,14 +77,14 @@ export function toQuery(what: Query): RecallQuery {
   );
 }
 
-/** The query of a question, which the server gives up as well when the time is over. */
-function timed(what: Query, timeoutMs: number): RecallQuery {
+/** Returns the query as a message with the timeout at which the server stops it. */
+function withTimeout(what: Query, timeoutMs: number): RecallQuery {
   const query = clone(RecallQuerySchema, toQuery(what));
   if (timeoutMs > 0 && timeoutMs <= TIMEOUT_MAX_MS) query.timeout ??= durationFromMs(Math.ceil(timeoutMs));
   return query;
 }
 
-/** The answer of its parts. */
+/** Joins the parts of an answer. */
 export function toAnswer(parts: readonly Recollections[], done: RecallDone): Answer {
   const recollections = parts.flatMap((part) => part.recollections);
   const byId = new Map<string, Fragment>();
@@ -87,9 +97,9 @@ export function toAnswer(parts: readonly Recollections[], done: RecallDone): Ans
   return { recollections, workingMemory, done };
 }
 
-/** A query that is answered once. */
-class Question {
-  readonly waiting = true;
+/** A query that gets one answer. */
+class PendingQuery {
+  readonly isUnanswered = true;
   readonly answer: Promise<Answer>;
 
   private resolve!: (answer: Answer) => void;
@@ -101,44 +111,44 @@ class Question {
       this.resolve = resolve;
       this.reject = reject;
     });
-    this.answer.catch(() => undefined); // whoever waits for it is told
+    this.answer.catch(() => undefined); // the caller of `query` handles the rejection
   }
 
-  /** It is asked on a new connection. */
-  again(): void {
+  /** Prepares for resending on a new connection. */
+  prepareResend(): void {
     this.parts = [];
   }
 
-  /** A part of the answer. */
-  continued(part: Recollections): void {
+  /** Adds a part of the answer. */
+  addPart(part: Recollections): void {
     this.parts.push(part);
   }
 
-  /** The answer is complete. */
-  answered(done: RecallDone): void {
+  /** Completes the answer. */
+  completeAnswer(done: RecallDone): void {
     this.resolve(toAnswer(this.parts, done));
   }
 
-  /** There is no answer. */
-  failed(error: Error): void {
+  /** Fails the query. */
+  failQuery(error: Error): void {
     this.reject(error);
   }
 }
 
-/** A stream of queries to one memory; made by `Memory.recall`. Beyond what the server takes, queries wait their turn. */
+/** A stream of queries to one memory, created by `Memory.recall`. Queries over the server's limit in flight are queued. */
 export class RecallStream {
-  /** How many connections were opened. */
+  /** Number of connections opened so far. */
   connections = 0;
 
   private readonly changes = new Changes();
-  private readonly end = new AbortController();
-  /** Aborted when the stream is over, with why. */
-  private readonly life: AbortSignal;
-  private readonly over: Promise<void>;
-  /** Those that are not over, by id. */
-  private readonly asked = new Map<string, Question | Standing>();
-  /** Those of an earlier connection that this one's server has no room for yet. */
-  private again: (Question | Standing)[] = [];
+  private readonly endController = new AbortController();
+  /** Aborted when the stream ends, with the reason. */
+  private readonly endSignal: AbortSignal;
+  private readonly ended: Promise<void>;
+  /** Queries that have not ended, by id. */
+  private readonly openQueries = new Map<string, PendingQuery | StandingState>();
+  /** Queries of an earlier connection that exceed this server's limit in flight, to be resent. */
+  private toResend: (PendingQuery | StandingState)[] = [];
   private outbox: RecallRequest[] = [];
   private ids = 0;
   private inFlightMax = IN_FLIGHT_MAX;
@@ -154,231 +164,234 @@ export class RecallStream {
     private readonly options: RecallOptions,
   ) {
     const { signal } = options;
-    this.life = AbortSignal.any([this.end.signal, link.closed, ...(signal ? [signal] : [])]);
-    this.over = this.run();
+    this.endSignal = AbortSignal.any([this.endController.signal, link.closed, ...(signal ? [signal] : [])]);
+    this.ended = this.runConnections();
   }
 
-  /** Resolves once the server has answered. */
-  async opened(): Promise<void> {
-    await this.until(() => this.connections > 0, this.options.signal);
+  /** Resolves when the server has answered. */
+  async waitUntilOpen(): Promise<void> {
+    await this.waitUntil(() => this.connections > 0, this.options.signal);
   }
 
   /**
-   * Asks; aborting the signal, or the end of the time, gives up this query alone. The server is told the time limit, and
-   * stops working on the query then; a timeout of the query's own stays as it is.
+   * Sends a query and waits for the answer. An aborted signal or the end of the timeout cancels only this query. The query
+   * carries the timeout, so that the server stops working on it then; a timeout that the query already has is kept.
    */
   async query(what: Query, { signal, timeoutMs = this.link.timeoutMs }: QueryOptions = {}): Promise<Answer> {
-    const question = new Question(timed(what, timeoutMs));
+    const question = new PendingQuery(withTimeout(what, timeoutMs));
     const limit = new AbortController();
     const stop = (): void => { limit.abort(signal?.reason); };
-    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, Math.min(timeoutMs, TIMEOUT_MAX_MS));
+    const timer = setTimeout(() => { limit.abort(deadlineError(timeoutMs)); }, Math.min(timeoutMs, TIMEOUT_MAX_MS));
     if (signal?.aborted) stop();
     signal?.addEventListener("abort", stop, { once: true });
     try {
-      await this.put(question, limit.signal);
+      await this.sendWhenRoom(question, limit.signal);
       return await raceSignal(question.answer, limit.signal);
     } finally {
       clearTimeout(timer);
       signal?.removeEventListener("abort", stop);
-      this.giveUp(question);
+      this.cancelQuery(question);
     }
   }
 
   /**
-   * A query that goes on being answered as the memory changes; iterating over it asks. Working memory is left out,
-   * nothing is reinforced. It takes one of the places of queries in flight until it is closed.
+   * Returns a standing query: its answer is kept current as the memory changes. Iterating over it sends the query. The
+   * answer has no working memory, and the query does not reinforce fragments. It counts as one query in flight until it
+   * is closed.
    */
   subscribe(what: Query, options: StandingOptions = {}): StandingQuery {
     const timeoutMs = options.timeoutMs ?? this.link.timeoutMs;
-    const standing = new Standing(timed(what, timeoutMs));
+    const standing = new StandingState(withTimeout(what, timeoutMs));
     standing.query.subscribe = true;
     return new StandingQuery(
       standing,
       { ...options, timeoutMs },
-      (signal) => this.put(standing, signal),
-      () => { this.giveUp(standing); },
+      (signal) => this.sendWhenRoom(standing, signal),
+      () => { this.cancelQuery(standing); },
     );
   }
 
-  /** Waits until the queries in flight are answered, and ends the stream, and with it standing queries. */
+  /** Waits until the queries in flight are answered, then ends the stream and its standing queries. */
   async close({ signal }: WaitOptions = {}): Promise<void> {
     this.closing = true;
     this.changes.notify();
     try {
-      await this.until(() => !this.waiting(), signal);
+      await this.waitUntil(() => !this.hasUnanswered(), signal);
       if (this.connected && !this.draining) {
-        this.push({ case: "close", value: {} });
-        await this.until(() => !this.connected, signal);
+        this.pushRequest({ case: "close", value: {} });
+        await this.waitUntil(() => !this.connected, signal);
       }
     } finally {
       await this.abandon();
     }
   }
 
-  /** Ends the stream and gives up what was asked. */
+  /** Ends the stream and cancels its queries. */
   async abandon(): Promise<void> {
-    this.end.abort(new ClosedError());
-    await this.over;
+    this.endController.abort(new ClosedError());
+    await this.ended;
   }
 
-  /** `await using` abandons what was not closed. */
+  /** `await using` abandons a stream that was not closed. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.abandon();
   }
 
-  /** Asks it once there is room. */
-  private async put(question: Question | Standing, signal: AbortSignal): Promise<void> {
+  /** Sends a query when there is room. */
+  private async sendWhenRoom(question: PendingQuery | StandingState, signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
-    // Asked where the room is seen: of many who wait for it, others look before this one goes on.
-    await this.until(() => {
+    // Sent inside of the condition: of several waiters, another may run between the wake-up and the next statement.
+    await this.waitUntil(() => {
       if (this.error) throw this.error;
       if (this.closing) throw new ClosedError();
-      if (this.asked.size >= this.inFlightMax) return false;
+      if (this.openQueries.size >= this.inFlightMax) return false;
       question.query.queryId = String(++this.ids);
-      this.asked.set(question.query.queryId, question);
-      this.push({ case: "query", value: question.query });
+      this.openQueries.set(question.query.queryId, question);
+      this.pushRequest({ case: "query", value: question.query });
       return true;
     }, signal);
   }
 
-  /** Whether somebody waits for an answer. */
-  private waiting(): boolean {
-    return [...this.asked.values()].some((question) => question.waiting);
+  /** Whether a query waits for its first answer. */
+  private hasUnanswered(): boolean {
+    return [...this.openQueries.values()].some((question) => question.isUnanswered);
   }
 
-  private giveUp(question: Question | Standing): void {
+  /** Cancels a query that has not ended, also on the server. */
+  private cancelQuery(question: PendingQuery | StandingState): void {
     const { queryId } = question.query;
-    if (this.asked.get(queryId) !== question) return;
-    this.asked.delete(queryId);
-    if (this.again.includes(question)) this.again = this.again.filter((one) => one !== question);
-    else this.push({ case: "cancel", value: { queryId } });
+    if (this.openQueries.get(queryId) !== question) return;
+    this.openQueries.delete(queryId);
+    if (this.toResend.includes(question)) this.toResend = this.toResend.filter((one) => one !== question);
+    else this.pushRequest({ case: "cancel", value: { queryId } });
     this.notify();
   }
 
-  /** Wakes whoever waits, and asks again what there is room for. */
+  /** Wakes all waiters, and resends queries while there is room. */
   private notify(): void {
     this.changes.notify();
-    while (this.asked.size - this.again.length < this.inFlightMax) {
-      const next = this.again.shift();
+    while (this.openQueries.size - this.toResend.length < this.inFlightMax) {
+      const next = this.toResend.shift();
       if (next === undefined) break;
-      this.push({ case: "query", value: next.query });
+      this.pushRequest({ case: "query", value: next.query });
     }
   }
 
-  /** For the writer; while draining nothing: the next connection asks for what is then still wanted. */
-  private push(message: NonNullable<MessageInitShape<typeof RecallRequestSchema>["message"]>): void {
+  /** Queues a request, except while draining: the next connection resends the open queries. */
+  private pushRequest(message: NonNullable<MessageInitShape<typeof RecallRequestSchema>["message"]>): void {
     if (this.connected && !this.draining) this.outbox.push(create(RecallRequestSchema, { message }));
     this.changes.notify();
   }
 
-  private async until(ready: () => boolean, signal?: AbortSignal): Promise<void> {
+  private async waitUntil(ready: () => boolean, signal?: AbortSignal): Promise<void> {
     while (!ready()) {
       if (this.error) throw this.error;
       await this.changes.next(signal);
     }
   }
 
-  private async run(): Promise<void> {
+  private async runConnections(): Promise<void> {
     const backoff = new Backoff(this.link.retry);
     let error: Error = new ClosedError();
     try {
-      await persist(() => this.connection(backoff), backoff, this.life);
+      await repeatUntilDone(() => this.runConnection(backoff), backoff, this.endSignal);
     } catch (thrown) {
-      error = this.life.aborted ? (this.life.reason as Error) : asError(thrown);
+      error = this.endSignal.aborted ? (this.endSignal.reason as Error) : asError(thrown);
     }
     this.error = error;
-    for (const question of this.asked.values()) question.failed(error);
-    this.asked.clear();
-    this.again = [];
+    for (const question of this.openQueries.values()) question.failQuery(error);
+    this.openQueries.clear();
+    this.toResend = [];
     this.notify();
   }
 
-  private async connection(backoff: Backoff): Promise<void> {
-    const hangUp = new AbortController();
-    const signal = AbortSignal.any([hangUp.signal, this.life]);
+  private async runConnection(backoff: Backoff): Promise<void> {
+    const disconnect = new AbortController();
+    const signal = AbortSignal.any([disconnect.signal, this.endSignal]);
     let isOpen = false;
     try {
       const headers = this.link.route(this.memory);
       for await (const response of this.link.streams.recall(this.requests(signal), { signal, headers })) {
         if (!isOpen) {
-          this.open(response);
-          backoff.opened();
+          this.handleOpened(response);
+          backoff.markOpened();
           isOpen = true;
-        } else if (this.take(response, hangUp)) {
-          backoff.progressed();
+        } else if (this.handleResponse(response, disconnect)) {
+          backoff.markProgress();
         }
       }
-      if (!this.closing || this.waiting()) throw unavailable("the server ended the stream");
+      if (!this.closing || this.hasUnanswered()) throw unavailableError("the server ended the stream");
     } finally {
-      hangUp.abort();
+      disconnect.abort();
       this.connected = false;
       this.notify();
     }
   }
 
-  private open(response: RecallResponse): void {
+  private handleOpened(response: RecallResponse): void {
     const answer = response.message;
-    if (answer.case === "goingAway") throw shuttingDown(answer.value);
-    if (answer.case !== "opened") throw notOpened(answer.case);
+    if (answer.case === "goingAway") throw shuttingDownError(answer.value);
+    if (answer.case !== "opened") throw notOpenedError(answer.case);
     const most = answer.value.limits?.queriesInFlightMax ?? 0;
     this.inFlightMax = most || IN_FLIGHT_MAX;
     this.connected = true;
     this.draining = false;
     this.outbox = [];
-    for (const question of this.asked.values()) question.again();
-    this.again = [...this.asked.values()];
+    for (const question of this.openQueries.values()) question.prepareResend();
+    this.toResend = [...this.openQueries.values()];
     this.connections += 1;
     this.notify();
   }
 
-  /** Takes one message; whether it answered a query. Throws SHUTTING_DOWN when it is time to reconnect. */
-  private take({ message }: RecallResponse, hangUp: AbortController): boolean {
+  /** Handles one response and returns whether it answered a query. Throws SHUTTING_DOWN when it is time to reconnect. */
+  private handleResponse({ message }: RecallResponse, disconnect: AbortController): boolean {
     let answered = false;
     if (message.case === "recollections") {
-      this.asked.get(message.value.queryId)?.continued(message.value);
-      answered = this.completed(message.value.done);
-    } else if (message.case === "done") { // of an older server
-      answered = this.completed(message.value);
+      this.openQueries.get(message.value.queryId)?.addPart(message.value);
+      answered = this.completeQuery(message.value.done);
+    } else if (message.case === "done") { // from an older server
+      answered = this.completeQuery(message.value);
     } else if (message.case === "failed") {
       answered = true;
-      this.refused(message.value.queryId, fromStatus(message.value.status));
+      this.failQuery(message.value.queryId, fromStatus(message.value.status));
     } else if (message.case === "goingAway") {
-      // Queries are only questions: what is not answered within the grace is asked of the next server.
+      // Queries are safe to repeat: those not answered during the grace period go to the next server.
       this.draining = true;
-      setTimeout(() => { hangUp.abort(); }, Math.min(durationMs(message.value.grace), GRACE_MAX_MS)).unref();
+      setTimeout(() => { disconnect.abort(); }, Math.min(durationMs(message.value.grace), GRACE_MAX_MS)).unref();
     }
-    if (this.draining && !this.waiting()) throw shuttingDown();
+    if (this.draining && !this.hasUnanswered()) throw shuttingDownError();
     return answered;
   }
 
-  /** Answers the query of which this is the end; whether there is one. */
-  private completed(done: RecallDone | undefined): boolean {
+  /** Completes the answer of a query; returns whether `done` is set. */
+  private completeQuery(done: RecallDone | undefined): boolean {
     if (!done) return false;
-    const question = this.asked.get(done.queryId);
-    if (!(question instanceof Standing)) this.asked.delete(done.queryId);
-    question?.answered(done);
+    const question = this.openQueries.get(done.queryId);
+    if (!(question instanceof StandingState)) this.openQueries.delete(done.queryId);
+    question?.completeAnswer(done);
     this.notify();
     return true;
   }
 
-  private refused(queryId: string, error: MemstreamError): void {
-    const question = this.asked.get(queryId);
-    if (question instanceof Standing && !question.waiting && isCut(error)) {
+  /** Ends a query that failed. A standing query that had an answer is resent after a transient error. */
+  private failQuery(queryId: string, error: MemstreamError): void {
+    const question = this.openQueries.get(queryId);
+    if (question instanceof StandingState && !question.isUnanswered && isCut(error)) {
       const connection = this.connections;
-      setTimeout(() => { this.askAgain(question, connection); }, error.retryAfterMs ?? AGAIN_MS).unref();
+      setTimeout(() => { this.resendStanding(question, connection); }, error.retryAfterMs ?? RESEND_DELAY_MS).unref();
       return;
     }
-    this.asked.delete(queryId);
-    question?.failed(error);
+    this.openQueries.delete(queryId);
+    question?.failQuery(error);
     this.notify();
   }
 
-  /** Unless a new connection has asked it by now. */
-  private askAgain(standing: Standing, connection: number): void {
-    const stands = this.asked.get(standing.query.queryId) === standing;
-    if (!stands || !this.connected || this.connections !== connection) return;
-    standing.again();
-    this.push({ case: "query", value: standing.query });
+  /** Resends a standing query, unless a new connection has done so. */
+  private resendStanding(standing: StandingState, connection: number): void {
+    const isOpen = this.openQueries.get(standing.query.queryId) === standing;
+    if (!isOpen || !this.connected || this.connections !== connection) return;
+    standing.prepareResend();
+    this.pushRequest({ case: "query", value: standing.query });
   }
 
   private async *requests(signal: AbortSignal): AsyncGenerator<RecallRequest> {
@@ -389,7 +402,7 @@ export class RecallStream {
       const next = this.connected ? this.outbox.shift() : undefined;
       if (next) yield next;
       if (next?.message.case === "close") return; // nothing may follow
-      if (!next) await this.changes.next(signal).catch(() => undefined); // its end is seen above
+      if (!next) await this.changes.next(signal).catch(() => undefined); // the loop condition sees the abort
     }
   }
 }

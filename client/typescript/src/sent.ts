@@ -1,13 +1,15 @@
+/** Sent: an observation that is not yet stored. */
 import type { ObservationOutcome } from "./gen/memstream/v1/stream_service_pb.js";
 
-/** An observation that was numbered and will be delivered. */
+/** A numbered observation that will be delivered. */
 export class Sent {
   /**
-   * Its tier decision is committed; resolves with the revision that did it: recalls with it as `minRevision` see it.
-   * Rejects with the server's refusal of this one observation, or what ended the stream before. Need not be awaited.
+   * Resolves with the revision that committed the observation's tier decision: recalls with it as `minRevision` see the
+   * observation. Rejects with the server's rejection of this observation, or with the error that ended the stream before
+   * it was stored. You need not await it.
    */
   readonly stored: Promise<bigint>;
-  /** What became of it once it is stored, if the stream was opened with `outcomes`. */
+  /** The outcome of a stored observation, if the stream was opened with `outcomes`. */
   outcome: ObservationOutcome | undefined;
 
   private done = false;
@@ -19,18 +21,18 @@ export class Sent {
       this.resolve = resolve;
       this.reject = reject;
     });
-    this.stored.catch(() => undefined); // a refusal that nobody asks about is no defect: the stream counts it
+    this.stored.catch(() => undefined); // not awaited: not an unhandled rejection, because the stream counts it
   }
 
-  /** Called by the stream. A refusal stands. */
-  store(revision: bigint): void {
+  /** Marks it as stored; called by the stream. Does not override a rejection. */
+  markStored(revision: bigint): void {
     if (this.done) return;
     this.done = true;
     this.resolve(revision);
   }
 
-  /** Called by the stream; false when its fate was known. */
-  refuse(error: Error): boolean {
+  /** Marks it as failed; called by the stream. False if it was already stored or rejected. */
+  markFailed(error: Error): boolean {
     if (this.done) return false;
     this.done = true;
     this.reject(error);

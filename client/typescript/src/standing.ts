@@ -1,37 +1,37 @@
 /**
- * Standing queries: an answer that is kept as it is now, over any number of connections.
+ * Standing queries: an answer that is kept current over any number of connections.
  *
- * The server tells the whole answer, and then what changes in it; a new connection begins with the whole answer again.
- * So what is handed out is not what was told but the difference between the answer now and the one handed out before:
- * nothing is lost by a break, and whoever reads slowly reads less.
+ * The server sends the whole answer, then changes; a new connection starts with the whole answer again. The iterator
+ * yields the difference between the current answer and the one it yielded before: a reconnect loses nothing, and a slow
+ * reader gets fewer, larger changes.
  */
 import { Changes } from "./changes.js";
-import { asError, late, protocolViolation } from "./errors.js";
+import { asError, deadlineError, protocolViolationError } from "./errors.js";
 import type { RecallDone, RecallQuery, Recollection, Recollections } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Answer } from "./recall.js";
 
-/** What is wanted of a standing query. */
+/** Options of a standing query. */
 export interface StandingOptions {
-  /** Bounds the wait for the first answer. Default: the client's. */
+  /** Limits the wait for the first answer. Default: the client's. */
   readonly timeoutMs?: number | undefined;
   /** Ends the standing query: the loop over it throws the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** What is new in the answer to a standing query since the change before; in the first, everything has entered. */
+/** A change of a standing query's answer since the previous change; in the first, everything has entered. */
 export interface AnswerChange {
-  /** The whole answer as it is now, best first. */
+  /** The whole current answer, best first. */
   readonly answer: Answer;
-  /** What came among the best. */
+  /** The recollections that joined the answer. */
   readonly entered: readonly Recollection[];
-  /** What was among them and is of another version: enhanced, promoted, edited. */
+  /** The recollections of which the fragment has a new version: enhanced, promoted or edited. */
   readonly changed: readonly Recollection[];
-  /** The ids of what is among them no more: others are better, or it was forgotten, merged or erased. */
+  /** The ids of the recollections that left the answer: others rank higher, or they were forgotten, merged or erased. */
   readonly retracted: readonly string[];
 }
 
-/** What a stream has been told of a standing query. */
-export class Standing {
+/** The state of a standing query on its stream. */
+export class StandingState {
   answer: Answer | undefined;
   error: Error | undefined;
   readonly changes = new Changes();
@@ -41,83 +41,86 @@ export class Standing {
 
   constructor(readonly query: RecallQuery) {}
 
-  /** Whether the first answer is waited for. */
-  get waiting(): boolean {
+  /** Whether it waits for its first answer. */
+  get isUnanswered(): boolean {
     return this.answer === undefined;
   }
 
-  /** It is asked anew, and answered whole. */
-  again(): void {
+  /** Prepares for resending, which returns the whole answer. */
+  prepareResend(): void {
     this.parts = [];
     this.known.clear();
   }
 
-  /** A part of the answer, or of a change. */
-  continued(part: Recollections): void {
+  /** Adds a part of the answer, or of a change. */
+  addPart(part: Recollections): void {
     this.parts.push(part);
   }
 
-  /** The answer, or a change, is complete. Throws PROTOCOL_VIOLATION where it names what was never told. */
-  answered(done: RecallDone): void {
+  /** Completes the answer, or a change. Throws PROTOCOL_VIOLATION if it ranks a fragment that was never sent. */
+  completeAnswer(done: RecallDone): void {
     for (const one of this.parts.flatMap((part) => part.recollections)) this.known.set(idOf(one), one);
     this.parts = [];
-    const recollections = done.rankingIds.map((id, place) => {
-      const known = this.known.get(id);
-      if (known === undefined) throw protocolViolation(`the server ranks what it has not told: ${id}`);
-      return { ...known, rank: place + 1 };
-    });
+    const missing = done.rankingIds.filter((id) => !this.known.has(id)).slice(0, 3);
+    if (missing.length > 0) {
+      throw protocolViolationError(`the server ranks fragments that it has not sent: ${missing.join(", ")}`);
+    }
+    const recollections = done.rankingIds
+      .map((id) => this.known.get(id))
+      .filter((one) => one !== undefined)
+      .map((one, place) => ({ ...one, rank: place + 1 }));
     this.known = new Map(recollections.map((one) => [idOf(one), one]));
     this.answer = { recollections, workingMemory: [], done };
     this.changes.notify();
   }
 
-  /** It is answered no more. */
-  failed(error: Error): void {
+  /** Ends the query with an error. */
+  failQuery(error: Error): void {
     this.error = error;
     this.changes.notify();
   }
 }
 
 /**
- * A query that goes on being answered; made by `RecallStream.subscribe`. Iterate over it once for the changes, which
- * asks it; leaving the loop gives it up.
+ * A query whose answer is kept current, created by `RecallStream.subscribe`. Iterate over it once to send it and to get
+ * the changes; leaving the loop ends it.
  */
 export class StandingQuery implements AsyncIterable<AnswerChange> {
-  private readonly end = new AbortController();
-  private begun: Promise<void> | undefined;
-  private handed: Answer | undefined;
+  private readonly endController = new AbortController();
+  private started: Promise<void> | undefined;
+  private delivered: Answer | undefined;
 
   /** Use `RecallStream.subscribe`. */
   constructor(
-    private readonly standing: Standing,
+    private readonly standing: StandingState,
     private readonly options: StandingOptions & { readonly timeoutMs: number },
-    private readonly ask: (signal: AbortSignal) => Promise<void>,
-    private readonly giveUp: () => void,
+    private readonly sendQuery: (signal: AbortSignal) => Promise<void>,
+    private readonly cancelQuery: () => void,
   ) {}
 
-  /** The whole answer as it is now; undefined until there is one. */
+  /** The whole current answer; undefined before the first one. */
   get answer(): Answer | undefined {
     return this.standing.answer;
   }
 
-  /** Gives the query up, which frees its place: the loop over it ends. */
+  /** Ends the query, which no longer counts as in flight: the loop over it ends. */
   close(): void {
-    this.end.abort();
-    this.giveUp();
+    this.endController.abort();
+    this.cancelQuery();
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<AnswerChange, void, undefined> {
     const { signal } = this.options;
-    const ended = this.end.signal;
+    const ended = this.endController.signal;
     const stop = (): void => { this.close(); };
     if (signal?.aborted) stop();
     signal?.addEventListener("abort", stop, { once: true });
     try {
-      if (!ended.aborted) await (this.begun ??= this.begin());
+      if (!ended.aborted) await (this.started ??= this.start());
       while (!ended.aborted) {
-        const change = this.answer && difference(this.handed, this.answer);
+        const change = this.answer && answerChange(this.delivered, this.answer);
         if (change) {
-          this.handed = change.answer;
+          this.delivered = change.answer;
           yield change;
         } else if (this.standing.error) {
           throw this.standing.error;
@@ -136,38 +139,41 @@ export class StandingQuery implements AsyncIterable<AnswerChange> {
     }
   }
 
-  /** Asks, and waits for the first answer or why there is none. */
-  private async begin(): Promise<void> {
+  /** Sends the query, and waits for the first answer or the error that ended the query. */
+  private async start(): Promise<void> {
     const { timeoutMs } = this.options;
     const limit = new AbortController();
-    const stop = (): void => { limit.abort(this.end.signal.reason); };
-    const timer = setTimeout(() => { limit.abort(late(timeoutMs)); }, Math.min(timeoutMs, 2 ** 31 - 1));
-    this.end.signal.addEventListener("abort", stop, { once: true });
+    const stop = (): void => { limit.abort(this.endController.signal.reason); };
+    const timer = setTimeout(() => { limit.abort(deadlineError(timeoutMs)); }, Math.min(timeoutMs, 2 ** 31 - 1));
+    this.endController.signal.addEventListener("abort", stop, { once: true });
     try {
-      await this.ask(limit.signal);
+      await this.sendQuery(limit.signal);
       while (!this.answer && !this.standing.error) await this.standing.changes.next(limit.signal);
     } finally {
       clearTimeout(timer);
-      this.end.signal.removeEventListener("abort", stop);
+      this.endController.signal.removeEventListener("abort", stop);
     }
   }
 }
 
-/** Undefined where nothing is new that one would want to be told. */
-function difference(before: Answer | undefined, now: Answer): AnswerChange | undefined {
-  const held = etags(before);
-  const holds = etags(now);
-  const equallySound = before && Boolean(before.done.degraded) === Boolean(now.done.degraded);
-  if (equallySound && same([...held], [...holds])) return undefined;
+/** Returns the change from one answer to the next; undefined if nothing that a reader would notice changed. */
+function answerChange(before: Answer | undefined, now: Answer): AnswerChange | undefined {
+  const beforeEtags = etags(before);
+  const nowEtags = etags(now);
+  const sameDegradation = before && Boolean(before.done.degraded) === Boolean(now.done.degraded);
+  if (sameDegradation && sameVersions([...beforeEtags], [...nowEtags])) return undefined;
   return {
     answer: now,
-    entered: now.recollections.filter((one) => !held.has(idOf(one))),
-    changed: now.recollections.filter((one) => held.has(idOf(one)) && held.get(idOf(one)) !== holds.get(idOf(one))),
-    retracted: [...held.keys()].filter((id) => !holds.has(id)),
+    entered: now.recollections.filter((one) => !beforeEtags.has(idOf(one))),
+    changed: now.recollections.filter((one) => {
+      const etag = beforeEtags.get(idOf(one));
+      return etag !== undefined && etag !== nowEtags.get(idOf(one));
+    }),
+    retracted: [...beforeEtags.keys()].filter((id) => !nowEtags.has(id)),
   };
 }
 
-function same(before: readonly [string, string][], now: readonly [string, string][]): boolean {
+function sameVersions(before: readonly [string, string][], now: readonly [string, string][]): boolean {
   return before.length === now.length && before.every(([id, etag], place) => {
     const [nowId, nowEtag] = now[place] ?? [];
     return id === nowId && etag === nowEtag;

@@ -1,41 +1,41 @@
 /** The Watch stream: every event of a memory after a cursor, over any number of connections, once each. */
 import { create } from "@bufbuild/protobuf";
 
-import { Backoff, persist } from "./backoff.js";
-import { asError, shuttingDown, unavailable } from "./errors.js";
+import { Backoff, repeatUntilDone } from "./backoff.js";
+import { asError, shuttingDownError, unavailableError } from "./errors.js";
 import type { Cursor, Event, EventType } from "./gen/memstream/v1/event_pb.js";
 import { CursorSchema } from "./gen/memstream/v1/event_pb.js";
 import type { Fragment } from "./gen/memstream/v1/fragment_pb.js";
 import type { WatchResponse } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Link, MemoryPath } from "./link.js";
 
-/** What is wanted of a watch. */
+/** Options of a watch. */
 export interface WatchOptions {
-  /** Where to begin: after a cursor that was kept, from now (the default), or from the memory's beginning. */
+  /** Where to start: after a stored cursor, now (the default), or at the memory's first event. */
   readonly from?: Cursor | "now" | "beginning";
-  /** Only these types; empty for all. */
+  /** Only events of these types; empty for all. */
   readonly types?: readonly EventType[];
-  /** Send the fragments concerned, as they are when the event is sent. */
+  /** Include the events' fragments, as they are when the event is sent. */
   readonly includeFragments?: boolean;
   /** Ends the watch: the loop over it throws the signal's reason. */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** An event and, where the watch asked for it, the fragment concerned. */
-export interface Happening {
+/** An event and, with `includeFragments`, its fragment. */
+export interface WatchedEvent {
   readonly event: Event;
   readonly fragment: Fragment | undefined;
 }
 
-/** A memory's events; made by `Memory.watch`. Iterate over it once; leaving the loop ends it. */
-export class Watch implements AsyncIterable<Happening> {
-  /** How many connections were opened. */
+/** A memory's events, created by `Memory.watch`. Iterate over it once; leaving the loop ends it. */
+export class Watch implements AsyncIterable<WatchedEvent> {
+  /** Number of connections opened so far. */
   connections = 0;
-  /** Where a later watch would go on: after the last event handed out, or the last mark that nothing happened. */
+  /** The position for a later watch: after the last event yielded or the last progress mark. */
   cursor: Cursor | undefined;
 
-  private readonly end = new AbortController();
-  private ahead: Happening[] = [];
+  private readonly endController = new AbortController();
+  private ahead: WatchedEvent[] = [];
 
   /** Use `Memory.watch`. */
   constructor(
@@ -46,50 +46,50 @@ export class Watch implements AsyncIterable<Happening> {
 
   /** Ends the watch: the loop over it ends. */
   close(): void {
-    this.end.abort();
+    this.endController.abort();
   }
 
-  async *[Symbol.asyncIterator](): AsyncGenerator<Happening, void, undefined> {
+  async *[Symbol.asyncIterator](): AsyncGenerator<WatchedEvent, void, undefined> {
     const given = this.options.signal;
-    const signal = AbortSignal.any([this.end.signal, this.link.closed, ...(given ? [given] : [])]);
+    const signal = AbortSignal.any([this.endController.signal, this.link.closed, ...(given ? [given] : [])]);
     const backoff = new Backoff(this.link.retry);
-    let hangUp = new AbortController();
+    let disconnect = new AbortController();
     let reading: AsyncIterator<WatchResponse> | undefined;
-    const read = async (): Promise<void> => {
+    const readMessage = async (): Promise<void> => {
       if (reading === undefined) {
-        hangUp = new AbortController();
-        reading = this.connect(AbortSignal.any([signal, hangUp.signal]));
+        disconnect = new AbortController();
+        reading = this.connect(AbortSignal.any([signal, disconnect.signal]));
       }
       try {
         const next = await reading.next();
-        if (next.done) throw unavailable("the server ended the stream");
-        this.take(next.value);
-        backoff.opened();
-        backoff.progressed();
+        if (next.done) throw unavailableError("the server ended the stream");
+        this.handleResponse(next.value);
+        backoff.markOpened();
+        backoff.markProgress();
       } catch (thrown) {
-        hangUp.abort();
+        disconnect.abort();
         reading = undefined;
         throw thrown;
       }
     };
     try {
-      this.cursor = await this.first(signal);
+      this.cursor = await this.firstCursor(signal);
       while (!signal.aborted) {
         const next = this.ahead.shift();
         if (next === undefined) {
-          await persist(read, backoff, signal);
+          await repeatUntilDone(readMessage, backoff, signal);
           continue;
         }
         this.cursor = next.event.cursor;
         yield next;
       }
-      if (!this.end.signal.aborted) signal.throwIfAborted();
+      if (!this.endController.signal.aborted) signal.throwIfAborted();
     } catch (thrown) {
-      if (this.end.signal.aborted) return;
+      if (this.endController.signal.aborted) return;
       signal.throwIfAborted();
       throw asError(thrown);
     } finally {
-      this.end.abort();
+      this.endController.abort();
     }
   }
 
@@ -102,8 +102,8 @@ export class Watch implements AsyncIterable<Happening> {
     return this.link.streams.watch({ ...where, ...wanted }, { signal, headers })[Symbol.asyncIterator]();
   }
 
-  /** Asked for once and by name: a server's "now" would move when a connection is made anew. */
-  private async first(signal: AbortSignal): Promise<Cursor> {
+  /** Resolves "now" once: the server's "now" would move with each reconnect. */
+  private async firstCursor(signal: AbortSignal): Promise<Cursor> {
     const from = this.options.from ?? "now";
     if (typeof from !== "string") return from;
     const { namespace, name } = this.memory;
@@ -114,8 +114,8 @@ export class Watch implements AsyncIterable<Happening> {
     });
   }
 
-  private take({ message }: WatchResponse): void {
-    if (message.case === "goingAway") throw shuttingDown(message.value);
+  private handleResponse({ message }: WatchResponse): void {
+    if (message.case === "goingAway") throw shuttingDownError(message.value);
     if (message.case === "progress") this.cursor = message.value.cursor;
     if (message.case !== "events") return;
     const fragments = new Map(message.value.fragments.map((one) => [one.id, one]));

@@ -40,7 +40,7 @@ func ask(ctx context.Context, target string) error {
 	answers, failures := make([]*memstream.Answer, len(questions)), make([]error, len(questions))
 	var asked sync.WaitGroup
 	for place, question := range questions {
-		asked.Go(func() { answers[place], failures[place] = stream.Query(ctx, memstream.Asking(question)) })
+		asked.Go(func() { answers[place], failures[place] = stream.Query(ctx, memstream.TextQuery(question)) })
 	}
 	asked.Wait()
 	for place, question := range questions {

@@ -1,4 +1,4 @@
-"""What DB-GPT's interfaces refuse over a server: prints the class and the first words of each error as JSON."""
+"""Calls DB-GPT's interfaces with wrong arguments: prints the class and the first words of each error as JSON."""
 
 from __future__ import annotations
 

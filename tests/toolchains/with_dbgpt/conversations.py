@@ -1,4 +1,4 @@
-"""Runs in DB-GPT's environment, for interface.py: messages and plans, kept by DB-GPT's own classes and by ours."""
+"""Runs in DB-GPT's environment, for interface.py: messages and plans, stored by DB-GPT's classes and by ours."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plans_of(memory: Any) -> Any:
 
 
 async def gpts(client: memstream.sync.Client) -> Any:
-    """The same calls to DB-GPT's own and to ours; and two of ours in one namespace."""
+    """The same calls to DB-GPT's classes and to ours; and two of ours in one namespace."""
     namespace = f"t-{uuid.uuid4().hex[:12]}"
     own = [messages_of(DefaultGptsMessageMemory()), plans_of(DefaultGptsPlansMemory())]
     remote = [
@@ -99,7 +99,7 @@ async def gpts(client: memstream.sync.Client) -> Any:
 
 
 async def appended_meanwhile(memory: RemoteGptsMemory) -> list[list[str]]:
-    """What DB-GPT's cache has when a message was appended while all were read: wholly, or not yet."""
+    """The content of DB-GPT's cache after a message was appended during a read of all."""
     found, read, loop = [], memory.message_memory.get_by_conv_id, asyncio.get_running_loop()
     for conv_id, appending_first in (("within", False), ("before", True)):
         memory.init(conv_id)

@@ -1,4 +1,4 @@
-"""Runs in DB-GPT's environment: shows each of its memories' defects, as JSON by name. What is right: the tests."""
+"""Runs in DB-GPT's environment: reproduces each defect of its memories; prints JSON by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Said = AgentMemoryFragment
 
 
 class Store:
-    """A vector store that finds everything, each time as a copy, as one behind a network does."""
+    """A vector store that returns copies of everything, as a remote one does."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []

@@ -1,4 +1,4 @@
-"""Runs in DB-GPT's environment: what the drop-in does when it is called as DB-GPT calls it, as JSON by name.
+"""Runs in DB-GPT's environment: calls the drop-in as DB-GPT does; prints JSON by name.
 
 Argument: the server's address.
 """
@@ -41,7 +41,7 @@ def new_path() -> str:
 
 
 def built(memory: RemoteMemory, session: str = "monday_Comedians_Joy") -> AgentMemory:
-    """As an agent has it once it is built."""
+    """The memory as a built agent has it."""
     agent = AgentMemory(memory=memory)
     agent.initialize("Joy", session_id=session)
     return agent.structure_clone()
@@ -56,7 +56,7 @@ def short(client: Client, path: str, capacity: int, **given: Any) -> RemoteShort
 
 
 def events(client: Client, path: str) -> int:
-    """Everything that ever happened to the memory's fragments."""
+    """Counts all events of the memory."""
     return int(client.memory(path).describe().revision)
 
 
@@ -179,7 +179,7 @@ async def merged(client: Client) -> Any:
 
 
 async def kinds(client: Client) -> Any:
-    """Every kind takes three and gives back what its tiers hold; cleared, it is empty."""
+    """Every kind takes three fragments and returns those of its tiers; after a clear it is empty."""
     made: dict[str, RemoteMemory] = {
         "sensory": RemoteSensoryMemory(client, new_path(), policy={"sensory": {"capacity": 2}}),
         "short_term": short(client, new_path(), 2),

@@ -1,4 +1,4 @@
-"""Runs in DB-GPT's environment: an agent that answers the questions on its input, one a line, as JSON on its output.
+"""Runs in DB-GPT's environment: an agent that answers one question per line of input with one line of JSON.
 
 Arguments: the server's address, the agent's name and role, the conversation.
 """

@@ -1,6 +1,6 @@
-"""Runs in DB-GPT's environment: its own tiers over the cases on its input, and what they hold after each step.
+"""Runs in DB-GPT's environment: runs its tiers on the cases of the input; prints their content after each step.
 
-Every chance DB-GPT takes is a draw of the case's: its classes run as they are, but for `random.random` of their module.
+The case gives every random number: DB-GPT's classes run unchanged, except for `random.random` of their module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dbgpt.agent.core.memory.short_term import EnhancedShortTermMemory
 
 
 class Inline(Executor):
-    """Runs at once, where it is asked."""
+    """Runs the work in the calling thread."""
 
     def submit(self, work: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -29,7 +29,7 @@ class Inline(Executor):
 
 
 class Draws:
-    """The draw of the pair that is being compared takes the place of chance."""
+    """Replaces a random number by the draw of the pair that is being compared."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self._case = case
@@ -55,7 +55,7 @@ _cosine = short_term.cosine_similarity
 
 
 class Scores(ImportanceScorer[AgentMemoryFragment]):
-    """What the case says a model would answer."""
+    """The scores of the case."""
 
     def __init__(self, scores: dict[str, float]) -> None:
         self._scores = scores
@@ -93,7 +93,7 @@ def held(memory: Any) -> list[dict[str, Any]]:
 
 
 async def run(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """After each step: what is held, in order, and what the step handed on."""
+    """After each step: the held fragments in order, and those that left."""
     draws = Draws(case)
     short_term.cosine_similarity = draws.cosine
     short_term.random = SimpleNamespace(random=draws.random)

@@ -1,6 +1,6 @@
-"""What LangGraph's own tests ask of a store, in our words, asked of its InMemoryStore and of ours.
+"""The requirements of LangGraph's own tests of a store, tested on its InMemoryStore and on ours.
 
-Run by test_langgraph.py in LangGraph's environment, with MEMSTREAM_TARGET set. What only ours has is at the end.
+test_langgraph.py runs this in LangGraph's environment, with MEMSTREAM_TARGET set. Tests only for ours are at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from memstream.sync import Client
 
 
 def letter_vectors(texts: list[str]) -> list[list[float]]:
-    """For LangGraph's store: one dimension a letter."""
+    """Embeddings for LangGraph's store: one dimension for each letter."""
     return [[float(text.lower().count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz "] for text in texts]
 
 
@@ -103,10 +103,10 @@ async def asked_asynchronously(store: BaseStore) -> None:
     await store.adelete(where, "k3")
     assert await store.aget(where, "k3") is None
     assert await store.alist_namespaces(prefix=("test",)) == [where]
-    assert store.get(where, "k4") is not None, "the blocking calls work beside a running loop"
+    assert store.get(where, "k4") is not None, "blocking calls work while a loop runs"
 
 
-def test_the_asynchronous_calls_do_the_same(store: BaseStore) -> None:
+def test_the_asynchronous_calls_behave_the_same(store: BaseStore) -> None:
     asyncio.run(asked_asynchronously(store))
     asyncio.run(store.aput(("test", "async"), "later", {"number": 9}))  # another event loop
     assert store.get(("test", "async"), "later") is not None
@@ -122,7 +122,7 @@ def test_the_asynchronous_calls_do_the_same(store: BaseStore) -> None:
     ],
     ids=["empty", "kinds", "unicode", "long"],
 )
-def test_a_value_comes_back_as_it_was(store: BaseStore, value: dict[str, Any]) -> None:
+def test_a_value_is_returned_unchanged(store: BaseStore, value: dict[str, Any]) -> None:
     store.put(("values",), "key", value)
     item = store.get(("values",), "key")
     assert item is not None
@@ -152,7 +152,7 @@ def test_any_text_is_a_key(store: BaseStore, key: str) -> None:
         (("-", "_"), ("_", "-")),
     ],
 )
-def test_any_labels_are_a_namespace_of_its_own(
+def test_any_labels_form_a_distinct_namespace(
     store: BaseStore, namespace: tuple[str, ...], other: tuple[str, ...]
 ) -> None:
     store.put(namespace, "key", {"of": "one"})
@@ -168,14 +168,14 @@ def test_any_labels_are_a_namespace_of_its_own(
 @pytest.mark.parametrize(
     "namespace", [(), ("the", "thing.about"), ("some", ""), ("langgraph", "foo")], ids=["none", "dot", "blank", "own"]
 )
-def test_namespaces_that_langgraph_refuses(store: BaseStore, namespace: tuple[str, ...]) -> None:
+def test_namespaces_that_langgraph_rejects_are_rejected(store: BaseStore, namespace: tuple[str, ...]) -> None:
     with pytest.raises(InvalidNamespaceError):
         store.put(namespace, "key", {"a": 1})
     with pytest.raises(InvalidNamespaceError):
         asyncio.run(store.aput(namespace, "key", {"a": 1}))
 
 
-def test_batches_go_past_that_check(store: BaseStore) -> None:
+def test_batches_skip_the_namespace_check(store: BaseStore) -> None:
     for namespace in (("langgraph", "foo"), ("a.b",), ("a", "b")):
         store.batch([PutOp(namespace, "key", {"at": list(namespace)})])
         (item,) = store.batch([GetOp(namespace, "key")])
@@ -213,7 +213,7 @@ def test_a_batch_answers_in_order_and_reads_before_it_writes(store: BaseStore) -
     assert after.value == {"data": "new"}
 
 
-def test_the_last_write_of_a_key_counts(store: BaseStore) -> None:
+def test_the_last_write_of_a_key_wins(store: BaseStore) -> None:
     results = store.batch(
         [
             PutOp(("test",), "a", {"n": 1}),
@@ -228,7 +228,7 @@ def test_the_last_write_of_a_key_counts(store: BaseStore) -> None:
     assert {item.key: item.value for item in store.search(("test",))} == {"a": {"n": 2}, "c": {"n": 3}}
 
 
-def test_a_large_batch_is_written_whole(store: BaseStore) -> None:
+def test_a_large_batch_is_written_completely(store: BaseStore) -> None:
     store.batch([PutOp(("many", str(number % 3)), f"k{number}", {"n": number}) for number in range(300)])
     found = store.search(("many",), limit=1_000)
     assert sorted(item.value["n"] for item in found) == list(range(300))
@@ -283,11 +283,11 @@ def documents(store: BaseStore) -> BaseStore:
         ({"nothing": "there"}, ""),
     ],
 )
-def test_filters(documents: BaseStore, filter: dict[str, Any] | None, expected: str) -> None:
+def test_filters_select_matching_items(documents: BaseStore, filter: dict[str, Any] | None, expected: str) -> None:
     assert "".join(sorted(keys(documents.search(("base",), filter=filter)))) == expected
 
 
-def test_an_operator_that_there_is_not_is_refused(documents: BaseStore) -> None:
+def test_an_unknown_operator_is_rejected(documents: BaseStore) -> None:
     with pytest.raises(ValueError, match="near"):
         documents.search(("base",), filter={"n": {"$near": 1}})
 
@@ -301,7 +301,7 @@ def test_a_prefix_ends_at_a_label(store: BaseStore) -> None:
     assert store.search(("nobody",)) == []
 
 
-def test_pages_are_disjoint_and_whole(documents: BaseStore) -> None:
+def test_pages_are_disjoint_and_complete(documents: BaseStore) -> None:
     pages = [keys(documents.search(("base",), limit=2, offset=offset)) for offset in (0, 2, 4)]
     assert [len(page) for page in pages] == [2, 2, 0]
     assert sorted(pages[0] + pages[1]) == list("abcd")
@@ -325,7 +325,7 @@ def test_a_query_ranks_and_scores(store: BaseStore) -> None:
     assert (later.get("zoo") or 0) < first.score
 
 
-def test_a_query_with_a_filter(store: BaseStore) -> None:
+def test_a_query_applies_a_filter(store: BaseStore) -> None:
     for key, text, color, score in (
         ("doc1", "red apple", "red", 4.5),
         ("doc2", "red car", "red", 3.0),
@@ -353,12 +353,12 @@ def test_a_query_pages_in_falling_order(store: BaseStore) -> None:
 
 
 @pytest.mark.parametrize("query", ["", None, "test " * 100, "test!@#$%^&*()", "nothing like it"])
-def test_queries_of_all_kinds(store: BaseStore, query: str | None) -> None:
+def test_queries_of_any_text_find_the_item(store: BaseStore, query: str | None) -> None:
     store.put(("test",), "doc", {"text": "test document"})
     assert keys(store.search(("test",), query=query)) == ["doc"]
 
 
-def test_a_put_says_what_of_it_is_searched(store: BaseStore) -> None:
+def test_a_put_can_select_the_searched_fields(store: BaseStore) -> None:
     store.put(("test",), "doc3", {"key0": "anchovies", "key1": "bread", "key2": "cheese"}, index=["key0", "key1"])
     store.put(("test",), "doc4", {"key0": "eggs", "key1": "bread", "key3": "grapes"}, index=["key1", "key3"])
     assert keys(store.search(("test",), query="anchovies"))[0] == "doc3"
@@ -408,16 +408,18 @@ def named(store: BaseStore) -> BaseStore:
         ({"prefix": ("a", "b", "c", "d", "e")}, []),
     ],
 )
-def test_listing_namespaces(named: BaseStore, asked: dict[str, Any], expected: list[tuple[str, ...]]) -> None:
+def test_namespaces_are_listed_by_condition(
+    named: BaseStore, asked: dict[str, Any], expected: list[tuple[str, ...]]
+) -> None:
     assert named.list_namespaces(**asked) == expected
 
 
-def test_conditions_of_a_batch(named: BaseStore) -> None:
+def test_a_batch_lists_namespaces_by_condition(named: BaseStore) -> None:
     conditions = (MatchCondition("prefix", ("a",)), MatchCondition("suffix", ("d", "*")))
     assert named.batch([ListNamespacesOp(match_conditions=conditions)]) == [NAMESPACES[1:3]]
 
 
-def test_namespaces_page(store: BaseStore) -> None:
+def test_namespaces_are_paged(store: BaseStore) -> None:
     store.batch([PutOp(("space", f"sub_{number:02d}"), "key", {"n": number}) for number in range(40)])
     pages = [store.list_namespaces(prefix=("space",), limit=15, offset=offset) for offset in (0, 15, 30)]
     assert [label for page in pages for _, label in page] == [f"sub_{number:02d}" for number in range(40)]
@@ -426,7 +428,7 @@ def test_namespaces_page(store: BaseStore) -> None:
 # ---- ours alone: what InMemoryStore has not, or does in another way
 
 
-def test_an_empty_store(own: MemstreamStore) -> None:
+def test_an_empty_store_returns_nothing(own: MemstreamStore) -> None:
     assert own.list_namespaces() == []
     assert own.search(()) == []
     assert own.search((), query="anything") == []
@@ -441,7 +443,7 @@ def test_a_namespace_without_items_is_not_listed(own: MemstreamStore) -> None:
     assert own.list_namespaces() == [("b",)]
 
 
-def test_what_is_not_indexed_is_found_only_without_a_query(own: MemstreamStore) -> None:
+def test_unindexed_items_are_found_only_without_a_query(own: MemstreamStore) -> None:
     own.put(("test",), "shown", {"text": "about dogs"})
     own.put(("test",), "hidden", {"text": "about dogs"}, index=False)
     own.put(("test",), "absent", {"text": "about dogs"}, index=["title"])
@@ -451,7 +453,7 @@ def test_what_is_not_indexed_is_found_only_without_a_query(own: MemstreamStore) 
     assert sorted(keys(own.search(("test",), query="about dogs"))) == ["hidden", "shown"]
 
 
-def test_the_store_says_which_fields_are_searched(client: Client) -> None:
+def test_the_store_can_select_the_searched_fields(client: Client) -> None:
     store = ours(client, fields=["text", "notes[*].title"])
     store.put(("test",), "a", {"text": "trains", "secret": "zebra", "notes": [{"title": "kippers"}, {"title": "owls"}]})
     store.put(("test",), "b", {"text": "zebra", "secret": "trains"})
@@ -463,15 +465,15 @@ def test_the_store_says_which_fields_are_searched(client: Client) -> None:
     assert item.value["secret"] == "zebra"
 
 
-def test_a_filter_reaches_what_ranks_low(own: MemstreamStore) -> None:
+def test_a_filter_finds_items_that_rank_low(own: MemstreamStore) -> None:
     own.batch([PutOp(("test",), f"k{n}", {"text": f"tea number {n}", "odd": n % 2 == 1, "n": n}) for n in range(250)])
     found = own.search(("test",), query="tea", filter={"n": {"$gte": 245}}, limit=50)
     assert sorted(item.value["n"] for item in found) == [245, 246, 247, 248, 249]
     assert len(own.search(("test",), query="tea", filter={"odd": True}, limit=200)) == 125
 
 
-def test_a_filter_reaches_what_ranks_below_thousands(own: MemstreamStore) -> None:
-    """More are in vain than one query can leave out."""
+def test_a_filter_finds_items_that_rank_below_thousands(own: MemstreamStore) -> None:
+    """More items fail the filter than one query can exclude."""
     rare = {3, 1700, 2500}
     own.batch([PutOp(("test",), f"k{n}", {"text": f"tea number {n}", "rare": n in rare}) for n in range(2_600)])
     found = own.search(("test",), query="tea number 3", filter={"rare": True})
@@ -479,8 +481,8 @@ def test_a_filter_reaches_what_ranks_below_thousands(own: MemstreamStore) -> Non
     assert keys(found)[0] == "k3"
 
 
-def test_a_search_lists_no_others_namespaces(own: MemstreamStore) -> None:
-    """Long labels share the beginning of their names; what is asked for is told apart by the whole."""
+def test_a_search_lists_only_its_namespaces(own: MemstreamStore) -> None:
+    """Long labels have the same beginning; the whole label decides."""
     long = "x" * 200
     for label in ("bob", "bobby", "bo", long, long + "y", long + "z"):
         own.put(("users", label), "k", {"of": label})
@@ -490,7 +492,7 @@ def test_a_search_lists_no_others_namespaces(own: MemstreamStore) -> None:
         assert own.list_namespaces(prefix=("users", label)) == [("users", label), ("users", label, "deep")]
 
 
-def test_a_filter_compares_like_with_like(own: MemstreamStore) -> None:
+def test_a_filter_compares_only_equal_types(own: MemstreamStore) -> None:
     own.put(("test",), "text", {"n": "5", "day": "2026-05-08"})
     own.put(("test",), "number", {"n": 5, "day": None})
     own.put(("test",), "truth", {"n": True})
@@ -499,7 +501,7 @@ def test_a_filter_compares_like_with_like(own: MemstreamStore) -> None:
     assert keys(own.search(("test",), filter={"day": {"$lt": "2026-06-01"}})) == ["text"]
 
 
-def test_items_expire_and_live_on_when_read(client: Client) -> None:
+def test_items_expire_unless_they_are_read(client: Client) -> None:
     store = ours(client, ttl={"default_ttl": 60, "refresh_on_read": True})
     assert store.supports_ttl
     memory = client.memory(f"{store._namespace}/{memory_name(('test',))}")
@@ -531,13 +533,13 @@ def test_items_expire_and_live_on_when_read(client: Client) -> None:
     assert sorted(keys(store.search(("test",), query="a"))) == ["default", "forever", "own"]
 
 
-def test_a_read_moves_the_expiry_of_what_it_read_alone(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_moves_the_expiry_of_only_the_read_items(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ours(client, ttl={"default_ttl": 60, "refresh_on_read": True})
     store.put(("test",), "key", {"a": 1})
     refresh = MemstreamStore._refresh
 
     async def late(self: MemstreamStore, items: Any) -> None:
-        """Somebody else puts between the read and its refresh."""
+        """Puts from another store between the read and its refresh."""
         await other.aput(("test",), "key", {"a": 2}, ttl=None)
         await refresh(self, items)
 
@@ -550,11 +552,11 @@ def test_a_read_moves_the_expiry_of_what_it_read_alone(client: Client, monkeypat
     ):
         store.put(("test",), "key", {"a": 1})
         assert read() is not None
-        assert memory.get_fragment(external_id="key").expire_time is None, "what was put last lives for ever"
+        assert memory.get_fragment(external_id="key").expire_time is None, "the last put has no expiry"
 
 
 def test_nothing_is_dropped_or_merged(own: MemstreamStore) -> None:
-    """The same words again and again, as short-term memory would count on one fragment."""
+    """The same words many times, which short-term memory would merge into one fragment."""
     own.batch([PutOp(("test",), f"k{number}", {"text": "the same words"}) for number in range(60)])
     for number in range(60, 70):
         own.put(("test",), f"k{number}", {"text": "the same words"})
@@ -563,17 +565,17 @@ def test_nothing_is_dropped_or_merged(own: MemstreamStore) -> None:
     assert len(own.search(("test",), query="the same words", limit=100)) == 70
 
 
-def test_two_stores_share_what_is_on_the_server(client: Client, own: MemstreamStore) -> None:
+def test_two_stores_share_the_items_on_the_server(client: Client, own: MemstreamStore) -> None:
     other = MemstreamStore(client, own._namespace)
     own.put(("test",), "key", {"text": "trains"})
     assert keys(other.search(("test",), query="trains")) == ["key"]
     client.delete_memory(f"{own._namespace}/{memory_name(('test',))}")
     assert own.get(("test",), "key") is None
-    own.put(("test",), "key", {"text": "planes"})  # the memory is made anew
+    own.put(("test",), "key", {"text": "planes"})  # this creates the memory again
     assert [item.value for item in other.search(())] == [{"text": "planes"}]
 
 
-def test_others_fragments_are_not_items(client: Client, own: MemstreamStore) -> None:
+def test_fragments_of_other_clients_are_not_items(client: Client, own: MemstreamStore) -> None:
     own.put(("test",), "key", {"text": "trains"})
     client.memory(f"{own._namespace}/{memory_name(('test',))}").observe_batch(["trains"])
     client.create_memory(f"{own._namespace}/someone").observe_batch(["trains"])
@@ -582,7 +584,7 @@ def test_others_fragments_are_not_items(client: Client, own: MemstreamStore) -> 
     assert own.list_namespaces() == [("test",)]
 
 
-def test_what_the_server_refuses_raises(own: MemstreamStore) -> None:
+def test_a_rejection_of_the_server_is_raised(own: MemstreamStore) -> None:
     with pytest.raises(InvalidRequest, match="allowed"):
         own.put(("test",), "key", {"text": "x" * 70_000})
     with pytest.raises(TypeError):
@@ -625,7 +627,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def called(store: MemstreamStore, method: str, given: dict[str, Any]) -> Any:
-    """With the prefix of a search by position, as LangGraph wants it."""
+    """Calls a method; the prefix of a search is positional, as in LangGraph."""
     prefix = [given["namespace_prefix"]] if method == "search" else []
     return getattr(store, method)(
         *prefix, **{name: value for name, value in given.items() if name != "namespace_prefix"}
@@ -639,7 +641,7 @@ def test_wrong_arguments_are_named(own: MemstreamStore, argument: str, method: s
     assert caught.value.argument == argument
 
 
-def test_wrong_arguments_leave_nothing(client: Client, own: MemstreamStore) -> None:
+def test_wrong_arguments_write_nothing(client: Client, own: MemstreamStore) -> None:
     for _, method, given in WRONG:
         with pytest.raises(memstream.InvalidArgument):
             called(own, method, given)
@@ -651,7 +653,7 @@ def test_wrong_arguments_leave_nothing(client: Client, own: MemstreamStore) -> N
         MemstreamStore(client, "a b")
 
 
-def test_a_memory_of_another_kind_is_not_taken(client: Client, own: MemstreamStore) -> None:
+def test_a_memory_of_another_kind_is_not_used(client: Client, own: MemstreamStore) -> None:
     client.create_memory(f"{own._namespace}/{memory_name(('test',))}", kind=memstream.MemoryKind.SENSORY)
     with pytest.raises(memstream.MemoryExists) as caught:
         own.put(("test",), "key", {"text": "trains"})

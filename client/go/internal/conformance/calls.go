@@ -15,9 +15,9 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-// details finds the fields that are wrong in the status of an error, as gRPC has it.
-func (c *clientStep) details(ctx context.Context) error {
-	_, failed := c.memory.RecallOnce(ctx, memstream.Asking(""))
+// checkDetails checks the invalid fields in the gRPC status details of an error.
+func (c *clientStep) checkDetails(ctx context.Context) error {
+	_, failed := c.memory.RecallOnce(ctx, memstream.TextQuery(""))
 	var fields, reasons []string
 	for _, detail := range status.Convert(failed).Details() {
 		switch detail := detail.(type) {
@@ -30,12 +30,12 @@ func (c *clientStep) details(ctx context.Context) error {
 		}
 	}
 	if !slices.Equal(fields, []string{c.object["field"].(string)}) || !slices.Equal(reasons, []string{"INVALID_FIELD"}) {
-		return fmt.Errorf("it failed with %w, of the details %v and %v", failed, fields, reasons)
+		return fmt.Errorf("it failed with %w, with the details %v and %v", failed, fields, reasons)
 	}
 	return nil
 }
 
-// attempts are a call and an opening of each kind.
+// attempts returns a unary call and an opening of each stream.
 func (c *clientStep) attempts() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"a call": func(ctx context.Context) error {
@@ -45,7 +45,7 @@ func (c *clientStep) attempts() map[string]func(context.Context) error {
 			return err
 		},
 		"a recall": func(ctx context.Context) error {
-			_, err := c.memory.RecallOnce(ctx, memstream.Asking("word1"))
+			_, err := c.memory.RecallOnce(ctx, memstream.TextQuery("word1"))
 			return err
 		},
 		"observe": func(ctx context.Context) error {
@@ -60,7 +60,7 @@ func (c *clientStep) attempts() map[string]func(context.Context) error {
 			if err != nil {
 				return err
 			}
-			if _, err := stream.Query(ctx, memstream.Asking("word1")); err != nil {
+			if _, err := stream.Query(ctx, memstream.TextQuery("word1")); err != nil {
 				return err
 			}
 			return stream.Close(ctx)
@@ -81,8 +81,8 @@ func (c *clientStep) attempts() map[string]func(context.Context) error {
 	}
 }
 
-// together runs attempts and joins what check says of how each has ended.
-func together(attempts map[string]func(context.Context) error, ctx context.Context, check func(error) error) error {
+// runTogether runs attempts concurrently and joins the errors of check, which gets the error of each attempt.
+func runTogether(attempts map[string]func(context.Context) error, ctx context.Context, check func(error) error) error {
 	var running sync.WaitGroup
 	var mutex sync.Mutex
 	var wrong error
@@ -102,37 +102,37 @@ func together(attempts map[string]func(context.Context) error, ctx context.Conte
 	return wrong
 }
 
-// away begins each while the server cannot be reached, and each succeeds.
-func (c *clientStep) away(ctx context.Context) error {
-	if err := ask("away"); err != nil {
+// callWhileAway starts each attempt while the server is unreachable; it succeeds.
+func (c *clientStep) callWhileAway(ctx context.Context) error {
+	if err := requestFault("away"); err != nil {
 		return err
 	}
 	attempts := c.attempts()
 	attempts["a batch"] = func(ctx context.Context) error {
-		_, err := c.memory.ObserveBatch(ctx, "", memstream.Text(c.said(c.upto)))
+		_, err := c.memory.ObserveBatch(ctx, "", memstream.Text(c.contentOf(c.upto)))
 		return err
 	}
-	return together(attempts, ctx, func(err error) error { return err })
+	return runTogether(attempts, ctx, func(err error) error { return err })
 }
 
-// abort begins each while the server cannot be reached, and cancels it.
-func (c *clientStep) abort(ctx context.Context) error {
-	if err := ask("down"); err != nil {
+// cancelWhileDown starts each attempt while the server is unreachable, and cancels it.
+func (c *clientStep) cancelWhileDown(ctx context.Context) error {
+	if err := requestFault("down"); err != nil {
 		return err
 	}
 	brief, cancel := context.WithCancel(ctx)
 	time.AfterFunc(200*time.Millisecond, cancel)
-	wrong := together(c.attempts(), brief, func(err error) error {
+	wrong := runTogether(c.attempts(), brief, func(err error) error {
 		if !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("it ended with %w", err)
+			return fmt.Errorf("it failed with %w", err)
 		}
 		return nil
 	})
-	return errors.Join(wrong, ask("up"))
+	return errors.Join(wrong, requestFault("up"))
 }
 
-// renew keeps calls and streams going whose token source gives another token when the first one is revoked.
-func (c *clientStep) renew(ctx context.Context) error {
+// renewToken uses calls and streams with a token source that returns another token after the first one is revoked.
+func (c *clientStep) renewToken(ctx context.Context) error {
 	tokens := c.object["tokens"].([]any)
 	var mutex sync.Mutex
 	current := tokens[0].(string)
@@ -145,7 +145,7 @@ func (c *clientStep) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.Close() //nolint:errcheck // nothing is on it any more
+	defer client.Close() //nolint:errcheck // no call is open any more
 	memory, err := client.EnsureMemory(ctx, c.memory.String())
 	if err != nil {
 		return err
@@ -154,28 +154,28 @@ func (c *clientStep) renew(ctx context.Context) error {
 		mutex.Lock()
 		current = tokens[1].(string)
 		mutex.Unlock()
-		return ask("revoke")
+		return requestFault("revoke")
 	}
-	if err := c.goOn(ctx, memory, revoke); err != nil {
+	if err := c.useUntilReopened(ctx, memory, revoke); err != nil {
 		return err
 	}
 	former, err := memstream.Connect(c.address, memstream.WithRetry(retry), memstream.WithToken(tokens[0].(string)))
 	if err != nil {
 		return err
 	}
-	defer former.Close() //nolint:errcheck // nothing is on it any more
+	defer former.Close() //nolint:errcheck // no call is open any more
 	memory, err = former.Memory(c.memory.String())
 	if err != nil {
 		return err
 	}
-	if _, err = memory.Observe(ctx, "p", memstream.ObserveOptions{}); !c.expected(err) {
-		return fmt.Errorf("the revoked token met with %w", err)
+	if _, err = memory.Observe(ctx, "p", memstream.ObserveOptions{}); !c.isExpected(err) {
+		return fmt.Errorf("a call with the revoked token failed with %w", err)
 	}
 	return nil
 }
 
-// goOn uses a stream of each kind before and after the token is revoked, until each was opened again.
-func (c *clientStep) goOn(ctx context.Context, memory *memstream.Memory, revoke func() error) error {
+// useUntilReopened uses a stream of each kind before and after the token is revoked, until each was opened again.
+func (c *clientStep) useUntilReopened(ctx context.Context, memory *memstream.Memory, revoke func() error) error {
 	stream, err := memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
 	if err != nil {
 		return err
@@ -196,14 +196,14 @@ func (c *clientStep) goOn(ctx context.Context, memory *memstream.Memory, revoke 
 	}
 	defer watch.Close()
 	use := func() error {
-		sent, err := stream.Send(ctx, memstream.Text(c.said(stream.ExpectedSequence())))
+		sent, err := stream.Send(ctx, memstream.Text(c.contentOf(stream.ExpectedSequence())))
 		if err != nil {
 			return err
 		}
 		if _, err = sent.Stored(ctx); err != nil {
 			return err
 		}
-		if _, err = queries.Query(ctx, memstream.Asking("word1")); err != nil {
+		if _, err = queries.Query(ctx, memstream.TextQuery("word1")); err != nil {
 			return err
 		}
 		_, err = watch.Next()

@@ -26,7 +26,7 @@ const readTime = 30 * time.Second
 
 type object = map[string]any
 
-// stream is an open call.
+// stream is an open streaming call.
 type stream struct {
 	call   grpc.ClientStream
 	method protoreflect.MethodDescriptor
@@ -40,7 +40,7 @@ type run struct {
 	streams map[string]*stream
 }
 
-func cases(address string, text []byte) error {
+func runCases(address string, text []byte) error {
 	var content struct {
 		Cases []struct {
 			Name  string
@@ -52,18 +52,18 @@ func cases(address string, text []byte) error {
 	}
 	for _, one := range content.Cases {
 		this := &run{address, nil, map[string]string{"ns": "c-" + strings.ToLower(rand.Text()[:12])}, map[string]*stream{}}
-		report(one.Name, this.steps(one.Steps))
+		report(one.Name, this.runSteps(one.Steps))
 	}
 	return nil
 }
 
-// connect makes a connection: each stream has its own, so that a dead one is nobody else's.
+// connect opens a connection. Each stream has its own, so that a broken one affects no other.
 func (r *run) connect() (*grpc.ClientConn, error) {
 	return grpc.NewClient(r.address, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 }
 
-func (r *run) steps(steps []object) (err error) {
+func (r *run) runSteps(steps []object) (err error) {
 	if r.conn, err = r.connect(); err != nil {
 		return err
 	}
@@ -73,14 +73,14 @@ func (r *run) steps(steps []object) (err error) {
 		}
 	}()
 	for number, step := range steps {
-		if err := r.step(filled(step, r.kept).(object)); err != nil {
+		if err := r.runStep(fillPlaceholders(step, r.kept).(object)); err != nil {
 			return fmt.Errorf("step %d: %w", number+1, err)
 		}
 	}
 	return nil
 }
 
-func (r *run) step(step object) error {
+func (r *run) runStep(step object) error {
 	text := func(key string) string {
 		value, _ := step[key].(string)
 		return value
@@ -102,14 +102,14 @@ func (r *run) step(step object) error {
 		r.streams[text("cancel")].cancel()
 		return nil
 	case step["ask"] != nil:
-		if err := ask(text("ask")); err != nil {
+		if err := requestFault(text("ask")); err != nil {
 			return err
 		}
 		made, err := r.connect()
 		r.conn = made
 		return err
 	}
-	return client(r.address, step)
+	return runClientStep(r.address, step)
 }
 
 func methodOf(name string) (protoreflect.MethodDescriptor, string, error) {
@@ -122,8 +122,8 @@ func methodOf(name string) (protoreflect.MethodDescriptor, string, error) {
 	return one, "/memstream.v1." + name, nil
 }
 
-// requestOf makes a method's request; the bytes of "unknown", in base64, are fields that a later contract may have.
-func requestOf(method protoreflect.MethodDescriptor, content any, step object) (proto.Message, error) {
+// newRequest returns a method's request; "unknown" has base64 bytes of fields that a later contract may add.
+func newRequest(method protoreflect.MethodDescriptor, content any, step object) (proto.Message, error) {
 	message, err := fromJSON(method.Input().FullName(), content)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func requestOf(method protoreflect.MethodDescriptor, content any, step object) (
 	return message, proto.UnmarshalOptions{Merge: true}.Unmarshal(unknown, message)
 }
 
-func outgoing(step object) context.Context {
+func outgoingContext(step object) context.Context {
 	ctx := context.Background()
 	given, _ := step["metadata"].(object)
 	for key, value := range given {
@@ -150,7 +150,7 @@ func (r *run) call(step object) error {
 	if err != nil {
 		return err
 	}
-	request, err := requestOf(method, step["request"], step)
+	request, err := newRequest(method, step["request"], step)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func (r *run) call(step object) error {
 	if given, ok := step["timeoutS"].(float64); ok {
 		limit = time.Duration(given * float64(time.Second))
 	}
-	ctx, cancel := context.WithTimeout(outgoing(step), limit)
+	ctx, cancel := context.WithTimeout(outgoingContext(step), limit)
 	defer cancel()
 	if err := r.conn.Invoke(ctx, path, request, answer); err != nil || step["error"] != nil {
 		return checkError(step["error"], err)
@@ -171,12 +171,12 @@ func (r *run) call(step object) error {
 	if err != nil {
 		return err
 	}
-	if err := differs(step["answer"], actual, "answer"); err != nil {
+	if err := compare(step["answer"], actual, "answer"); err != nil {
 		return err
 	}
 	keep, _ := step["keep"].(object)
 	for key, path := range keep {
-		r.kept[key] = lies(actual, path.(string))
+		r.kept[key] = valueAt(actual, path.(string))
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func (r *run) open(step object) (*stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(outgoing(step))
+	ctx, cancel := context.WithCancel(outgoingContext(step))
 	description := &grpc.StreamDesc{ClientStreams: method.IsStreamingClient(), ServerStreams: true}
 	call, err := conn.NewStream(ctx, description, path)
 	if err != nil {
@@ -201,7 +201,7 @@ func (r *run) open(step object) (*stream, error) {
 }
 
 func (s *stream) send(step object) error {
-	request, err := requestOf(s.method, step["message"], step)
+	request, err := newRequest(s.method, step["message"], step)
 	if err != nil {
 		return err
 	}
@@ -231,16 +231,16 @@ func (s *stream) next() (object, error) {
 	return actual.(object), nil
 }
 
-// receive reads on until a message is as expected.
+// receive reads messages until one is as expected.
 func (s *stream) receive(expected any) error {
 	var seen []object
 	for {
 		actual, err := s.next()
 		if err != nil {
-			return fmt.Errorf("the stream ended: %w; before: %v", err, seen)
+			return fmt.Errorf("the stream ended: %w; received before: %v", err, seen)
 		}
 		seen = append(seen, actual)
-		if differs(expected, actual, "message") == nil {
+		if compare(expected, actual, "message") == nil {
 			return nil
 		}
 	}
@@ -268,27 +268,27 @@ func checkError(expected any, err error) error {
 		}
 		return err
 	}
-	var said *memstream.Error
-	if !errors.As(memstream.AsError(err), &said) {
+	var failure *memstream.Error
+	if !errors.As(memstream.AsError(err), &failure) {
 		return err
 	}
 	if expected.(object)["broken"] == true {
-		switch said.Code {
+		switch failure.Code {
 		case codes.Unavailable, codes.Internal, codes.Unknown, codes.Canceled:
 			return nil
 		}
 		return err
 	}
-	actual := object{"code": codeName(said.Code), "reason": reasonName(said), "details": object{}}
-	for key, value := range said.Details {
+	actual := object{"code": codeName(failure.Code), "reason": reasonName(failure), "details": object{}}
+	for key, value := range failure.Details {
 		actual["details"].(object)[key] = value
 	}
 	var violations []any
-	for _, one := range said.Violations {
+	for _, one := range failure.Violations {
 		violations = append(violations, one.GetField())
 	}
 	actual["violations"] = violations
-	return differs(expected, actual, "error")
+	return compare(expected, actual, "error")
 }
 
 func codeName(code codes.Code) string {
@@ -300,6 +300,6 @@ func codeName(code codes.Code) string {
 	}[code]
 }
 
-func reasonName(said *memstream.Error) string {
-	return strings.TrimPrefix(said.Reason.String(), "ERROR_REASON_")
+func reasonName(failure *memstream.Error) string {
+	return strings.TrimPrefix(failure.Reason.String(), "ERROR_REASON_")
 }

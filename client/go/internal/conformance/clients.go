@@ -19,13 +19,13 @@ import (
 
 var retry = memstream.Retry{DelayMin: 10 * time.Millisecond, DelayMax: 200 * time.Millisecond}
 
-// client runs a step that is about the client; tests/conformance/clients.py is the same in Python.
-func client(address string, step object) error {
+// runClientStep runs a step of the client under test; tests/conformance/clients.py is the Python equivalent.
+func runClientStep(address string, step object) error {
 	connected, err := memstream.Connect(address, memstream.WithRetry(retry))
 	if err != nil {
 		return err
 	}
-	defer connected.Close() //nolint:errcheck // nothing is on it any more
+	defer connected.Close() //nolint:errcheck // no call is open any more
 	memory, err := connected.Memory(step["memory"].(string))
 	if err != nil {
 		return err
@@ -42,35 +42,35 @@ func client(address string, step object) error {
 	case "flush":
 		return one.flush(ctx)
 	case "listed":
-		return one.listed(ctx)
+		return one.listFragments(ctx)
 	case "refused":
-		return one.refused(ctx)
+		return one.rejectOne(ctx)
 	case "outcomes":
-		return one.outcomes(ctx)
+		return one.checkOutcomes(ctx)
 	case "recall":
 		return one.recall(ctx)
 	case "stand":
-		return one.stand(ctx)
+		return one.subscribe(ctx)
 	case "give up":
-		return one.giveUp(ctx)
+		return one.cancelQuery(ctx)
 	case "watch":
 		return one.watch(ctx)
 	case "no memory":
-		return one.noMemory(ctx)
+		return one.useMissingMemory(ctx)
 	case "too large":
-		return one.tooLarge(ctx)
+		return one.sendTooLarge(ctx)
 	case "late":
-		return one.late(ctx)
+		return one.exceedDeadline(ctx)
 	case "unknown values":
-		return one.unknownValues(ctx)
+		return one.readUnknownValues(ctx)
 	case "details":
-		return one.details(ctx)
+		return one.checkDetails(ctx)
 	case "away":
-		return one.away(ctx)
+		return one.callWhileAway(ctx)
 	case "abort":
-		return one.abort(ctx)
+		return one.cancelWhileDown(ctx)
 	case "renew":
-		return one.renew(ctx)
+		return one.renewToken(ctx)
 	}
 	return fmt.Errorf("there is no step %v", step["client"])
 }
@@ -84,14 +84,14 @@ type clientStep struct {
 	upto     int64
 }
 
-func (c *clientStep) said(number int64) string {
+func (c *clientStep) contentOf(number int64) string {
 	return fmt.Sprintf("word%d of %s", number, c.producer)
 }
 
-// disturb asks for what the step says is to happen at a number.
-func (c *clientStep) disturb(number int64) error {
+// askAt asks for the fault that the step has at this number, if any.
+func (c *clientStep) askAt(number int64) error {
 	if what, ok := c.object["at"].(object)[fmt.Sprint(number)].(string); ok {
-		return ask(what)
+		return requestFault(what)
 	}
 	return nil
 }
@@ -103,10 +103,10 @@ func (c *clientStep) observe(ctx context.Context) error {
 	}
 	defer stream.Abandon()
 	for number := stream.ExpectedSequence(); number <= c.upto; number++ {
-		if _, err := stream.Send(ctx, memstream.Text(c.said(number))); err != nil {
+		if _, err := stream.Send(ctx, memstream.Text(c.contentOf(number))); err != nil {
 			return err
 		}
-		if err := c.disturb(number); err != nil {
+		if err := c.askAt(number); err != nil {
 			return err
 		}
 	}
@@ -114,7 +114,7 @@ func (c *clientStep) observe(ctx context.Context) error {
 		return err
 	}
 	if _, refused := stream.Rejected(); stream.Received() != c.upto || stream.Stored() != c.upto || refused != 0 {
-		return fmt.Errorf("received %d, stored %d, refused %d", stream.Received(), stream.Stored(), refused)
+		return fmt.Errorf("received %d, stored %d, rejected %d", stream.Received(), stream.Stored(), refused)
 	}
 	return nil
 }
@@ -127,10 +127,10 @@ func (c *clientStep) flush(ctx context.Context) error {
 	}
 	defer stream.Abandon()
 	for number := stream.ExpectedSequence(); number <= c.upto; number++ {
-		if _, err := stream.Send(ctx, memstream.Text(c.said(number))); err != nil {
+		if _, err := stream.Send(ctx, memstream.Text(c.contentOf(number))); err != nil {
 			return err
 		}
-		if err := c.disturb(number); err != nil {
+		if err := c.askAt(number); err != nil {
 			return err
 		}
 		if err := stream.Flush(ctx); err != nil {
@@ -146,10 +146,10 @@ func (c *clientStep) flush(ctx context.Context) error {
 	return stream.Close(ctx)
 }
 
-func (c *clientStep) listed(ctx context.Context) error {
+func (c *clientStep) listFragments(ctx context.Context) error {
 	var contents, expected []string
 	for number := int64(1); number <= c.upto; number++ {
-		expected = append(expected, c.said(number))
+		expected = append(expected, c.contentOf(number))
 	}
 	for token, more := "", true; more; more = token != "" {
 		page, err := c.client.Memories.ListFragments(ctx, &v1.ListFragmentsRequest{
@@ -164,12 +164,12 @@ func (c *clientStep) listed(ctx context.Context) error {
 		token = page.GetNextPageToken()
 	}
 	if !reflect.DeepEqual(contents, expected) {
-		return fmt.Errorf("there are %d: %v", len(contents), contents)
+		return fmt.Errorf("there are %d fragments: %v", len(contents), contents)
 	}
 	return nil
 }
 
-func (c *clientStep) refused(ctx context.Context) error {
+func (c *clientStep) rejectOne(ctx context.Context) error {
 	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
 	if err != nil {
 		return err
@@ -183,8 +183,8 @@ func (c *clientStep) refused(ctx context.Context) error {
 		}
 		sent = append(sent, one)
 	}
-	if _, err := sent[1].Stored(ctx); !c.expected(err) {
-		return fmt.Errorf("it was refused with %w", err)
+	if _, err := sent[1].Stored(ctx); !c.isExpected(err) {
+		return fmt.Errorf("it was rejected with %w", err)
 	}
 	for _, one := range []*memstream.Sent{sent[0], sent[2]} {
 		if _, err := one.Stored(ctx); err != nil {
@@ -195,13 +195,13 @@ func (c *clientStep) refused(ctx context.Context) error {
 		return err
 	}
 	if refused, count := stream.Rejected(); count != 1 || refused[0].GetSequence() != 2 || stream.Stored() != 3 {
-		return fmt.Errorf("refused are %v, stored is %d", refused, stream.Stored())
+		return fmt.Errorf("rejected are %v, stored is %d", refused, stream.Stored())
 	}
 	return nil
 }
 
-// outcomes finds that what became of each observation is told once: refused, or stored with its outcome.
-func (c *clientStep) outcomes(ctx context.Context) error {
+// checkOutcomes checks that each observation ends exactly once: rejected, or stored with its outcome.
+func (c *clientStep) checkOutcomes(ctx context.Context) error {
 	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{Outcomes: true})
 	if err != nil {
 		return err
@@ -210,7 +210,7 @@ func (c *clientStep) outcomes(ctx context.Context) error {
 	every := int64(c.object["refusedEvery"].(float64))
 	var sent []*memstream.Sent
 	for number := int64(1); number <= c.upto; number++ {
-		content := c.said(number)
+		content := c.contentOf(number)
 		if number%every == 0 {
 			content = strings.Repeat("x", 100_000)
 		}
@@ -219,7 +219,7 @@ func (c *clientStep) outcomes(ctx context.Context) error {
 			return err
 		}
 		sent = append(sent, one)
-		if err := c.disturb(number); err != nil {
+		if err := c.askAt(number); err != nil {
 			return err
 		}
 	}
@@ -229,8 +229,8 @@ func (c *clientStep) outcomes(ctx context.Context) error {
 	ids := map[string]bool{}
 	for _, one := range sent {
 		_, err := one.Stored(ctx)
-		if refused := one.Sequence%every == 0; refused != c.expected(err) || !refused && err != nil {
-			return fmt.Errorf("%d ended with %w", one.Sequence, err)
+		if refused := one.Sequence%every == 0; refused != c.isExpected(err) || !refused && err != nil {
+			return fmt.Errorf("observation %d failed with %w", one.Sequence, err)
 		}
 		if err == nil {
 			ids[one.Outcome().GetFragmentId()] = true
@@ -238,30 +238,30 @@ func (c *clientStep) outcomes(ctx context.Context) error {
 	}
 	_, refused := stream.Rejected()
 	if delete(ids, ""); refused != c.upto/every || int64(len(ids)) != c.upto-refused {
-		return fmt.Errorf("%d were refused, there are outcomes of %d", refused, len(ids))
+		return fmt.Errorf("%d were rejected, %d have an outcome", refused, len(ids))
 	}
 	return stream.Close(ctx)
 }
 
-func (c *clientStep) expected(err error) bool {
-	var said *memstream.Error
-	if !errors.As(err, &said) {
+func (c *clientStep) isExpected(err error) bool {
+	var failure *memstream.Error
+	if !errors.As(err, &failure) {
 		return false
 	}
-	actual := object{"code": codeName(said.Code), "reason": reasonName(said)}
-	return differs(c.object["error"], actual, "error") == nil
+	actual := object{"code": codeName(failure.Code), "reason": reasonName(failure)}
+	return compare(c.object["error"], actual, "error") == nil
 }
 
-// found asks one query and says what it found, or what went wrong.
-func (c *clientStep) found(ctx context.Context, stream *memstream.RecallStream, number int64) error {
-	query := memstream.Asking(fmt.Sprintf("word%d", number))
+// queryOne sends a query for one observation and fails if the answer is not that observation.
+func (c *clientStep) queryOne(ctx context.Context, stream *memstream.RecallStream, number int64) error {
+	query := memstream.TextQuery(fmt.Sprintf("word%d", number))
 	limit := int32(1)
 	query.Limit = &limit
 	answer, err := stream.Query(ctx, query)
 	if err != nil {
 		return err
 	}
-	if len(answer.Recollections) != 1 || answer.Recollections[0].GetFragment().GetContent() != c.said(number) {
+	if len(answer.Recollections) != 1 || answer.Recollections[0].GetFragment().GetContent() != c.contentOf(number) {
 		return fmt.Errorf("query %d found %v", number, answer.Recollections)
 	}
 	return nil
@@ -280,12 +280,12 @@ func (c *clientStep) recall(ctx context.Context) error {
 			asking.Add(1)
 			go func() {
 				defer asking.Done()
-				wrong <- c.found(ctx, stream, number)
+				wrong <- c.queryOne(ctx, stream, number)
 			}()
 		}
 	}
 	askAll()
-	if err := ask(c.object["during"].(string)); err != nil {
+	if err := requestFault(c.object["during"].(string)); err != nil {
 		return err
 	}
 	askAll()
@@ -302,18 +302,18 @@ func (c *clientStep) recall(ctx context.Context) error {
 	return stream.Close(ctx)
 }
 
-func (c *clientStep) stand(ctx context.Context) error {
-	teller, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
+func (c *clientStep) subscribe(ctx context.Context) error {
+	producer, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
 	if err != nil {
 		return err
 	}
-	defer teller.Abandon()
+	defer producer.Abandon()
 	stream, err := c.memory.Recall(ctx, "")
 	if err != nil {
 		return err
 	}
 	defer stream.Abandon()
-	query := memstream.Asking(fmt.Sprintf("what of %s?", c.producer))
+	query := memstream.TextQuery(fmt.Sprintf("what of %s?", c.producer))
 	limit := int32(100)
 	query.Limit = &limit
 	standing, err := stream.Subscribe(ctx, query)
@@ -323,14 +323,14 @@ func (c *clientStep) stand(ctx context.Context) error {
 	defer standing.Close()
 	var expected, entered []string
 	for number := int64(1); number <= c.upto; number++ {
-		expected = append(expected, c.said(number))
-		if _, err := teller.Send(ctx, memstream.Text(c.said(number))); err != nil {
+		expected = append(expected, c.contentOf(number))
+		if _, err := producer.Send(ctx, memstream.Text(c.contentOf(number))); err != nil {
 			return err
 		}
-		if err := c.disturb(number); err != nil {
+		if err := c.askAt(number); err != nil {
 			return err
 		}
-		for !slices.Contains(entered, c.said(number)) {
+		for !slices.Contains(entered, c.contentOf(number)) {
 			change, err := standing.Next(ctx)
 			if err != nil {
 				return err
@@ -355,10 +355,10 @@ func (c *clientStep) stand(ctx context.Context) error {
 	if err := stream.Close(ctx); err != nil {
 		return err
 	}
-	return teller.Close(ctx)
+	return producer.Close(ctx)
 }
 
-func (c *clientStep) giveUp(ctx context.Context) error {
+func (c *clientStep) cancelQuery(ctx context.Context) error {
 	stream, err := c.memory.Recall(ctx, "")
 	if err != nil {
 		return err
@@ -367,22 +367,22 @@ func (c *clientStep) giveUp(ctx context.Context) error {
 	given, cancel := context.WithCancel(ctx)
 	hanging := make(chan error, 1)
 	go func() {
-		query := memstream.Asking("word1")
+		query := memstream.TextQuery("word1")
 		query.MinRevision = 1_000_000
 		_, err := stream.Query(given, query)
 		hanging <- err
 	}()
 	for number := int64(1); number < 6; number++ {
-		if err := c.found(ctx, stream, number); err != nil {
+		if err := c.queryOne(ctx, stream, number); err != nil {
 			cancel()
 			return err
 		}
 	}
 	cancel()
 	if err := <-hanging; !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("the query that was given up ended with %w", err)
+		return fmt.Errorf("the cancelled query failed with %w", err)
 	}
-	if err := c.found(ctx, stream, 7); err != nil {
+	if err := c.queryOne(ctx, stream, 7); err != nil {
 		return err
 	}
 	return stream.Close(ctx)
@@ -407,18 +407,18 @@ func (c *clientStep) watch(ctx context.Context) error {
 			return err
 		}
 		if id := next.Event.GetFragmentId(); seen[id] {
-			return fmt.Errorf("the event of %s came twice", id)
+			return fmt.Errorf("the event of %s was sent twice", id)
 		} else {
 			seen[id] = true
 		}
-		if err := c.disturb(number); err != nil {
+		if err := c.askAt(number); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *clientStep) noMemory(ctx context.Context) error {
+func (c *clientStep) useMissingMemory(ctx context.Context) error {
 	_, described := c.client.Memories.GetMemory(ctx, &v1.GetMemoryRequest{
 		Namespace: c.memory.Namespace, Memory: c.memory.Name,
 	})
@@ -426,14 +426,14 @@ func (c *clientStep) noMemory(ctx context.Context) error {
 	_, recalled := c.memory.Recall(ctx, "")
 	_, watched := c.memory.Watch(ctx, nil)
 	for _, err := range []error{described, observed, recalled, watched} {
-		if !c.expected(err) {
+		if !c.isExpected(err) {
 			return fmt.Errorf("it failed with %w", err)
 		}
 	}
 	return nil
 }
 
-func (c *clientStep) tooLarge(ctx context.Context) error {
+func (c *clientStep) sendTooLarge(ctx context.Context) error {
 	large := strings.Repeat("x", 20_000_000)
 	stream, err := c.memory.Observe(ctx, c.producer, memstream.ObserveOptions{})
 	if err != nil {
@@ -441,7 +441,7 @@ func (c *clientStep) tooLarge(ctx context.Context) error {
 	}
 	defer stream.Abandon()
 	if _, err := stream.Send(ctx, memstream.Text(large)); status.Code(err) != codes.InvalidArgument {
-		return fmt.Errorf("it was refused with %w", err)
+		return fmt.Errorf("it was rejected with %w", err)
 	}
 	if _, err := stream.Send(ctx, memstream.Text("tea")); err != nil {
 		return err
@@ -449,36 +449,36 @@ func (c *clientStep) tooLarge(ctx context.Context) error {
 	if err := stream.Close(ctx); err != nil || stream.Stored() != 1 {
 		return fmt.Errorf("stored is %d: %w", stream.Stored(), err)
 	}
-	if _, err := c.memory.RecallOnce(ctx, memstream.Asking(large)); !c.expected(err) {
+	if _, err := c.memory.RecallOnce(ctx, memstream.TextQuery(large)); !c.isExpected(err) {
 		return fmt.Errorf("it failed with %w", err)
 	}
 	return nil
 }
 
-func (c *clientStep) late(ctx context.Context) error {
+func (c *clientStep) exceedDeadline(ctx context.Context) error {
 	stream, err := c.memory.Recall(ctx, "")
 	if err != nil {
 		return err
 	}
 	defer stream.Abandon()
-	query := memstream.Asking("word1")
+	query := memstream.TextQuery("word1")
 	query.MinRevision = 1_000_000
 	for _, ask := range []func(context.Context, *v1.RecallQuery) (*memstream.Answer, error){c.memory.RecallOnce, stream.Query} {
 		soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		_, err := ask(soon, query)
 		cancel()
-		if !c.expected(err) || !errors.Is(err, context.DeadlineExceeded) {
+		if !c.isExpected(err) || !errors.Is(err, context.DeadlineExceeded) {
 			return fmt.Errorf("it failed with %w", err)
 		}
 	}
-	if err := c.found(ctx, stream, 7); err != nil {
+	if err := c.queryOne(ctx, stream, 7); err != nil {
 		return err
 	}
 	return stream.Close(ctx)
 }
 
-func (c *clientStep) unknownValues(ctx context.Context) error {
-	answer, err := c.memory.RecallOnce(ctx, memstream.Asking("word1"))
+func (c *clientStep) readUnknownValues(ctx context.Context) error {
+	answer, err := c.memory.RecallOnce(ctx, memstream.TextQuery("word1"))
 	if err != nil {
 		return err
 	}
@@ -486,7 +486,7 @@ func (c *clientStep) unknownValues(ctx context.Context) error {
 		return fmt.Errorf("found %v", answer.Recollections)
 	}
 	fragment := answer.Recollections[0].GetFragment()
-	if fragment.GetContent() != c.said(1) || fragment.GetTier().String() != "99" {
+	if fragment.GetContent() != c.contentOf(1) || fragment.GetTier().String() != "99" {
 		return fmt.Errorf("found %v", fragment)
 	}
 	beginning, err := c.memory.Beginning(ctx)

@@ -21,7 +21,7 @@ type entry struct {
 	JSON  any
 }
 
-func golden(text []byte) error {
+func runGolden(text []byte) error {
 	var content struct {
 		Contract string
 		Messages []entry
@@ -30,12 +30,12 @@ func golden(text []byte) error {
 		return err
 	}
 	for _, one := range content.Messages {
-		report(fmt.Sprintf("%s: %s: %s", content.Contract, one.Type, one.Name), check(one, content.Contract == "future"))
+		report(fmt.Sprintf("%s: %s: %s", content.Contract, one.Type, one.Name), checkEntry(one, content.Contract == "future"))
 	}
 	return nil
 }
 
-func check(one entry, future bool) error {
+func checkEntry(one entry, future bool) error {
 	message, err := newMessage(protoreflect.FullName(one.Type))
 	if err != nil {
 		return err
@@ -48,10 +48,10 @@ func check(one entry, future bool) error {
 		return err
 	}
 	if !reflect.DeepEqual(read, one.JSON) {
-		return fmt.Errorf("it is read as %v", read)
+		return fmt.Errorf("it decodes to %v", read)
 	}
 	if again, err := proto.Marshal(message); err != nil || !sameBytes(again, one.Bytes) {
-		return errors.Join(errors.New("passed on, it has other bytes"), err)
+		return errors.Join(errors.New("decoding and encoding changes its bytes"), err)
 	}
 	if future {
 		return nil
@@ -61,12 +61,12 @@ func check(one entry, future bool) error {
 		return err
 	}
 	if again, err := proto.Marshal(written); err != nil || !sameBytes(again, one.Bytes) {
-		return errors.Join(errors.New("it is written with other bytes"), err)
+		return errors.Join(errors.New("it encodes to other bytes"), err)
 	}
 	return nil
 }
 
-// sameBytes says whether two messages have the same bytes but for the order of fields, which languages choose.
+// sameBytes reports whether two messages have the same bytes except for the order of fields, which each language chooses.
 func sameBytes(one, other []byte) bool {
 	one, other = slices.Clone(one), slices.Clone(other)
 	slices.Sort(one)

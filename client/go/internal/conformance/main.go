@@ -1,4 +1,4 @@
-// Command conformance runs the cases and golden bytes of tests/conformance with the Go client.
+// Command conformance runs the cases and golden messages of tests/conformance with the Go client.
 package main
 
 import (
@@ -13,7 +13,7 @@ var stdin = bufio.NewReader(os.Stdin)
 func main() {
 	what, address, files := os.Args[1], os.Args[2], os.Args[3:]
 	if what == "secure" {
-		if err := secure(address, files[0]); err != nil {
+		if err := runSecure(address, files[0]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -22,9 +22,9 @@ func main() {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err == nil && what == "golden" {
-			err = golden(text)
+			err = runGolden(text)
 		} else if err == nil {
-			err = cases(address, text)
+			err = runCases(address, text)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -38,10 +38,10 @@ func report(name string, err error) {
 	if err != nil {
 		wrong = err.Error()
 	}
-	say(map[string]any{"case": name, "wrong": wrong})
+	printLine(map[string]any{"case": name, "wrong": wrong})
 }
 
-func say(what map[string]any) {
+func printLine(what map[string]any) {
 	text, err := json.Marshal(what)
 	if err != nil {
 		panic(err)
@@ -49,9 +49,9 @@ func say(what map[string]any) {
 	fmt.Println(string(text))
 }
 
-// ask has the server killed or stopped and started again, or all connections cut.
-func ask(what string) error {
-	say(map[string]any{"ask": what})
+// requestFault requests a fault from the test: the server is killed or stopped and restarted, or all connections are cut.
+func requestFault(what string) error {
+	printLine(map[string]any{"ask": what})
 	_, err := stdin.ReadString('\n')
 	return err
 }

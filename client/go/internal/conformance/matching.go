@@ -10,15 +10,15 @@ import (
 
 var name = regexp.MustCompile(`\$\{(\w+)\}`)
 
-// filled is the value with what was kept in the place of ${name}; tests/conformance/matching.py has the rules.
-func filled(value any, kept map[string]string) any {
+// fillPlaceholders replaces each ${name} in value by the kept text; tests/conformance/matching.py has the rules.
+func fillPlaceholders(value any, kept map[string]string) any {
 	switch value := value.(type) {
 	case string:
 		return name.ReplaceAllStringFunc(value, func(found string) string { return kept[found[2:len(found)-1]] })
 	case []any:
 		made := make([]any, len(value))
 		for place, each := range value {
-			made[place] = filled(each, kept)
+			made[place] = fillPlaceholders(each, kept)
 		}
 		return made
 	case map[string]any:
@@ -27,15 +27,15 @@ func filled(value any, kept map[string]string) any {
 		}
 		made := map[string]any{}
 		for key, each := range value {
-			made[filled(key, kept).(string)] = filled(each, kept)
+			made[fillPlaceholders(key, kept).(string)] = fillPlaceholders(each, kept)
 		}
 		return made
 	}
 	return value
 }
 
-// differs is nil where an answer is as expected.
-func differs(expected, actual any, where string) error {
+// compare returns an error if an answer is not as expected.
+func compare(expected, actual any, where string) error {
 	switch expected := expected.(type) {
 	case map[string]any:
 		if least, ok := expected["min"].(float64); ok && len(expected) == 1 {
@@ -49,7 +49,7 @@ func differs(expected, actual any, where string) error {
 			return fmt.Errorf("%s is %v", where, actual)
 		}
 		for key, each := range expected {
-			if err := differs(each, fields[key], where+"."+key); err != nil {
+			if err := compare(each, fields[key], where+"."+key); err != nil {
 				return err
 			}
 		}
@@ -60,7 +60,7 @@ func differs(expected, actual any, where string) error {
 			return fmt.Errorf("%s has %d items: %v", where, len(items), actual)
 		}
 		for place, each := range expected {
-			if err := differs(each, items[place], fmt.Sprintf("%s[%d]", where, place)); err != nil {
+			if err := compare(each, items[place], fmt.Sprintf("%s[%d]", where, place)); err != nil {
 				return err
 			}
 		}
@@ -72,8 +72,8 @@ func differs(expected, actual any, where string) error {
 	return nil
 }
 
-// lies is what lies at a dotted path of an answer.
-func lies(actual any, path string) string {
+// valueAt returns the value at a dotted path of an answer.
+func valueAt(actual any, path string) string {
 	for _, part := range strings.Split(path, ".") {
 		if items, ok := actual.([]any); ok {
 			place, err := strconv.Atoi(part)

@@ -14,8 +14,9 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-// secure talks through a front that ends mutual TLS and asks for a token: with it, with another, without a certificate.
-func secure(address, folder string) error {
+// runSecure connects through a proxy that terminates mutual TLS and requires a token: with the token, with another token,
+// without a certificate.
+func runSecure(address, folder string) error {
 	authority, err := os.ReadFile(filepath.Join(folder, "ca.pem"))
 	if err != nil {
 		return err
@@ -31,33 +32,33 @@ func secure(address, folder string) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
 	known := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
-	report("mutual TLS and a token", talk(address, memstream.WithTLS(known), memstream.WithToken(string(token))))
-	refused := talk(address, memstream.WithTLS(known), memstream.WithToken("another"))
+	report("mutual TLS and a token", observeAndRecall(address, memstream.WithTLS(known), memstream.WithToken(string(token))))
+	refused := observeAndRecall(address, memstream.WithTLS(known), memstream.WithToken("another"))
 	if memstream.HasReason(refused, v1.ErrorReason_ERROR_REASON_UNAUTHENTICATED) {
 		refused = nil
 	} else {
-		refused = fmt.Errorf("it was %w", refused)
+		refused = fmt.Errorf("it failed with %w", refused)
 	}
 	report("another token", refused)
-	unknown := talk(address, memstream.WithTLS(&tls.Config{RootCAs: roots}), memstream.WithToken(string(token)))
-	var said *memstream.Error
-	if errors.As(unknown, &said) && said.Transient() {
+	unknown := observeAndRecall(address, memstream.WithTLS(&tls.Config{RootCAs: roots}), memstream.WithToken(string(token)))
+	var failure *memstream.Error
+	if errors.As(unknown, &failure) && failure.Transient() {
 		unknown = nil
 	} else {
-		unknown = fmt.Errorf("it was %w", unknown)
+		unknown = fmt.Errorf("it failed with %w", unknown)
 	}
 	report("no certificate", unknown)
 	return nil
 }
 
-func talk(address string, options ...memstream.Option) error {
+func observeAndRecall(address string, options ...memstream.Option) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readTime)
 	defer cancel()
 	client, err := memstream.Connect(address, append(options, memstream.WithRetry(memstream.Retry{First: time.Second}))...)
 	if err != nil {
 		return err
 	}
-	defer client.Close() //nolint:errcheck // nothing is on it any more
+	defer client.Close() //nolint:errcheck // no call is open any more
 	memory, err := client.EnsureMemory(ctx, "secure/joy")
 	if err != nil {
 		return err
@@ -73,6 +74,6 @@ func talk(address string, options ...memstream.Option) error {
 	if err := stream.Close(ctx); err != nil {
 		return err
 	}
-	_, err = memory.RecallOnce(ctx, memstream.Asking("tea"))
+	_, err = memory.RecallOnce(ctx, memstream.TextQuery("tea"))
 	return err
 }

@@ -1,4 +1,4 @@
-/** The cases, message by message, with the generated code. Each stream has a connection of its own. */
+/** Runs the cases message by message with the generated code. Each stream has its own connection. */
 import { randomBytes } from "node:crypto";
 
 import { create, fromBinary, fromJson, toBinary, toJson } from "@bufbuild/protobuf";
@@ -9,29 +9,29 @@ import { createGrpcTransport } from "@connectrpc/connect-node";
 
 import { asError } from "../errors.js";
 import { WRITE_BYTES_MAX } from "../link.js";
-import { clientStep } from "./clients.js";
-import { differs, filled, isObject, lies, textOf } from "./matching.js";
+import { runClientStep } from "./clients.js";
+import { compareValues, fillPlaceholders, isObject, valueAt, textOf } from "./matching.js";
 import type { Json, JsonObject } from "./matching.js";
 import { registry } from "./registry.js";
-import { ask, report, told, Wrong } from "./telling.js";
+import { requestFault, report, errorAsJson, Mismatch } from "./harness.js";
 
 const READ_MS = 30_000;
 
 function methodOf(name: string): DescMethod {
   const [service = "", method = ""] = name.split("/");
   const found = registry.getService(`memstream.v1.${service}`)?.methods.find((one) => one.name === method);
-  if (found === undefined) throw new Wrong(`there is no ${name}`);
+  if (found === undefined) throw new Mismatch(`there is no ${name}`);
   return found;
 }
 
-/** A method's request; the bytes of `unknown`, in base64, are fields that a later contract may have. */
-function requestOf(method: DescMethod, content: Json, step: JsonObject): Message {
+/** Returns a method's request; `unknown` has base64 bytes of fields that a later contract may add. */
+function newRequest(method: DescMethod, content: Json, step: JsonObject): Message {
   const known = fromJson(method.input, content, { registry });
   const unknown = Buffer.from(textOf(step["unknown"] ?? ""), "base64");
   return fromBinary(method.input, Buffer.concat([toBinary(method.input, known), unknown]));
 }
 
-/** An open call and what is sent on it. */
+/** An open streaming call and its queue of requests. */
 class Stream {
   private readonly queue: Message[] = [];
   private readonly abort = new AbortController();
@@ -47,31 +47,31 @@ class Stream {
     const response = (
       transport.stream as (...given: unknown[]) => Promise<StreamResponse>
     )(method, this.abort.signal, undefined, headers, this.requests());
-    response.catch(() => undefined); // whoever reads is told
+    response.catch(() => undefined); // the reader of `answers` gets the error
     this.answers = answersOf(response)[Symbol.asyncIterator]();
   }
 
   send(step: JsonObject): void {
-    this.queue.push(requestOf(this.method, step["message"] ?? {}, step));
+    this.queue.push(newRequest(this.method, step["message"] ?? {}, step));
     this.ended ||= this.method.methodKind === "server_streaming";
     this.wake();
   }
 
-  /** Reads on until a message is as expected. */
+  /** Reads messages until one is as expected. */
   async receive(expected: Json): Promise<void> {
     const seen: string[] = [];
     const late = setTimeout(() => { this.cancel(); }, READ_MS);
     try {
       for (;;) {
         const next = await this.answers.next();
-        if (next.done) throw new Wrong(`the stream ended; before: ${seen.join()}`);
+        if (next.done) throw new Mismatch(`the stream ended; received before: ${seen.join()}`);
         const actual = toJson(this.method.output, next.value, { registry });
         seen.push(JSON.stringify(actual));
-        if (differs(expected, actual, "message") === "") return;
+        if (compareValues(expected, actual, "message") === "") return;
       }
     } catch (thrown) {
-      if (thrown instanceof Wrong) throw thrown;
-      throw new Wrong(`the stream ended: ${asError(thrown).message}; before: ${seen.join()}`);
+      if (thrown instanceof Mismatch) throw thrown;
+      throw new Mismatch(`the stream ended: ${asError(thrown).message}; received before: ${seen.join()}`);
     } finally {
       clearTimeout(late);
     }
@@ -91,7 +91,7 @@ class Stream {
     } finally {
       clearTimeout(late);
     }
-    if (expected !== undefined) throw new Wrong("the stream ended without an error");
+    if (expected !== undefined) throw new Mismatch("the stream ended without an error");
   }
 
   cancel(): void {
@@ -125,9 +125,9 @@ class Case {
   async run(steps: readonly JsonObject[]): Promise<void> {
     for (const [number, step] of steps.entries()) {
       try {
-        await this.step(filled(step, this.kept) as JsonObject);
+        await this.step(fillPlaceholders(step, this.kept) as JsonObject);
       } catch (thrown) {
-        throw new Wrong(`step ${number + 1}: ${thrown instanceof Error ? thrown.message : String(thrown)}`);
+        throw new Mismatch(`step ${number + 1}: ${thrown instanceof Error ? thrown.message : String(thrown)}`);
       }
     }
     for (const stream of this.streams.values()) stream.cancel();
@@ -147,14 +147,14 @@ class Case {
     else if (step["finish"] !== undefined) await this.stream(step["finish"]).finish(step["error"]);
     else if (step["cancel"] !== undefined) this.stream(step["cancel"]).cancel();
     else if (typeof step["ask"] === "string") {
-      await ask(step["ask"]);
+      await requestFault(step["ask"]);
       this.calling = this.connect();
-    } else await clientStep(this.address, step);
+    } else await runClientStep(this.address, step);
   }
 
   private stream(name: Json): Stream {
     const found = this.streams.get(textOf(name));
-    if (found === undefined) throw new Wrong(`no stream ${textOf(name)} is open`);
+    if (found === undefined) throw new Mismatch(`no stream ${textOf(name)} is open`);
     return found;
   }
 
@@ -163,7 +163,7 @@ class Case {
     const limit = typeof step["timeoutS"] === "number" ? step["timeoutS"] * 1000 : READ_MS;
     let actual: JsonValue;
     try {
-      const request = create(method.input, requestOf(method, step["request"] ?? {}, step));
+      const request = create(method.input, newRequest(method, step["request"] ?? {}, step));
       const unary = (this.calling.unary as (...given: unknown[]) => Promise<{ message: Message }>).bind(this.calling);
       const { message } = await unary(method, undefined, limit, headersOf(step), request);
       actual = toJson(method.output, message, { registry });
@@ -171,11 +171,11 @@ class Case {
       checkError(step["error"], thrown);
       return;
     }
-    if (step["error"] !== undefined) throw new Wrong(`it did not fail, it answered ${JSON.stringify(actual)}`);
-    const wrong = differs(step["answer"] ?? {}, actual, "answer");
-    if (wrong) throw new Wrong(wrong);
+    if (step["error"] !== undefined) throw new Mismatch(`it did not fail, it answered ${JSON.stringify(actual)}`);
+    const wrong = compareValues(step["answer"] ?? {}, actual, "answer");
+    if (wrong) throw new Mismatch(wrong);
     const keep = isObject(step["keep"]) ? step["keep"] : {};
-    for (const [key, path] of Object.entries(keep)) this.kept.set(key, lies(actual, textOf(path)));
+    for (const [key, path] of Object.entries(keep)) this.kept.set(key, valueAt(actual, textOf(path)));
   }
 }
 
@@ -186,14 +186,14 @@ function headersOf(step: JsonObject): Record<string, string> {
 
 function checkError(expected: Json | undefined, thrown: unknown): void {
   const error = asError(thrown);
-  if (expected === undefined) throw new Wrong(`it failed: ${error.message}`);
+  if (expected === undefined) throw new Mismatch(`it failed: ${error.message}`);
   if (isObject(expected) && expected["broken"] === true) {
     const broken = [Code.Unavailable, Code.Internal, Code.Unknown, Code.Canceled];
-    if (!broken.includes(error.code)) throw new Wrong(`it ended as ${error.message}`);
+    if (!broken.includes(error.code)) throw new Mismatch(`it failed with ${error.message}`);
     return;
   }
-  const wrong = differs(expected, told(error), "error");
-  if (wrong) throw new Wrong(wrong);
+  const wrong = compareValues(expected, errorAsJson(error), "error");
+  if (wrong) throw new Mismatch(wrong);
 }
 
 export async function runCases(address: string, text: string): Promise<void> {
@@ -203,7 +203,7 @@ export async function runCases(address: string, text: string): Promise<void> {
     try {
       await new Case(address).run(steps);
     } catch (thrown) {
-      if (!(thrown instanceof Wrong)) throw thrown;
+      if (!(thrown instanceof Mismatch)) throw thrown;
       wrong = thrown.message;
     }
     report(name, wrong);

@@ -1,21 +1,21 @@
-/** The steps of cases that are about a client; tests/conformance/clients.py is the same in Python. */
+/** Runs the client steps of conformance cases; tests/conformance/clients.py is the Python equivalent. */
 import { Code } from "@connectrpc/connect";
 
 import { AckLevel, connect, EventType, MemstreamError } from "../index.js";
 import { Tier } from "../gen/memstream/v1/fragment_pb.js";
 import type { Client, Memory, RecallStream, Sent } from "../index.js";
 import { CALL_STEPS } from "./calls.js";
-import { differs, isObject, textOf } from "./matching.js";
+import { compareValues, isObject, textOf } from "./matching.js";
 import type { JsonObject } from "./matching.js";
-import { ask, told, Wrong } from "./telling.js";
+import { requestFault, errorAsJson, Mismatch } from "./harness.js";
 
 const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
 
-export async function clientStep(address: string, step: JsonObject): Promise<void> {
+export async function runClientStep(address: string, step: JsonObject): Promise<void> {
   const client = connect(address, { retry: RETRY });
   try {
     const run = STEPS[textOf(step["client"])];
-    if (run === undefined) throw new Wrong(`there is no step ${textOf(step["client"])}`);
+    if (run === undefined) throw new Mismatch(`there is no step ${textOf(step["client"])}`);
     await run(new Step(address, client, client.memory(textOf(step["memory"])), step));
   } finally {
     client.close();
@@ -36,34 +36,34 @@ export class Step {
     this.upto = Number(given["upto"]);
   }
 
-  said(number: number): string {
+  contentOf(number: number): string {
     return `word${number} of ${this.producer}`;
   }
 
-  /** Asks for what is to happen at a number. */
-  async disturb(number: number): Promise<void> {
+  /** Asks for the fault that the step has at this number, if any. */
+  async askAt(number: number): Promise<void> {
     const what = isObject(this.given["at"]) ? this.given["at"][String(number)] : undefined;
-    if (typeof what === "string") await ask(what);
+    if (typeof what === "string") await requestFault(what);
   }
 
-  expect(thrown: unknown): void {
-    const wrong = thrown instanceof MemstreamError ? differs(this.given["error"] ?? {}, told(thrown), "error") : "no type";
-    if (wrong) throw new Wrong(`it ended with ${String(thrown)}: ${wrong}`);
+  checkError(thrown: unknown): void {
+    const wrong = thrown instanceof MemstreamError ? compareValues(this.given["error"] ?? {}, errorAsJson(thrown), "error") : "no type";
+    if (wrong) throw new Mismatch(`it failed with ${String(thrown)}: ${wrong}`);
   }
 
-  /** Waits for what is to fail as the step says. */
-  async fails(attempt: Promise<unknown>): Promise<void> {
+  /** Waits for a failure and checks that it is the expected one. */
+  async expectFailure(attempt: Promise<unknown>): Promise<void> {
     await attempt.then(
-      () => { throw new Wrong("it did not fail"); },
-      (thrown: unknown) => { this.expect(thrown); },
+      () => { throw new Mismatch("it did not fail"); },
+      (thrown: unknown) => { this.checkError(thrown); },
     );
   }
 
-  async found(stream: RecallStream, number: number): Promise<void> {
+  async queryOne(stream: RecallStream, number: number): Promise<void> {
     const answer = await stream.query({ observation: { case: "text", value: `word${number}` }, limit: 1 });
     const contents = answer.recollections.map((one) => one.fragment?.body.value);
-    if (contents.length !== 1 || contents[0] !== this.said(number)) {
-      throw new Wrong(`query ${number} found ${JSON.stringify(contents)}`);
+    if (contents.length !== 1 || contents[0] !== this.contentOf(number)) {
+      throw new Mismatch(`query ${number} found ${JSON.stringify(contents)}`);
     }
   }
 }
@@ -74,26 +74,26 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
   async observe(step) {
     const stream = await step.memory.observe(step.producer);
     for (let number = Number(stream.expectedSequence); number <= step.upto; number += 1) {
-      await stream.send(step.said(number));
-      await step.disturb(number);
+      await stream.send(step.contentOf(number));
+      await step.askAt(number);
     }
     await stream.close();
     const reached = [stream.received, stream.stored, BigInt(stream.rejectedCount)];
     if (reached.join() !== [step.upto, step.upto, 0].join()) {
-      throw new Wrong(`received, stored, refused are ${reached.join()}`);
+      throw new Mismatch(`received, stored, rejected are ${reached.join()}`);
     }
   },
 
   async flush(step) {
     const stream = await step.memory.observe(step.producer, { ackLevel: AckLevel.INDEXED });
     for (let number = Number(stream.expectedSequence); number <= step.upto; number += 1) {
-      await stream.send(step.said(number));
-      await step.disturb(number);
+      await stream.send(step.contentOf(number));
+      await step.askAt(number);
       await stream.flush();
     }
     await stream.flush();
     const reached = [stream.stored, stream.indexed];
-    if (reached.join() !== [step.upto, step.upto].join()) throw new Wrong(`stored, indexed are ${reached.join()}`);
+    if (reached.join() !== [step.upto, step.upto].join()) throw new Mismatch(`stored, indexed are ${reached.join()}`);
     await stream.close();
   },
 
@@ -106,8 +106,8 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
       contents.push(...page.fragments.map((one) => one.body.value));
       pageToken = page.nextPageToken;
     } while (pageToken !== "");
-    const expected = Array.from({ length: step.upto }, (_, place) => step.said(place + 1));
-    if (contents.join() !== expected.join()) throw new Wrong(`there are ${contents.length}: ${contents.join()}`);
+    const expected = Array.from({ length: step.upto }, (_, place) => step.contentOf(place + 1));
+    if (contents.join() !== expected.join()) throw new Mismatch(`there are ${contents.length}: ${contents.join()}`);
   },
 
   async refused(step) {
@@ -116,30 +116,30 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     const bad = await stream.send("x".repeat(100_000));
     const other = await stream.send("rain");
     await bad.stored.then(
-      () => { throw new Wrong("it was not refused"); },
-      (thrown: unknown) => { step.expect(thrown); },
+      () => { throw new Mismatch("it was not rejected"); },
+      (thrown: unknown) => { step.checkError(thrown); },
     );
     await Promise.all([good.stored, other.stored]);
     await stream.close();
     if (stream.stored !== 3n || stream.rejectedCount !== 1 || stream.rejected[0]?.sequence !== 2n) {
-      throw new Wrong(`stored is ${stream.stored.toString()}, refused are ${stream.rejectedCount}`);
+      throw new Mismatch(`stored is ${stream.stored.toString()}, rejected are ${stream.rejectedCount}`);
     }
   },
 
-  /** What became of each observation is told once: refused, or stored with its outcome. */
+  /** Checks that each observation ends exactly once: rejected, or stored with its outcome. */
   async outcomes(step) {
     const stream = await step.memory.observe(step.producer, { outcomes: true });
     const every = Number(step.given["refusedEvery"]);
     const sent: Sent[] = [];
     for (let number = 1; number <= step.upto; number += 1) {
-      sent.push(await stream.send(number % every === 0 ? "x".repeat(100_000) : step.said(number)));
-      await step.disturb(number);
+      sent.push(await stream.send(number % every === 0 ? "x".repeat(100_000) : step.contentOf(number)));
+      await step.askAt(number);
     }
     await stream.flush();
     const ids = new Set<string>();
     for (const one of sent) {
       if (Number(one.sequence) % every === 0) {
-        await step.fails(one.stored);
+        await step.expectFailure(one.stored);
       } else {
         await one.stored;
         if (one.outcome) ids.add(one.outcome.fragmentId);
@@ -147,7 +147,7 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     }
     const refused = Math.floor(step.upto / every);
     if (stream.rejectedCount !== refused || ids.size !== step.upto - refused || ids.has("")) {
-      throw new Wrong(`${stream.rejectedCount} were refused, there are outcomes of ${ids.size}`);
+      throw new Mismatch(`${stream.rejectedCount} were rejected, ${ids.size} have an outcome`);
     }
     await stream.close();
   },
@@ -155,16 +155,16 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
   async recall(step) {
     const stream = await step.memory.recall();
     const askAll = (): Promise<void>[] =>
-      Array.from({ length: step.upto }, (_, place) => step.found(stream, place + 1));
+      Array.from({ length: step.upto }, (_, place) => step.queryOne(stream, place + 1));
     const asked = askAll();
-    await ask(textOf(step.given["during"]));
+    await requestFault(textOf(step.given["during"]));
     await Promise.all([...asked, ...askAll()]);
-    if (stream.connections < 2) throw new Wrong("the connection was never cut");
+    if (stream.connections < 2) throw new Mismatch("the connection was never cut");
     await stream.close();
   },
 
   async stand(step) {
-    const teller = await step.memory.observe(step.producer);
+    const producer = await step.memory.observe(step.producer);
     const stream = await step.memory.recall();
     const text = { case: "text" as const, value: `what of ${step.producer}?` };
     const standing = stream.subscribe({ observation: text, limit: 100 });
@@ -172,25 +172,25 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     const entered: unknown[] = [];
     const heard = async (number: number): Promise<void> => {
       const { value: change } = await changes.next();
-      if (!change) throw new Wrong(`it ended after ${number}`);
+      if (!change) throw new Mismatch(`it ended after ${number}`);
       entered.push(...change.entered.map((one) => one.fragment?.body.value));
-      const told = [change.changed.length, change.retracted.length, change.answer.recollections.length];
-      if (told.join() !== [0, 0, entered.length].join()) {
-        throw new Wrong(`after ${number} changed, retracted, answer are ${told.join()}`);
+      const counts = [change.changed.length, change.retracted.length, change.answer.recollections.length];
+      if (counts.join() !== [0, 0, entered.length].join()) {
+        throw new Mismatch(`after ${number} changed, retracted, answer are ${counts.join()}`);
       }
     };
     await heard(0);
-    const expected = Array.from({ length: step.upto }, (_, place) => step.said(place + 1));
-    for (const [place, said] of expected.entries()) {
-      await teller.send(said);
-      await step.disturb(place + 1);
-      while (!entered.includes(said)) await heard(place + 1);
+    const expected = Array.from({ length: step.upto }, (_, place) => step.contentOf(place + 1));
+    for (const [place, content] of expected.entries()) {
+      await producer.send(content);
+      await step.askAt(place + 1);
+      while (!entered.includes(content)) await heard(place + 1);
     }
-    if (entered.sort().join() !== expected.sort().join()) throw new Wrong(`entered are ${entered.join()}`);
-    if (stream.connections < 2) throw new Wrong("the connection was never cut");
+    if (entered.sort().join() !== expected.sort().join()) throw new Mismatch(`entered are ${entered.join()}`);
+    if (stream.connections < 2) throw new Mismatch("the connection was never cut");
     standing.close();
     await stream.close();
-    await teller.close();
+    await producer.close();
   },
 
   async "give up"(step) {
@@ -201,23 +201,23 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
       () => "it was answered",
       (thrown: unknown) => (given.signal.aborted ? "" : String(thrown)),
     );
-    await Promise.all([1, 2, 3, 4, 5].map((number) => step.found(stream, number)));
+    await Promise.all([1, 2, 3, 4, 5].map((number) => step.queryOne(stream, number)));
     given.abort();
     const wrong = await hanging;
-    if (wrong) throw new Wrong(wrong);
-    await step.found(stream, 7);
+    if (wrong) throw new Mismatch(wrong);
+    await step.queryOne(stream, 7);
     await stream.close();
   },
 
   async watch(step) {
     const seen = new Set<string>();
     for await (const { event } of step.memory.watch({ from: "beginning", types: [EventType.OBSERVED] })) {
-      if (seen.has(event.fragmentId)) throw new Wrong(`the event of ${event.fragmentId} came twice`);
+      if (seen.has(event.fragmentId)) throw new Mismatch(`the event of ${event.fragmentId} was sent twice`);
       seen.add(event.fragmentId);
-      await step.disturb(seen.size);
+      await step.askAt(seen.size);
       if (seen.size === step.given["observed"]) return;
     }
-    throw new Wrong(`the watch ended after ${seen.size} events`);
+    throw new Mismatch(`the watch ended after ${seen.size} events`);
   },
 
   async "no memory"(step) {
@@ -228,7 +228,7 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
       () => step.memory.recall(),
       () => step.memory.watch()[Symbol.asyncIterator]().next(),
     ];
-    for (const attempt of attempts) await step.fails(attempt());
+    for (const attempt of attempts) await step.expectFailure(attempt());
   },
 
   async "too large"(step) {
@@ -236,30 +236,30 @@ const STEPS: Readonly<Record<string, (step: Step) => Promise<void>>> = {
     const stream = await step.memory.observe(step.producer);
     const refused = await stream.send(large).catch((thrown: unknown) => thrown);
     if (!(refused instanceof MemstreamError && refused.code === Code.InvalidArgument)) {
-      throw new Wrong(`it was refused with ${String(refused)}`);
+      throw new Mismatch(`it was rejected with ${String(refused)}`);
     }
     await stream.send("tea");
     await stream.close();
-    if (stream.stored !== 1n) throw new Wrong(`stored is ${stream.stored.toString()}`);
-    await step.fails(step.memory.recallOnce(large));
+    if (stream.stored !== 1n) throw new Mismatch(`stored is ${stream.stored.toString()}`);
+    await step.expectFailure(step.memory.recallOnce(large));
   },
 
   async late(step) {
     const stream = await step.memory.recall();
     const late = { observation: { case: "text" as const, value: "word1" }, minRevision: 1_000_000n };
-    await step.fails(step.memory.recallOnce(late, { timeoutMs: 500 }));
-    await step.fails(stream.query(late, { timeoutMs: 500 }));
-    await step.found(stream, 7);
+    await step.expectFailure(step.memory.recallOnce(late, { timeoutMs: 500 }));
+    await step.expectFailure(stream.query(late, { timeoutMs: 500 }));
+    await step.queryOne(stream, 7);
     await stream.close();
   },
 
   async "unknown values"(step) {
     const { recollections } = await step.memory.recallOnce("word1");
     const fragment = recollections[0]?.fragment;
-    if (fragment?.body.value !== step.said(1) || fragment.tier in Tier) {
-      throw new Wrong(`found ${JSON.stringify(fragment?.body.value)} in ${String(fragment?.tier)}`);
+    if (fragment?.body.value !== step.contentOf(1) || fragment.tier in Tier) {
+      throw new Mismatch(`found ${JSON.stringify(fragment?.body.value)} in ${String(fragment?.tier)}`);
     }
     for await (const { event } of step.memory.watch({ from: "beginning" })) if (!(event.type in EventType)) return;
-    throw new Wrong("the watch ended");
+    throw new Mismatch("the watch ended");
   },
 };

@@ -1,4 +1,4 @@
-/** The generated messages with @grpc/grpc-js instead of Connect: a program that has it already needs no second one. */
+/** Uses the generated messages with @grpc/grpc-js instead of Connect, for programs that already use it. */
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import type { DescMethodUnary, MessageInitShape, MessageShape } from "@bufbuild/protobuf";
 import { credentials, Client } from "@grpc/grpc-js";

@@ -1,4 +1,4 @@
-/** Runs the cases and golden bytes of tests/conformance with the TypeScript client. */
+/** Runs the cases and golden messages of tests/conformance with the TypeScript client. */
 import { readFileSync } from "node:fs";
 
 import { runCases } from "./cases.js";

@@ -1,4 +1,4 @@
-/** Calls and openings: repeats, tokens, signals, details of errors. */
+/** Calls and openings of streams: retries, tokens, signals, details of errors. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer as createSilent } from "node:net";
@@ -13,7 +13,7 @@ import { BadRequestSchema, ErrorInfoSchema, HelpSchema, RetryInfoSchema } from "
 import { CursorSchema } from "../gen/memstream/v1/event_pb.js";
 import { ClosedError, connect, ErrorReason, MemstreamError } from "../index.js";
 import type { Client, Memory } from "../index.js";
-import { cut, LIMIT_MS, scripted } from "./scripted.js";
+import { cut, LIMIT_MS, withScripted } from "./scripted.js";
 import type { Observing, Recalling, Watching } from "./scripted.js";
 
 const QUICK = { delayMinMs: 1, delayMaxMs: 2 };
@@ -21,7 +21,7 @@ const ready = { message: { case: "opened" as const, value: {} } };
 const window = { expectedSequence: 1n, windowObservations: 1, windowBytes: 1n << 20n };
 const opened = { message: { case: "opened" as const, value: window } };
 
-/** A connection that is open until its client ends it. */
+/** A stream that is open until its client ends it. */
 const observing: Observing = async function* (requests) {
   await requests.next();
   yield opened;
@@ -34,21 +34,21 @@ const recalling: Recalling = async function* (requests) {
 };
 
 for (const code of [Code.Unavailable, Code.Canceled]) {
-  void test(`a call that ends as ${Code[code]} is repeated by time, not by number`, async () => {
+  void test(`a call that ends as ${Code[code]} is retried by time, not by count`, async () => {
     let tries = 0;
     const recallOnce = (): { done: object } => {
       tries += 1;
       if (tries < 40) throw new ConnectError("away", code);
       return { done: {} };
     };
-    await scripted({ recallOnce, settings: { retry: QUICK } }, async (memory) => {
+    await withScripted({ recallOnce, settings: { retry: QUICK } }, async (memory) => {
       await memory.recallOnce("tea");
     });
     assert.equal(tries, 40);
   });
 }
 
-void test("a call is not repeated where that is of no use", async () => {
+void test("a call is not retried if a retry cannot help", async () => {
   for (const [code, callsMs] of [
     [Code.InvalidArgument, 10_000],
     [Code.ResourceExhausted, 10_000],
@@ -61,14 +61,14 @@ void test("a call is not repeated where that is of no use", async () => {
       tries += 1;
       throw new ConnectError("no", code);
     };
-    await scripted({ recallOnce, settings: { retry: { ...QUICK, callsMs } } }, async (memory) => {
+    await withScripted({ recallOnce, settings: { retry: { ...QUICK, callsMs } } }, async (memory) => {
       await assert.rejects(memory.recallOnce("tea"), { code });
     });
     assert.equal(tries, 1, Code[code]);
   }
 });
 
-void test("a repeat waits as long as the server asks", async () => {
+void test("a retry waits as long as the server requests", async () => {
   const at: number[] = [];
   const recallOnce = (): { done: object } => {
     at.push(performance.now());
@@ -76,21 +76,21 @@ void test("a repeat waits as long as the server asks", async () => {
     const details = [{ desc: RetryInfoSchema, value: { retryDelay: { nanos: 40_000_000 } } }];
     throw new ConnectError("away", Code.Unavailable, undefined, details);
   };
-  await scripted({ recallOnce, settings: { retry: QUICK } }, async (memory) => {
+  await withScripted({ recallOnce, settings: { retry: QUICK } }, async (memory) => {
     await memory.recallOnce("tea");
   });
   const [first = 0, second = 0] = at;
-  assert(second - first >= 38, `it waited ${second - first} ms`); // timers are early by up to a millisecond
+  assert(second - first >= 38, `the retry waited ${second - first} ms`); // timers fire up to a millisecond early
 });
 
-void test("repeats of a change have one request_id", async () => {
+void test("retries keep the request_id", async () => {
   const ids: string[] = [];
   const observeBatch = ({ requestId }: { requestId: string }): object => {
     ids.push(requestId);
     if (ids.length < 3) throw cut();
     return {};
   };
-  await scripted({ observeBatch, settings: { retry: QUICK } }, async (_, client) => {
+  await withScripted({ observeBatch, settings: { retry: QUICK } }, async (_, client) => {
     await client.streams.observeBatch({ namespace: "ns", memory: "m" });
   });
   assert.equal(new Set(ids).size, 1);
@@ -99,7 +99,7 @@ void test("repeats of a change have one request_id", async () => {
 });
 
 for (const kind of ["sync", "async"] as const) {
-  void test(`each attempt has a token of its own, of a function that is ${kind}`, async () => {
+  void test(`each attempt uses a new token of a ${kind} function`, async () => {
     let given = 0;
     const next = (): string => `t${++given}`;
     const token = kind === "sync" ? next : async (): Promise<string> => { await sleep(1); return next(); };
@@ -109,23 +109,23 @@ for (const kind of ["sync", "async"] as const) {
       if (seen.length < 3) throw cut();
       return { done: {} };
     };
-    await scripted({ recallOnce, settings: { token, retry: QUICK } }, async (memory) => {
+    await withScripted({ recallOnce, settings: { token, retry: QUICK } }, async (memory) => {
       await memory.recallOnce("tea");
     });
     assert.deepEqual(seen, ["Bearer t1", "Bearer t2", "Bearer t3"]);
   });
 }
 
-void test("a stream whose token has expired is opened again with another", async () => {
+void test("a stream is reopened with a new token after expiry", async () => {
   let given = 0;
   const seen: (string | null)[] = [];
-  const outdated = (): ConnectError => new ConnectError("the token has expired", Code.Unauthenticated);
+  const expired = (): ConnectError => new ConnectError("the token has expired", Code.Unauthenticated);
   const observe: Observing[] = [
     async function* (requests, token) {
       seen.push(token);
       await requests.next();
       yield opened;
-      throw outdated();
+      throw expired();
     },
     (requests, token) => {
       seen.push(token);
@@ -137,7 +137,7 @@ void test("a stream whose token has expired is opened again with another", async
       seen.push(token);
       await requests.next();
       yield ready;
-      throw outdated();
+      throw expired();
     },
     (requests, token) => {
       seen.push(token);
@@ -150,7 +150,7 @@ void test("a stream whose token has expired is opened again with another", async
     seen.push(requestHeader.get("authorization"));
     if (!first) yield { message: { case: "events", value: { events: [{}] } } };
     yield { message: { case: "progress", value: { cursor: {} } } };
-    throw outdated();
+    throw expired();
   };
   const settings = { token: (): string => `t${++given}`, retry: QUICK };
   const runs: ((memory: Memory) => Promise<void>)[] = [
@@ -173,20 +173,20 @@ void test("a stream whose token has expired is opened again with another", async
   ];
   for (const run of runs) {
     seen.length = given = 0;
-    await scripted({ observe: [...observe], recall: [...recall], watch, settings }, run);
+    await withScripted({ observe: [...observe], recall: [...recall], watch, settings }, run);
     assert.deepEqual(seen, ["Bearer t1", "Bearer t2"]);
   }
 });
 
-void test("a stream that is refused at its opening is not opened again", async () => {
+void test("a stream is not reopened if its opening was rejected", async () => {
   let given = 0;
-  // eslint-disable-next-line require-yield -- it is refused before it says anything
-  const refuses = async function* (): AsyncGenerator<never> {
+  // eslint-disable-next-line require-yield -- the call is rejected before its first response
+  const rejectCall = async function* (): AsyncGenerator<never> {
     await Promise.resolve();
     throw new ConnectError("who?", Code.Unauthenticated);
   };
   const settings = { token: (): string => `t${++given}`, retry: QUICK };
-  await scripted({ observe: [refuses], recall: [refuses], watch: refuses, settings }, async (memory) => {
+  await withScripted({ observe: [rejectCall], recall: [rejectCall], watch: rejectCall, settings }, async (memory) => {
     await assert.rejects(memory.observe("p"), { code: Code.Unauthenticated });
     await assert.rejects(memory.recall(), { code: Code.Unauthenticated });
     const watch = memory.watch({ from: create(CursorSchema) });
@@ -195,7 +195,7 @@ void test("a stream that is refused at its opening is not opened again", async (
   });
 });
 
-void test("a token function that fails, fails the call", async () => {
+void test("a failing token function fails the call", async () => {
   const sealed = new Error("the vault is sealed");
   const recallOnce = (): { done: object } => ({ done: {} });
   for (const [fails, code, tries] of [
@@ -205,7 +205,7 @@ void test("a token function that fails, fails the call", async () => {
   ] as const) {
     let asked = 0;
     const token = (): Promise<string> => (++asked > 2 ? Promise.resolve("good") : Promise.reject(fails));
-    await scripted({ recallOnce, settings: { token, retry: QUICK } }, async (memory) => {
+    await withScripted({ recallOnce, settings: { token, retry: QUICK } }, async (memory) => {
       const answer = memory.recallOnce("tea");
       if (code === undefined) await answer;
       else await assert.rejects(answer, (error) => error instanceof MemstreamError && error.code === code && error.cause === fails);
@@ -214,23 +214,23 @@ void test("a token function that fails, fails the call", async () => {
   }
 });
 
-void test("an error keeps the details of its status, on a call and on a stream", async () => {
+void test("an error of a call or a stream keeps its status details", async () => {
   const info = { domain: "memstream.dev", reason: "INVALID_FIELD" };
-  const help = { links: [{ description: "a detail that this package does not know" }] };
+  const help = { links: [{ description: "a detail type that this package does not know" }] };
   const bad = { fieldViolations: [{ field: "query", description: "is empty" }] };
   const fails = (): never => {
-    throw new ConnectError("no", Code.InvalidArgument, { "x-told": "too" }, [
+    throw new ConnectError("no", Code.InvalidArgument, { "x-extra": "kept" }, [
       { desc: ErrorInfoSchema, value: info },
       { desc: BadRequestSchema, value: bad },
       { desc: HelpSchema, value: help },
     ]);
   };
-  // eslint-disable-next-line require-yield -- it is refused before it says anything
-  const refuses = async function* (): AsyncGenerator<never> {
+  // eslint-disable-next-line require-yield -- the call is rejected before its first response
+  const rejectCall = async function* (): AsyncGenerator<never> {
     await Promise.resolve();
     fails();
   };
-  await scripted({ recallOnce: fails, observe: [refuses] }, async (memory) => {
+  await withScripted({ recallOnce: fails, observe: [rejectCall] }, async (memory) => {
     for (const attempt of [() => memory.recallOnce("tea"), () => memory.observe("p")]) {
       await assert.rejects(attempt, (error) => {
         assert(error instanceof MemstreamError);
@@ -238,15 +238,15 @@ void test("an error keeps the details of its status, on a call and on a stream",
         assert.deepEqual(error.violations.map((one) => one.field), ["query"]);
         assert.equal(error.findDetails(HelpSchema)[0]?.links[0]?.description, help.links[0]?.description);
         assert.equal(error.findDetails(ErrorInfoSchema)[0]?.reason, "INVALID_FIELD");
-        assert.equal(error.metadata.get("x-told"), "too");
+        assert.equal(error.metadata.get("x-extra"), "kept");
         return true;
       });
     }
   });
 });
 
-/** A client of a server that accepts connections and never says a word. */
-async function silent(act: (client: Client) => Promise<void>): Promise<void> {
+/** Runs `act` with a client of a server that accepts connections and never answers. */
+async function withSilentServer(act: (client: Client) => Promise<void>): Promise<void> {
   const held: Socket[] = [];
   const server = createSilent((socket) => held.push(socket));
   server.listen(0, "127.0.0.1");
@@ -254,7 +254,7 @@ async function silent(act: (client: Client) => Promise<void>): Promise<void> {
   const address = server.address();
   assert(address !== null && typeof address === "object");
   const client = connect(`127.0.0.1:${address.port}`);
-  const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("it does not end"); });
+  const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("the test did not end in time"); });
   try {
     await Promise.race([act(client), late]);
   } finally {
@@ -276,8 +276,8 @@ const CALLS: Readonly<Record<string, (client: Client, signal: AbortSignal) => Pr
 };
 
 for (const [name, call] of Object.entries(CALLS)) {
-  void test(`an aborted signal ends ${name} with its own reason`, async () => {
-    await silent(async (client) => {
+  void test(`an aborted signal ends ${name} with its reason`, async () => {
+    await withSilentServer(async (client) => {
       const before = AbortSignal.abort();
       await assert.rejects(call(client, before), (error) => error === before.reason);
       const during = new AbortController();
@@ -295,8 +295,8 @@ for (const [name, call] of Object.entries(CALLS)) {
   });
 }
 
-void test("an aborted signal ends what waits on an open stream, and that alone", async () => {
-  await scripted({ observe: [observing], recall: [recalling] }, async (memory) => {
+void test("an aborted signal ends only its own wait on a stream", async () => {
+  await withScripted({ observe: [observing], recall: [recalling] }, async (memory) => {
     const stream = await memory.observe("p");
     const first = await stream.send("one");
     const queries = await memory.recall();
@@ -308,7 +308,7 @@ void test("an aborted signal ends what waits on an open stream, and that alone",
       (signal) => queries.close({ signal }),
       (signal) => stream.close({ signal }),
     ];
-    const closed = assert.rejects(queries.query("it is left alone"), ClosedError); // by the close that is aborted
+    const closed = assert.rejects(queries.query("not aborted"), ClosedError); // the aborted close ends the stream
     for (const wait of waits) {
       const given = new AbortController();
       const ended = assert.rejects(wait(given.signal), { name: "AbortError" });
@@ -321,8 +321,8 @@ void test("an aborted signal ends what waits on an open stream, and that alone",
   });
 });
 
-void test("the signal of a stream ends it, and all that waits on it", async () => {
-  await scripted({ observe: [observing], recall: [recalling] }, async (memory) => {
+void test("the signal of a stream ends it and all its waits", async () => {
+  await withScripted({ observe: [observing], recall: [recalling] }, async (memory) => {
     const given = new AbortController();
     const { signal } = given;
     const stream = await memory.observe("p", { signal });
@@ -338,20 +338,20 @@ void test("the signal of a stream ends it, and all that waits on it", async () =
   });
 });
 
-void test("a closed client ends its calls and streams, and takes no others", async () => {
+void test("a closed client ends its calls and rejects new ones", async () => {
   const watch: Watching = async function* (_, { signal }) {
     await once(signal, "abort");
     yield {};
   };
   const script = { observe: [observing], recall: [recalling], watch, settings: { retry: { delayMinMs: 9e6, delayMaxMs: 9e6, callsMs: 9e9 }, timeoutMs: 9e8 } };
-  await scripted(script, async (memory, client) => {
+  await withScripted(script, async (memory, client) => {
     const stream = await memory.observe("p");
     const queries = await memory.recall();
     const ends = [
       stream.send("one").then((sent) => sent.stored),
       queries.query("tea"),
       memory.watch({ from: create(CursorSchema) })[Symbol.asyncIterator]().next(),
-      memory.recallOnce("tea"), // it waits for its repeat
+      memory.recallOnce("tea"), // waits for its retry
     ].map((end) => assert.rejects(end, ClosedError));
     await sleep(20);
     client.close();

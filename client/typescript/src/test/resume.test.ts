@@ -1,4 +1,4 @@
-/** Refusals and outcomes that a connection has lost, and time limits that the server is told. */
+/** Resumption of lost rejections and outcomes, and time limits of queries. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
@@ -8,13 +8,13 @@ import { Code } from "@connectrpc/connect";
 import type { ObserveOpenedSchema, ObserveResponseSchema, RecallResponseSchema } from "../gen/memstream/v1/stream_service_pb.js";
 import { MemstreamError } from "../index.js";
 import type { Sent } from "../index.js";
-import { cut, scripted } from "./scripted.js";
+import { cut, withScripted } from "./scripted.js";
 import type { Observing, Recalling } from "./scripted.js";
 
 type Answer = MessageInitShape<typeof ObserveResponseSchema>;
 
 const ready: MessageInitShape<typeof RecallResponseSchema> = { message: { case: "opened", value: {} } };
-const refusal = (sequence: bigint): { sequence: bigint; status: { code: number } } => (
+const rejectionOf = (sequence: bigint): { sequence: bigint; status: { code: number } } => (
   { sequence, status: { code: Code.InvalidArgument } }
 );
 
@@ -23,7 +23,7 @@ function opened(upto: bigint, more: MessageInitShape<typeof ObserveOpenedSchema>
   return { message: { case: "opened", value: { ...reached, windowObservations: 9, windowBytes: 1n << 20n, ...more } } };
 }
 
-void test("a refusal and an outcome that were lost with a connection come again", async () => {
+void test("lost rejections and outcomes are resent", async () => {
   const first: Observing = async function* (requests) {
     const open = await requests.next();
     assert(open.case === "open" && open.value.knownSequence === undefined && open.value.outcomes);
@@ -39,7 +39,7 @@ void test("a refusal and an outcome that were lost with a connection come again"
   const second: Observing = async function* (requests) {
     const open = await requests.next();
     assert(open.case === "open" && open.value.knownSequence === 1n);
-    yield opened(3n, { resumed: 2n, resumeTo: 3n, rejected: [refusal(2n)] });
+    yield opened(3n, { resumed: 2n, resumeTo: 3n, rejected: [rejectionOf(2n)] });
     const outcomes = [{ sequence: 3n, fragmentId: "c" }];
     yield { message: { case: "ack", value: { received: 3n, stored: 3n, resumed: 3n, outcomes } } };
     for (;;) {
@@ -49,7 +49,7 @@ void test("a refusal and an outcome that were lost with a connection come again"
       yield { message: { case: "ack", value: { received: 3n, stored: 3n, flushed: next.value.flushId } } };
     }
   };
-  await scripted({ observe: [first, second] }, async (memory) => {
+  await withScripted({ observe: [first, second] }, async (memory) => {
     const stream = await memory.observe("p", { outcomes: true });
     const sent: Sent[] = [];
     for (const content of ["a", "b", "c"]) sent.push(await stream.send(content));
@@ -63,18 +63,18 @@ void test("a refusal and an outcome that were lost with a connection come again"
   });
 });
 
-void test("a process that resumes gets what it has missed, and nothing follows close", async () => {
+void test("a resuming process gets the results that it missed", async () => {
   const observing: Observing = async function* (requests) {
     const open = await requests.next();
     assert(open.case === "open" && open.value.knownSequence === 3n);
-    yield opened(5n, { rejected: [refusal(4n)], resumed: 4n, resumeTo: 5n, rejectedSince: 4n, outcomesSince: 5n });
+    yield opened(5n, { rejected: [rejectionOf(4n)], resumed: 4n, resumeTo: 5n, rejectedSince: 4n, outcomesSince: 5n });
     const outcomes = [{ sequence: 5n, fragmentId: "e" }];
     yield { message: { case: "ack", value: { received: 5n, stored: 5n, resumed: 5n, outcomes } } };
     assert.equal((await requests.next()).case, "close");
     assert.equal((await requests.next()).case, undefined);
     yield { message: { case: "closed", value: { received: 5n, stored: 5n } } };
   };
-  await scripted({ observe: [observing] }, async (memory) => {
+  await withScripted({ observe: [observing] }, async (memory) => {
     const stream = await memory.observe("p", { outcomes: true, knownSequence: 3n });
     const missed = stream.resumption;
     assert(missed);
@@ -86,22 +86,22 @@ void test("a process that resumes gets what it has missed, and nothing follows c
   });
 });
 
-void test("a server that breaks off what it sends again is a protocol violation", async () => {
+void test("an incomplete resumption is a protocol violation", async () => {
   const observing: Observing = async function* (requests) {
     await requests.next();
     yield opened(5n, { resumed: 4n, resumeTo: 5n });
     yield { message: { case: "ack", value: { received: 5n, stored: 5n } } };
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ observe: [observing] }, async (memory) => {
-    const violated = (error: unknown): boolean => (
+  await withScripted({ observe: [observing] }, async (memory) => {
+    const isViolation = (error: unknown): boolean => (
       error instanceof MemstreamError && error.reasonName === "PROTOCOL_VIOLATION"
     );
-    await assert.rejects(memory.observe("p", { knownSequence: 3n }), violated);
+    await assert.rejects(memory.observe("p", { knownSequence: 3n }), isViolation);
   });
 });
 
-void test("a query tells the server its time limit, unless it has one of its own", async () => {
+void test("a query carries its time limit, unless it has a timeout", async () => {
   const limits: unknown[] = [];
   const recalling: Recalling = async function* (requests) {
     await requests.next();
@@ -117,7 +117,7 @@ void test("a query tells the server its time limit, unless it has one of its own
       yield { message: { case: "done", value: { queryId: next.value.queryId } } };
     }
   };
-  await scripted({ recall: [recalling], timeoutMs: 7_000 }, async (memory) => {
+  await withScripted({ recall: [recalling], timeoutMs: 7_000 }, async (memory) => {
     const stream = await memory.recall();
     await stream.query("tea");
     await stream.query("tea", { timeoutMs: 2_500 });

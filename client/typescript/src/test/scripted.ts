@@ -1,4 +1,4 @@
-/** A server that does what a test says. */
+/** A server whose calls are handled by the functions of a test. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer } from "node:http2";
@@ -28,7 +28,7 @@ export type Recalling = (requests: Reader<RecallRequest>, token: string | null) 
 export const LIMIT_MS = 10_000;
 export const cut = (): ConnectError => new ConnectError("cut", Code.Unavailable);
 
-/** What a client sends, one message after the other. */
+/** Reads the client's requests one by one. */
 export class Reader<T extends ObserveRequest | RecallRequest> {
   private readonly reading: AsyncIterator<T, unknown>;
 
@@ -42,8 +42,8 @@ export class Reader<T extends ObserveRequest | RecallRequest> {
   }
 }
 
-/** A memory of a server whose connections do what is said, one after the other. */
-export async function scripted(
+/** Runs `act` with a memory of a server whose calls are handled by the given functions, one after the other. */
+export async function withScripted(
   script: {
     observe?: Observing[];
     recall?: Recalling[];
@@ -83,7 +83,7 @@ export async function scripted(
     retry: { laterMs: 1_000, delayMinMs: 1, delayMaxMs: 10 },
     ...script.settings,
   });
-  const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("it does not end"); });
+  const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("the test did not end in time"); });
   try {
     await Promise.race([act(client.memory("ns/m"), client), late]);
   } finally {

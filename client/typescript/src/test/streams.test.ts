@@ -1,4 +1,4 @@
-/** Streams and a server that does what a test says; tests/client has more of the same in Python. */
+/** Streams with a scripted server; tests/client has more of these tests in Python. */
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { createServer as createSilent } from "node:net";
@@ -21,10 +21,10 @@ import type {
 } from "../gen/memstream/v1/stream_service_pb.js";
 import { AckLevel, ClosedError, connect, ErrorReason, MemstreamError } from "../index.js";
 import type { AnswerChange } from "../index.js";
-import { cut, LIMIT_MS, scripted } from "./scripted.js";
+import { cut, LIMIT_MS, withScripted } from "./scripted.js";
 import type { Observing, Reader, Recalling, Watching } from "./scripted.js";
 
-/** What a server says that has received and stored so much. */
+/** The answer of a server that has received and stored everything up to a number. */
 function opened(upto: bigint, windowObservations: number, windowBytes = 1n << 20n): MessageInitShape<
   typeof ObserveResponseSchema
 > {
@@ -37,7 +37,7 @@ function ack(upto: bigint, flushed = 0n, indexed = 0n): MessageInitShape<typeof 
   return { message: { case: "ack", value } };
 }
 
-void test("repeats that a smaller window does not admit at once are settled part by part", async () => {
+void test("repeats stay within a shrunk window", async () => {
   const first: Observing = async function* (requests) {
     await requests.next();
     yield opened(0n, 10);
@@ -62,18 +62,18 @@ void test("repeats that a smaller window does not admit at once are settled part
     assert.equal((await requests.next()).case, "close");
     yield { message: { case: "closed", value: { received: 2n, stored: 2n, revision: 2n } } };
   };
-  await scripted({ observe: [first, second] }, async (memory) => {
+  await withScripted({ observe: [first, second] }, async (memory) => {
     const stream = await memory.observe("p", { ackLevel: AckLevel.INDEXED });
     await stream.send("one");
     const sent = await stream.send("two");
     const flush = assert.rejects(stream.flush(), ClosedError);
-    assert.equal(await sent.stored, 2n); // the index may be out of reach for long
-    await stream.close(); // waits for what is stored, and nothing is said after it
+    assert.equal(await sent.stored, 2n); // the index may be unavailable for long
+    await stream.close(); // waits until everything is stored; no acknowledgement follows
     await flush;
   });
 });
 
-void test("what a window that has become smaller never admits is refused", async () => {
+void test("a send fails if a shrunk window can never admit it", async () => {
   const first: Observing = async function* (requests) {
     await requests.next();
     yield opened(0n, 10, 1000n);
@@ -86,17 +86,17 @@ void test("what a window that has become smaller never admits is refused", async
     yield opened(1n, 10, 500n);
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ observe: [first, second] }, async (memory) => {
+  await withScripted({ observe: [first, second] }, async (memory) => {
     const stream = await memory.observe("p");
     await stream.send("x".repeat(400));
-    const refused = (error: unknown): boolean => error instanceof MemstreamError && error.reasonName === "INVALID_FIELD";
-    await assert.rejects(stream.send("y".repeat(800)), refused);
+    const hasReason = (error: unknown): boolean => error instanceof MemstreamError && error.reasonName === "INVALID_FIELD";
+    await assert.rejects(stream.send("y".repeat(800)), hasReason);
     await stream.abandon();
     await assert.rejects(stream.send("z"), ClosedError);
   });
 });
 
-void test("a restored server's revision counts", async () => {
+void test("the revision follows a restored server", async () => {
   let cutNow = (): void => undefined;
   const first: Observing = async function* (requests) {
     await requests.next();
@@ -112,7 +112,7 @@ void test("a restored server's revision counts", async () => {
     yield opened(1n, 10);
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ observe: [first, second] }, async (memory) => {
+  await withScripted({ observe: [first, second] }, async (memory) => {
     const stream = await memory.observe("p", { ackLevel: AckLevel.RECEIVED });
     const sent = await stream.send("one");
     await stream.flush();
@@ -124,7 +124,7 @@ void test("a restored server's revision counts", async () => {
   });
 });
 
-void test("a flush hears unasked what is indexed", async () => {
+void test("a flush waits for unsolicited indexed acknowledgements", async () => {
   let indexed = (): void => undefined;
   const observing: Observing = async function* (requests) {
     const open = await requests.next();
@@ -138,7 +138,7 @@ void test("a flush hears unasked what is indexed", async () => {
     assert.equal((await requests.next()).case, "close");
     yield { message: { case: "closed", value: { received: 1n, stored: 1n, revision: 1n } } };
   };
-  await scripted({ observe: [observing] }, async (memory) => {
+  await withScripted({ observe: [observing] }, async (memory) => {
     const stream = await memory.observe("p", { ackLevel: AckLevel.INDEXED });
     await (await stream.send("one")).stored;
     let done = false;
@@ -158,7 +158,7 @@ void test("queries beyond what the next server takes wait", async () => {
   const opens = (queriesInFlightMax: number): MessageInitShape<typeof RecallResponseSchema> => (
     { message: { case: "opened", value: { limits: { queriesInFlightMax } } } }
   );
-  const hears = async (requests: Reader<RecallRequest>): Promise<MessageInitShape<typeof RecallResponseSchema>> => {
+  const readAndAnswer = async (requests: Reader<RecallRequest>): Promise<MessageInitShape<typeof RecallResponseSchema>> => {
     const query = await requests.next();
     assert(query.case === "query" && query.value.observation.case === "text");
     heard.push(query.value.observation.value);
@@ -167,19 +167,19 @@ void test("queries beyond what the next server takes wait", async () => {
   const first: Recalling = async function* (requests) {
     await requests.next();
     yield opens(4);
-    for (let count = 0; count < 4; count += 1) await hears(requests);
+    for (let count = 0; count < 4; count += 1) await readAndAnswer(requests);
     throw cut();
   };
   const second: Recalling = async function* (requests) {
     await requests.next();
     yield opens(2);
-    const held = [await hears(requests), await hears(requests)];
+    const held = [await readAndAnswer(requests), await readAndAnswer(requests)];
     await given;
     yield* held;
-    yield await hears(requests);
+    yield await readAndAnswer(requests);
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ recall: [first, second] }, async (memory) => {
+  await withScripted({ recall: [first, second] }, async (memory) => {
     const stream = await memory.recall();
     const third = new AbortController();
     const asked = ["0", "1", "2", "3"].map((text) => stream.query(text, { signal: text === "2" ? third.signal : undefined }));
@@ -188,27 +188,27 @@ void test("queries beyond what the next server takes wait", async () => {
     third.abort();
     await stopped;
     await sleep(50);
-    assert.deepEqual(heard.slice(4), ["0", "1"]); // what is more would be refused
+    assert.deepEqual(heard.slice(4), ["0", "1"]); // over the limit, the server would reject them
     give();
     await Promise.all(asked);
-    assert.deepEqual(heard.slice(4), ["0", "1", "3"]); // and no word of what was not asked for there
+    assert.deepEqual(heard.slice(4), ["0", "1", "3"]); // and no cancel of a query that this connection never sent
     await stream.abandon();
     await assert.rejects(stream.query("late"), ClosedError);
   });
 });
 
-void test("a send that waits behind another heeds its signal", async () => {
+void test("a queued send ends with its signal", async () => {
   let admit = (): void => undefined;
-  const roomy = new Promise<void>((resolve) => { admit = resolve; });
+  const released = new Promise<void>((resolve) => { admit = resolve; });
   const observing: Observing = async function* (requests) {
     await requests.next();
     yield opened(0n, 1);
     await requests.next();
-    await roomy;
+    await released;
     yield ack(1n);
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ observe: [observing] }, async (memory) => {
+  await withScripted({ observe: [observing] }, async (memory) => {
     const stream = await memory.observe("p");
     await stream.send("one");
     const second = stream.send("two");
@@ -223,7 +223,7 @@ void test("a send that waits behind another heeds its signal", async () => {
   });
 });
 
-void test("a connection that is cut during a pause takes nothing from the next one", async () => {
+void test("a connection cut during a pause takes nothing from the next", async () => {
   const first: Observing = async function* (requests) {
     await requests.next();
     yield opened(0n, 10);
@@ -238,26 +238,26 @@ void test("a connection that is cut during a pause takes nothing from the next o
     yield ack(1n);
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ observe: [first, second] }, async (memory) => {
+  await withScripted({ observe: [first, second] }, async (memory) => {
     const stream = await memory.observe("p");
-    await sleep(20); // the pause is heard
+    await sleep(20); // the client has read the throttle message
     const sent = await stream.send("one");
     assert.equal(await sent.stored, 1n);
     await stream.abandon();
   });
 });
 
-void test("a call whose repeat would come after its time limit fails at once", async () => {
+void test("a call fails at once if a retry would exceed its timeout", async () => {
   const recallOnce = (): never => {
     const details = [{ desc: RetryInfoSchema, value: { retryDelay: { seconds: 60n } } }];
     throw new ConnectError("away", Code.Unavailable, undefined, details);
   };
-  await scripted({ recallOnce, timeoutMs: 5_000 }, async (memory) => {
+  await withScripted({ recallOnce, timeoutMs: 5_000 }, async (memory) => {
     await assert.rejects(memory.recallOnce("?"), { code: Code.Unavailable, retryAfterMs: 60_000 });
   });
 });
 
-void test("a watch that is aborted while it asks where to begin ends", async () => {
+void test("a watch ends if it is aborted while it resolves 'now'", async () => {
   const held: Socket[] = [];
   const silent = createSilent((socket) => held.push(socket));
   silent.listen(0, "127.0.0.1");
@@ -272,12 +272,12 @@ void test("a watch that is aborted while it asks where to begin ends", async () 
   silent.close();
 });
 
-void test("a watch that is closed hands out nothing more", async () => {
+void test("a closed watch yields no more events", async () => {
   const watch: Watching = async function* () {
     yield { message: { case: "events", value: { events: [{}, {}, {}] } } };
     await sleep(LIMIT_MS, undefined, { ref: false });
   };
-  await scripted({ watch }, async (memory) => {
+  await withScripted({ watch }, async (memory) => {
     const events = memory.watch({ from: create(CursorSchema) });
     let count = 0;
     for await (const { event } of events) {
@@ -289,8 +289,8 @@ void test("a watch that is closed hands out nothing more", async () => {
   });
 });
 
-/** What is told of a standing query: `fresh` names what is new of the ranking, with the revision for an etag. */
-function told(queryId: string, ranking: string, fresh: string, revision = 1n): MessageInitShape<
+/** An answer to a standing query: the fragments of `fresh` are in the message, with the revision as their etag. */
+function answerOf(queryId: string, ranking: string, fresh: string, revision = 1n): MessageInitShape<
   typeof RecallResponseSchema
 > {
   const recollections = Array.from(fresh, (id) => ({ fragment: { id, etag: revision.toString() } }));
@@ -298,15 +298,15 @@ function told(queryId: string, ranking: string, fresh: string, revision = 1n): M
   return { message: { case: "recollections", value: { queryId, recollections, done } } };
 }
 
-/** A failure of a query, and how long it takes to pass. */
-function fails(queryId: string, code: Code, reason: ErrorReason): MessageInitShape<typeof RecallResponseSchema> {
+/** A failure of a query with a retry delay of 30 ms. */
+function failureOf(queryId: string, code: Code, reason: ErrorReason): MessageInitShape<typeof RecallResponseSchema> {
   const info = create(ErrorInfoSchema, { domain: "memstream.dev", reason: ErrorReason[reason] });
   const retry = create(RetryInfoSchema, { retryDelay: { nanos: 30_000_000 } });
   const details = [anyPack(ErrorInfoSchema, info), anyPack(RetryInfoSchema, retry)];
   return { message: { case: "failed", value: { queryId, status: { code, details } } } };
 }
 
-async function asks(requests: Reader<RecallRequest>): Promise<RecallQuery> {
+async function readQuery(requests: Reader<RecallRequest>): Promise<RecallQuery> {
   const query = await requests.next();
   assert(query.case === "query", query.case);
   return query.value;
@@ -314,33 +314,33 @@ async function asks(requests: Reader<RecallRequest>): Promise<RecallQuery> {
 
 const ready: MessageInitShape<typeof RecallResponseSchema> = { message: { case: "opened", value: {} } };
 
-/** The answer, and what entered it, changed in it and left it. */
-function seen({ answer: { recollections }, entered, changed, retracted }: AnswerChange): string[] {
+/** The ids of the answer, and of what entered, changed and left. */
+function idsOf({ answer: { recollections }, entered, changed, retracted }: AnswerChange): string[] {
   const ids = (all: typeof recollections): string => all.map((one) => one.fragment?.id).join("");
   for (const [place, { rank }] of recollections.entries()) assert.equal(rank, place + 1);
   return [ids(recollections), ids(entered), ids(changed), retracted.join("")];
 }
 
-/** The next change, as it is seen. */
-async function heard(changes: AsyncIterator<AnswerChange, void>): Promise<string[]> {
+/** Reads the next change. */
+async function readChange(changes: AsyncIterator<AnswerChange, void>): Promise<string[]> {
   const next = await changes.next();
-  assert(!next.done, "it ended");
-  return seen(next.value);
+  assert(!next.done, "the query ended");
+  return idsOf(next.value);
 }
 
-void test("a standing query's changes are differences of answers, over a reconnect too", async () => {
+void test("a standing query returns changes across connections", async () => {
   let go = (): void => undefined;
   const step = (): Promise<void> => new Promise((resolve) => { go = resolve; });
   const first: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    const { queryId, subscribe, observation } = await asks(requests);
+    const { queryId, subscribe, observation } = await readQuery(requests);
     assert(subscribe && observation.value === "what?");
-    yield told(queryId, "ab", "ab");
+    yield answerOf(queryId, "ab", "ab");
     await step();
-    yield told(queryId, "ba", "");
+    yield answerOf(queryId, "ba", "");
     yield { message: { case: "retracted", value: { queryId, fragmentIds: ["b"] } } };
-    yield told(queryId, "ca", "ca", 2n);
+    yield answerOf(queryId, "ca", "ca", 2n);
     await step();
     yield { message: { case: "recollections", value: { queryId, recollections: [{ fragment: { id: "x" } }] } } };
     throw cut();
@@ -348,83 +348,83 @@ void test("a standing query's changes are differences of answers, over a reconne
   const second: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    const { queryId } = await asks(requests);
-    yield told(queryId, "ca", "ca", 2n);
+    const { queryId } = await readQuery(requests);
+    yield answerOf(queryId, "ca", "ca", 2n);
     await step();
-    yield fails(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE); // the third is asked by then, once
+    yield failureOf(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE); // by then the third connection has resent it, once
     throw cut();
   };
   const third: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    const { queryId } = await asks(requests);
-    yield told(queryId, "dc", "dc", 2n);
+    const { queryId } = await readQuery(requests);
+    yield answerOf(queryId, "dc", "dc", 2n);
     const cancel = await requests.next();
     assert(cancel.case === "cancel" && cancel.value.queryId === queryId);
-    yield { message: { case: "done", value: { queryId: (await asks(requests)).queryId } } };
+    yield { message: { case: "done", value: { queryId: (await readQuery(requests)).queryId } } };
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ recall: [first, second, third] }, async (memory) => {
+  await withScripted({ recall: [first, second, third] }, async (memory) => {
     const stream = await memory.recall();
     const standing = stream.subscribe("what?");
     const changes: string[][] = [];
     for await (const change of standing) {
-      changes.push(seen(change));
+      changes.push(idsOf(change));
       assert.equal(change.answer, standing.answer);
       if (changes.length === 3) {
         await sleep(60);
         break;
       }
-      // Whoever reads slowly reads less; and what the second connection tells is nothing new.
+      // A slow reader gets fewer changes, and the second connection's answer is no change.
       while (changes.length === 1 ? standing.answer?.done.revision !== 2n : stream.connections < 3) {
         go();
         await sleep(5);
       }
     }
     assert.deepEqual(changes, [["ab", "ab", "", ""], ["ca", "c", "a", "b"], ["dc", "d", "", "a"]]);
-    await stream.query("is it told?");
+    await stream.query("has the cancel arrived?");
     assert((await standing[Symbol.asyncIterator]().next()).done);
     await stream.abandon();
   });
 });
 
-void test("a standing query's failure that passes is asked again, one that does not ends it alone", async () => {
+void test("a standing query is resent only after a transient error", async () => {
   const recalling: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    const { queryId } = await asks(requests);
-    yield told(queryId, "a", "a");
-    yield fails(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
-    assert.equal((await asks(requests)).queryId, queryId);
-    yield told(queryId, "b", "b");
-    yield fails(queryId, Code.NotFound, ErrorReason.MEMORY_NOT_FOUND);
-    yield { message: { case: "done", value: { queryId: (await asks(requests)).queryId } } };
-    yield fails((await asks(requests)).queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
-    const wrong = await asks(requests);
-    yield told(wrong.queryId, "a", "a");
-    yield fails(wrong.queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
-    yield told((await asks(requests)).queryId, "ab", "b");
+    const { queryId } = await readQuery(requests);
+    yield answerOf(queryId, "a", "a");
+    yield failureOf(queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    assert.equal((await readQuery(requests)).queryId, queryId);
+    yield answerOf(queryId, "b", "b");
+    yield failureOf(queryId, Code.NotFound, ErrorReason.MEMORY_NOT_FOUND);
+    yield { message: { case: "done", value: { queryId: (await readQuery(requests)).queryId } } };
+    yield failureOf((await readQuery(requests)).queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    const wrong = await readQuery(requests);
+    yield answerOf(wrong.queryId, "a", "a");
+    yield failureOf(wrong.queryId, Code.Unavailable, ErrorReason.JOURNAL_UNAVAILABLE);
+    yield answerOf((await readQuery(requests)).queryId, "ab", "b");
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ recall: [recalling] }, async (memory) => {
+  await withScripted({ recall: [recalling] }, async (memory) => {
     const stream = await memory.recall();
-    const refused = (reasonName: string) => (error: unknown): boolean =>
+    const hasReason = (reasonName: string) => (error: unknown): boolean =>
       error instanceof MemstreamError && error.reasonName === reasonName;
     const changes = stream.subscribe("what?")[Symbol.asyncIterator]();
-    assert.deepEqual(await heard(changes), ["a", "a", "", ""]);
-    assert.deepEqual(await heard(changes), ["b", "b", "", "a"]);
-    await assert.rejects(changes.next(), refused("MEMORY_NOT_FOUND"));
-    await stream.query("the others go on");
+    assert.deepEqual(await readChange(changes), ["a", "a", "", ""]);
+    assert.deepEqual(await readChange(changes), ["b", "b", "", "a"]);
+    await assert.rejects(changes.next(), hasReason("MEMORY_NOT_FOUND"));
+    await stream.query("another query");
     const first = stream.subscribe("never answered")[Symbol.asyncIterator]();
-    await assert.rejects(first.next(), refused("JOURNAL_UNAVAILABLE"));
+    await assert.rejects(first.next(), hasReason("JOURNAL_UNAVAILABLE"));
     assert.equal(stream.connections, 1);
-    const wrong = stream.subscribe("it ranks what was told before it was asked again")[Symbol.asyncIterator]();
-    assert.deepEqual(await heard(wrong), ["a", "a", "", ""]);
-    await assert.rejects(wrong.next(), refused("PROTOCOL_VIOLATION"));
+    const wrong = stream.subscribe("ranks a fragment sent before the resend")[Symbol.asyncIterator]();
+    assert.deepEqual(await readChange(wrong), ["a", "a", "", ""]);
+    await assert.rejects(wrong.next(), hasReason("PROTOCOL_VIOLATION"));
   });
 });
 
-void test("a standing query takes a place until it is closed, or its signal or time limit ends it", async () => {
+void test("a standing query counts as in flight until it ends", async () => {
   const cancelled: string[] = [];
   const recalling: Recalling = async function* (requests) {
     await requests.next();
@@ -436,10 +436,10 @@ void test("a standing query takes a place until it is closed, or its signal or t
       if (request.case !== "query") continue;
       const { queryId, subscribe, observation } = request.value;
       if (!subscribe) yield { message: { case: "done", value: { queryId } } };
-      else if (observation.value !== "silence") yield told(queryId, "a", "a");
+      else if (observation.value !== "silence") yield answerOf(queryId, "a", "a");
     }
   };
-  await scripted({ recall: [recalling] }, async (memory) => {
+  await withScripted({ recall: [recalling] }, async (memory) => {
     const stream = await memory.recall();
     const standing = stream.subscribe("what?");
     const changes = standing[Symbol.asyncIterator]();
@@ -452,7 +452,7 @@ void test("a standing query takes a place until it is closed, or its signal or t
 
     const given = new AbortController();
     const aborted = stream.subscribe("what?", { signal: given.signal })[Symbol.asyncIterator]();
-    assert.deepEqual(await heard(aborted), ["a", "a", "", ""]);
+    assert.deepEqual(await readChange(aborted), ["a", "a", "", ""]);
     given.abort();
     await stream.query("room");
     await assert.rejects(aborted.next(), { name: "AbortError" });
@@ -474,13 +474,13 @@ void test("a standing query takes a place until it is closed, or its signal or t
   });
 });
 
-void test("a server that goes away is not kept waiting for a standing query", async () => {
+void test("a draining server does not wait for a standing query", async () => {
   let go = (): void => undefined;
   const goes = new Promise<void>((resolve) => { go = resolve; });
   const first: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    yield told((await asks(requests)).queryId, "a", "a");
+    yield answerOf((await readQuery(requests)).queryId, "a", "a");
     await goes;
     yield { message: { case: "goingAway", value: { grace: { seconds: 60n } } } };
     await sleep(LIMIT_MS, undefined, { ref: false });
@@ -488,17 +488,17 @@ void test("a server that goes away is not kept waiting for a standing query", as
   const second: Recalling = async function* (requests) {
     await requests.next();
     yield ready;
-    yield told((await asks(requests)).queryId, "b", "b");
+    yield answerOf((await readQuery(requests)).queryId, "b", "b");
     while ((await requests.next()).case !== undefined);
   };
-  await scripted({ recall: [first, second] }, async (memory) => {
+  await withScripted({ recall: [first, second] }, async (memory) => {
     const stream = await memory.recall();
     const changes = stream.subscribe("what?")[Symbol.asyncIterator]();
     await changes.next();
     const began = performance.now();
     go();
-    assert.deepEqual(await heard(changes), ["b", "b", "", "a"]);
-    assert(performance.now() - began < 900); // the grace a client takes at most is a second
+    assert.deepEqual(await readChange(changes), ["b", "b", "", "a"]);
+    assert(performance.now() - began < 900); // clients drain for at most a second
     await stream.abandon();
   });
 });

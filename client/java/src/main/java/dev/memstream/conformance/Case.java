@@ -8,7 +8,7 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.protobuf.Message;
 import com.google.rpc.BadRequest;
 import com.google.rpc.ErrorInfo;
-import dev.memstream.conformance.Matching.Wrong;
+import dev.memstream.conformance.Matching.Mismatch;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ClientInterceptors;
@@ -36,7 +36,7 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
-/** One case being run. Each stream has a connection of its own, so that a dead one is nobody else's. */
+/** Runs one case. Each stream has its own connection, so that a broken one affects no other. */
 final class Case {
   private static final long READ_S = 30;
   private static final Set<Code> BROKEN =
@@ -54,16 +54,16 @@ final class Case {
     calling = connect();
   }
 
-  /** What was wrong; empty when nothing was. */
+  /** Runs the steps and returns the problem; empty if there is none. */
   String run(JsonArray steps) throws IOException, InterruptedException {
     int number = 0;
     try {
       for (JsonElement step : steps) {
         number++;
-        step(Matching.filled(step, kept).getAsJsonObject());
+        runStep(Matching.fillPlaceholders(step, kept).getAsJsonObject());
       }
       return "";
-    } catch (Wrong wrong) {
+    } catch (Mismatch wrong) {
       return "step " + number + ": " + wrong.getMessage();
     } finally {
       channels.forEach(ManagedChannel::shutdownNow);
@@ -76,7 +76,7 @@ final class Case {
     return made;
   }
 
-  private void step(JsonObject step) throws IOException, InterruptedException, Wrong {
+  private void runStep(JsonObject step) throws IOException, InterruptedException, Mismatch {
     if (step.has("call")) {
       call(step);
     } else if (step.has("open")) {
@@ -88,10 +88,10 @@ final class Case {
     } else if (step.has("finish")) {
       streams.get(step.get("finish").getAsString()).finish(step.get("error"));
     } else if (step.has("ask")) {
-      Main.ask(step.get("ask").getAsString());
+      Main.requestFault(step.get("ask").getAsString());
       calling = connect();
-    } else if (!step.has("cancel")) { // the end of the case cancels
-      throw new Wrong("there is no such step here: " + step);
+    } else if (!step.has("cancel")) { // the end of the case cancels all calls
+      throw new Mismatch("unknown step: " + step);
     }
   }
 
@@ -123,7 +123,7 @@ final class Case {
     return known.toBuilder().mergeFrom(unknown).build();
   }
 
-  private void call(JsonObject step) throws InvalidProtocolBufferException, Wrong {
+  private void call(JsonObject step) throws InvalidProtocolBufferException, Mismatch {
     String name = step.get("call").getAsString();
     long limit = step.has("timeoutS") ? (long) (step.get("timeoutS").getAsDouble() * 1000) : READ_S * 1000;
     CallOptions options = CallOptions.DEFAULT.withWaitForReady().withDeadlineAfter(limit, TimeUnit.MILLISECONDS);
@@ -137,23 +137,23 @@ final class Case {
       return;
     }
     if (step.has("error")) {
-      throw new Wrong("it did not fail, it answered " + actual);
+      throw new Mismatch("it did not fail, it answered " + actual);
     }
     Matching.check(step.get("answer"), actual, "answer");
     if (step.has("keep")) {
       step.getAsJsonObject("keep").entrySet()
-          .forEach(one -> kept.put(one.getKey(), Matching.lies(actual, one.getValue().getAsString())));
+          .forEach(one -> kept.put(one.getKey(), Matching.valueAt(actual, one.getValue().getAsString())));
     }
   }
 
-  private static void checkError(JsonElement expected, Throwable failed) throws InvalidProtocolBufferException, Wrong {
+  private static void checkError(JsonElement expected, Throwable failed) throws InvalidProtocolBufferException, Mismatch {
     Code code = io.grpc.Status.fromThrowable(failed).getCode();
     if (expected == null) {
-      throw new Wrong("it failed: " + failed);
+      throw new Mismatch("it failed: " + failed);
     }
     if (expected.getAsJsonObject().has("broken")) {
       if (!BROKEN.contains(code)) {
-        throw new Wrong("it ended as " + failed);
+        throw new Mismatch("it failed with " + failed);
       }
       return;
     }
@@ -176,33 +176,33 @@ final class Case {
     Matching.check(expected, actual, "error");
   }
 
-  /** An open call; what comes is queued: messages, then what ended it (a Throwable, or END). */
+  /** An open call. Queues the messages it receives, then the end of the call: a Throwable, or END. */
   private static final class Stream implements StreamObserver<Message> {
     private static final Object END = new Object();
     private final String name;
-    private final BlockingQueue<Object> came = new LinkedBlockingQueue<>();
+    private final BlockingQueue<Object> received = new LinkedBlockingQueue<>();
     private final StreamObserver<Message> requests;
 
     Stream(Channel channel, String name) {
       this.name = name;
-      var method = method(name, MethodDescriptor.MethodType.BIDI_STREAMING); // on the wire all streams are alike
+      var method = method(name, MethodDescriptor.MethodType.BIDI_STREAMING); // all kinds of streams are alike on the wire
       requests = ClientCalls.asyncBidiStreamingCall(
           channel.newCall(method, CallOptions.DEFAULT.withWaitForReady()), this);
     }
 
     @Override
     public void onNext(Message message) {
-      came.add(message);
+      received.add(message);
     }
 
     @Override
     public void onError(Throwable failed) {
-      came.add(failed);
+      received.add(failed);
     }
 
     @Override
     public void onCompleted() {
-      came.add(END);
+      received.add(END);
     }
 
     void send(JsonObject step) throws InvalidProtocolBufferException {
@@ -212,35 +212,35 @@ final class Case {
       }
     }
 
-    /** Reads on until a message is as expected. */
-    void receive(JsonElement expected) throws InterruptedException, InvalidProtocolBufferException, Wrong {
+    /** Reads messages until one is as expected. */
+    void receive(JsonElement expected) throws InterruptedException, InvalidProtocolBufferException, Mismatch {
       List<JsonElement> seen = new ArrayList<>();
       while (true) {
-        if (!(came.poll(READ_S, TimeUnit.SECONDS) instanceof Message message)) {
-          throw new Wrong("the stream ended; before: " + seen);
+        if (!(received.poll(READ_S, TimeUnit.SECONDS) instanceof Message message)) {
+          throw new Mismatch("the stream ended; received before: " + seen);
         }
         seen.add(Contract.json(message));
         try {
           Matching.check(expected, seen.get(seen.size() - 1), "message");
           return;
-        } catch (Wrong other) {
+        } catch (Mismatch other) {
           continue;
         }
       }
     }
 
-    void finish(JsonElement expected) throws InterruptedException, InvalidProtocolBufferException, Wrong {
+    void finish(JsonElement expected) throws InterruptedException, InvalidProtocolBufferException, Mismatch {
       if (expected == null && Contract.method(name).isClientStreaming()) {
         requests.onCompleted();
       }
-      Object last = came.poll(READ_S, TimeUnit.SECONDS);
+      Object last = received.poll(READ_S, TimeUnit.SECONDS);
       while (last instanceof Message) {
-        last = came.poll(READ_S, TimeUnit.SECONDS);
+        last = received.poll(READ_S, TimeUnit.SECONDS);
       }
       if (last instanceof Throwable failed) {
         checkError(expected, failed);
       } else if (last != END || expected != null) {
-        throw new Wrong("the stream ended without an error, or did not end");
+        throw new Mismatch("the stream ended without an error, or did not end");
       }
     }
   }

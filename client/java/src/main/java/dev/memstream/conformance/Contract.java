@@ -24,7 +24,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 
-/** The generated messages and services by name, and messages as JSON. */
+/** The generated messages and services by name, and the conversion of messages to and from JSON. */
 final class Contract {
   private static final List<FileDescriptor> FILES = List.of(
       ConversationServiceProto.getDescriptor(), ErrorProto.getDescriptor(), EventProto.getDescriptor(),
@@ -57,12 +57,12 @@ final class Contract {
     return found;
   }
 
-  /** An empty message of that full name. */
+  /** Returns an empty message with that full name. */
   static Message message(String name) {
     return MESSAGES.get(name);
   }
 
-  /** The method "Service/Method". */
+  /** Returns the method "Service/Method". */
   static MethodDescriptor method(String name) {
     int slash = name.indexOf('/');
     return SERVICES.get(name.substring(0, slash)).findMethodByName(name.substring(slash + 1));

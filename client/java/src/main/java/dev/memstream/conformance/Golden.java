@@ -7,7 +7,7 @@ import com.google.protobuf.Message;
 import java.util.Arrays;
 import java.util.Base64;
 
-/** Golden bytes mean what they meant, and what they meant makes the same bytes. */
+/** Checks that golden messages decode to their JSON, and that the JSON encodes to the same bytes. */
 final class Golden {
   private Golden() {}
 
@@ -26,17 +26,17 @@ final class Golden {
     Message message = empty.getParserForType().parseFrom(bytes);
     JsonElement read = Contract.json(message);
     if (!read.equals(entry.get("json"))) {
-      return "it is read as " + read;
+      return "it decodes to " + read;
     }
-    if (!same(message.toByteArray(), bytes)) {
-      return "passed on, it has other bytes";
+    if (!sameBytes(message.toByteArray(), bytes)) {
+      return "decoding and encoding changes its bytes";
     }
-    boolean written = future || same(Contract.read(empty, entry.get("json")).toByteArray(), bytes);
-    return written ? "" : "it is written with other bytes";
+    boolean written = future || sameBytes(Contract.read(empty, entry.get("json")).toByteArray(), bytes);
+    return written ? "" : "it encodes to other bytes";
   }
 
-  /** Whether they are the same but for the order of fields, which languages choose. */
-  private static boolean same(byte[] one, byte[] other) {
+  /** Whether two messages have the same bytes except for the order of fields, which each language chooses. */
+  private static boolean sameBytes(byte[] one, byte[] other) {
     byte[] left = one.clone();
     byte[] right = other.clone();
     Arrays.sort(left);

@@ -11,7 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 
-/** Runs the cases and golden bytes of tests/conformance with the generated Java. */
+/** Runs the cases and golden messages of tests/conformance with the generated Java. */
 public final class Main {
   private static final PrintStream OUT = new PrintStream(System.out, true, StandardCharsets.UTF_8);
   private static final BufferedReader IN =
@@ -42,13 +42,13 @@ public final class Main {
     OUT.println(said);
   }
 
-  /** Has the server killed or stopped and started again, or all connections cut. */
-  static void ask(String what) throws IOException {
+  /** Requests a fault: the server is killed or stopped and restarted, or all connections are cut. */
+  static void requestFault(String what) throws IOException {
     JsonObject said = new JsonObject();
     said.addProperty("ask", what);
     OUT.println(said);
     if (IN.readLine() == null) {
-      throw new IOException("nobody answers");
+      throw new IOException("the test does not answer");
     }
   }
 }

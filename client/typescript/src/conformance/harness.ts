@@ -1,4 +1,4 @@
-/** What a runner tells the tests, and asks of them: a line of JSON each; see tests/conformance/run.py. */
+/** Reports to the tests and requests faults from them, one line of JSON each; see tests/conformance/run.py. */
 import { once } from "node:events";
 import { createInterface } from "node:readline";
 
@@ -13,18 +13,18 @@ export function report(name: string, wrong: string): void {
   console.log(JSON.stringify({ case: name, wrong }));
 }
 
-/** Has the server killed or stopped and started again, or all connections cut. */
-export async function ask(what: string): Promise<void> {
+/** Requests a fault: the server is killed or stopped and restarted, or all connections are cut. */
+export async function requestFault(what: string): Promise<void> {
   const answered = once(answers, "line");
   console.log(JSON.stringify({ ask: what }));
   await answered;
 }
 
-/** Something was not as the case says. */
-export class Wrong extends Error {}
+/** A result differs from what the case expects. */
+export class Mismatch extends Error {}
 
-/** An error as cases write it. */
-export function told(error: MemstreamError): JsonObject {
+/** Returns an error in the form of the cases. */
+export function errorAsJson(error: MemstreamError): JsonObject {
   return {
     code: Code[error.code].replaceAll(/(?<=[a-z])(?=[A-Z])/g, "_").toUpperCase(),
     reason: error.reasonName,
