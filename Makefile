@@ -11,6 +11,8 @@ SITE := .cache/site-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+# Everything that runs in the tests' own process. Slow callbacks are logged, and no failure.
+DEBUG_TESTS = tests/client tests/conversations tests/engine tests/models tests/rpc --deselect tests/rpc/test_fuzz_server.py
 AUDIT = $(BIN)/uv run --quiet --no-project --python $(BIN)/python --with-requirements requirements/audit.txt
 
 # Nothing is cached outside the clone.
@@ -21,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +42,10 @@ demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: $(STAMP)  ## the tests that need Python alone
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+debug: $(STAMP)  ## the fast tests with asyncio's debug mode: coroutines that nobody awaits, resources that nobody closes
+	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -n 2 --dist worksteal $(DEBUG_TESTS) $(PYTEST_ARGS)
 
 quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (BASE=main for all since main)
 	$(BIN)/python -m scripts.quick_tests $(BASE)
