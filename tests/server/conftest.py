@@ -23,6 +23,8 @@ QUICK: dict[str, str | float] = {
     "disk_free_min_bytes": 0,
 }
 """Short intervals for periodic work."""
+WITHOUT_INDEX = {"index_flush_interval_s": 600.0}
+"""The index is written when the server stops, so Milvus Lite does not start before: a second of CPU per server."""
 
 
 def check_log(server: ServerProcess) -> None:
@@ -62,12 +64,13 @@ def path() -> str:
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+def make_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
     """Creates servers that are not yet started, over `data` in the test's directory by default."""
     made: list[ServerProcess] = []
+    usual = QUICK | (WITHOUT_INDEX if request.node.get_closest_marker("without_index") else {})
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
-        made.append(ServerProcess(tmp_path / name, listen).configure(**(QUICK | settings)))
+        made.append(ServerProcess(tmp_path / name, listen).configure(**(usual | settings)))
         return made[-1]
 
     yield make

@@ -10,6 +10,8 @@ import memstream
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.support.tiny_model import write_cross_encoder, write_model
 
+pytestmark = pytest.mark.without_index
+
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("tokenizers", reason="the extra onnx is not installed")
