@@ -11,6 +11,8 @@ SITE := .cache/site-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+# Everything that runs in the tests' own process. Slow callbacks are logged, and no failure.
+DEBUG_TESTS = tests/client tests/conversations tests/engine tests/models tests/rpc --deselect tests/rpc/test_fuzz_server.py
 AUDIT = $(BIN)/uv run --quiet --no-project --python $(BIN)/python --with-requirements requirements/audit.txt
 
 # Nothing is cached outside the clone.
@@ -21,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +42,10 @@ demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: $(STAMP)  ## the tests that need Python alone
-	$(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+debug: $(STAMP)  ## the fast tests with asyncio's debug mode: coroutines that nobody awaits, resources that nobody closes
+	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -n 2 --dist worksteal $(DEBUG_TESTS) $(PYTEST_ARGS)
 
 quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (BASE=main for all since main)
 	$(BIN)/python -m scripts.quick_tests $(BASE)
@@ -55,8 +60,9 @@ crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), the
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
 
-fuzz: $(STAMP)  ## 200,000 hostile calls over all rpcs, with and without credentials (FUZZ_CALLS, MEMSTREAM_FUZZ_SEED)
-	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} $(BIN)/python -m pytest -rA -n 2 --timeout 14400 tests/rpc/test_fuzz_server.py $(PYTEST_ARGS)
+fuzz: $(STAMP)  ## 200,000 hostile calls over all rpcs, and attacks of 10 s (FUZZ_CALLS, MEMSTREAM_FUZZ_SEED, MEMSTREAM_ATTACK_S)
+	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} MEMSTREAM_ATTACK_S=$${MEMSTREAM_ATTACK_S:-10} \
+	  $(BIN)/python -m pytest -rA -n 2 --timeout 14400 tests/rpc/test_fuzz_server.py tests/access/test_attacks.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -1,4 +1,8 @@
-"""Schemas that tests leave in a database are dropped; properties have no deadline; children can be interrupted."""
+"""Set-up of every test run.
+
+Schemas that tests leave in a database are dropped; properties have no deadline; children can be interrupted; a failed
+run says how to repeat it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,15 @@ from tests.support.processes import stop_ignoring_interrupts
 stop_ignoring_interrupts()
 
 # Two busy cores decide how long an example takes.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("untimed", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed of a failed run; pytest's header, which has it, is missing with -q."""
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None and {"failed", "error"} & terminalreporter.stats.keys():
+        terminalreporter.write_line(f"Repeat the order and the random numbers of this run: --randomly-seed={seed}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -100,7 +100,8 @@ async def test_window_limits_observations_in_flight(memory: memstream.Memory, se
             await stream.send(f"line {n}")
         ninth = asyncio.create_task(stream.send("line 8"))
         tenth = asyncio.create_task(stream.send("line 9"))
-        await asyncio.sleep(0.1)
+        await until(lambda: server.in_flight_max == 8)
+        await asyncio.sleep(0.05)  # time for a ninth, which must not come
         assert not ninth.done()
         assert server.in_flight_max == 8
         server.acking.set()
@@ -174,8 +175,7 @@ async def test_flush_waits_until_stored(memory: memstream.Memory, server: Script
     async with memory.observe("p") as stream:
         await stream.send("one")
         flush = asyncio.create_task(stream.flush())
-        await asyncio.sleep(0.1)
-        assert stream.received == 1
+        await until(lambda: stream.received == 1)
         assert not flush.done()
         server.storing.set()
         await flush
@@ -399,13 +399,13 @@ async def test_window_overrun_reconnects(memory: memstream.Memory, server: Scrip
 
 
 async def test_throttled_stream_waits(memory: memstream.Memory, server: ScriptedServer) -> None:
-    server.plans = [Plan(throttle_s=0.2)]
+    server.plans, now_s = [Plan(throttle_s=0.6)], asyncio.get_running_loop().time
+    begun_s = now_s()
     async with memory.observe("p") as stream:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)  # the client reads the delay
         await stream.send("one")
-        await asyncio.sleep(0.05)
-        assert server.contents() == []
         await stream.flush()
+        assert now_s() - begun_s >= 0.6
     assert server.contents() == ["one"]
 
 

@@ -331,7 +331,7 @@ async def test_more_than_the_window_is_refused(wire: Wire, script: Any) -> None:
     await call.batch(1, *["x"] * 16)
     await call.batch(17, *["x"] * 16)
     await call.batch(33, "x")
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)  # the server reads it before it receives the others
     script.receiving.set()
     error = await call.error()
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")
@@ -342,7 +342,7 @@ async def test_the_window_counts_bytes_too(wire: Wire, script: Any) -> None:
     call = await wire.observe()
     await call.batch(1, *["x" * 2_048] * 16)
     await call.batch(17, *["x" * 2_048] * 16)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
     script.receiving.set()
     error = await call.error()
     assert (error.reason, "bytes" in error.message) == ("WINDOW_EXCEEDED", True)

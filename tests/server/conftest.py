@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ QUICK: dict[str, str | float] = {
     "disk_free_min_bytes": 0,
 }
 """Short intervals for periodic work."""
+WITHOUT_INDEX = {"index_flush_interval_s": 600.0}
+"""The index is written when the server stops, so Milvus Lite does not start before: a second of CPU per server."""
 
 
 def check_log(server: ServerProcess) -> None:
@@ -29,13 +32,23 @@ def check_log(server: ServerProcess) -> None:
     assert "Traceback" not in server.log(), server.log()
 
 
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests that only call it; each test uses memories of its own."""
-    with ServerProcess(tmp_path_factory.mktemp("shared") / "data").configure(**QUICK) as server:
+@contextmanager
+def serve_tests(files: pytest.TempPathFactory, **settings: str | float) -> Iterator[ServerProcess]:
+    """A server for several tests, each with memories of its own; it must stop in order at the end.
+
+    A start takes 0.5 s of CPU. Start a server per test only if the test restarts it or needs an untouched one.
+    """
+    with ServerProcess(files.mktemp("shared") / "data").configure(**(QUICK | settings)) as server:
         yield server
         assert server.stop() == 0
     check_log(server)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that only call it; each test uses memories of its own."""
+    with serve_tests(tmp_path_factory) as server:
+        yield server
 
 
 @pytest.fixture
@@ -51,12 +64,13 @@ def path() -> str:
 
 
 @pytest.fixture
-def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+def make_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
     """Creates servers that are not yet started, over `data` in the test's directory by default."""
     made: list[ServerProcess] = []
+    usual = QUICK | (WITHOUT_INDEX if request.node.get_closest_marker("without_index") else {})
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
-        made.append(ServerProcess(tmp_path / name, listen).configure(**(QUICK | settings)))
+        made.append(ServerProcess(tmp_path / name, listen).configure(**(usual | settings)))
         return made[-1]
 
     yield make

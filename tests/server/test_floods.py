@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import grpc
@@ -13,7 +13,7 @@ import pytest
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from tests.server.conftest import MakeServer, started
+from tests.server.conftest import MakeServer, serve_tests, started
 from tests.support.metrics import scraped
 from tests.support.raw_http2 import (
     DATA,
@@ -28,13 +28,25 @@ from tests.support.raw_http2 import (
     raw,
     request,
 )
-from tests.support.server import free_address
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 HASTE = {"opening_max_s": 1.0, "connection_idle_max_s": 1.0}
 PATIENCE_S = 60.0
 OBSERVE = "/memstream.v1.StreamService/Observe"
 HELLO = PREFACE + frame(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def metrics() -> str:
+    """Address of the metrics of the server `hasty`."""
+    return free_address()
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory, metrics: str) -> Iterator[ServerProcess]:
+    with serve_tests(tmp_path_factory, **HASTE, metrics_listen=metrics) as server:
+        yield server
 
 
 async def served(client: memstream.Client, path: str) -> None:
@@ -54,16 +66,15 @@ async def streams_open(metrics: str) -> float:
     [b"", PREFACE[:9], PREFACE, HELLO[:-3]],
     ids=["nothing", "half a preface", "no settings", "half of the settings"],
 )
-async def test_connections_without_handshake_are_closed(make_server: MakeServer, sent: bytes) -> None:
-    server = await started(make_server(**HASTE))
-    async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
-        slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
+async def test_connections_without_handshake_are_closed(hasty: ServerProcess, path: str, sent: bytes) -> None:
+    async with AsyncExitStack() as stack, memstream.connect(hasty.address) as client:
+        slow = [await stack.enter_async_context(raw(hasty.address)) for _ in range(50)]
         for connection in slow:
             await connection.send(sent)
-        await served(client, "others/joy")
+        await served(client, path)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(connection.ended() for connection in slow))
-        await served(client, "others/joy")
+        await served(client, path)
 
 
 @pytest.mark.parametrize(
@@ -71,28 +82,27 @@ async def test_connections_without_handshake_are_closed(make_server: MakeServer,
     [b"", frame(HEADERS, END_HEADERS, 1, request(OBSERVE))[:40], frame(HEADERS, 0, 1, request(OBSERVE)[:40])],
     ids=["nothing more", "half a frame of headers", "half the headers"],
 )
-async def test_idle_connections_are_closed(make_server: MakeServer, sent: bytes) -> None:
-    server = await started(make_server(**HASTE))
-    async with AsyncExitStack() as stack, memstream.connect(server.address) as client:
-        slow = [await stack.enter_async_context(raw(server.address)) for _ in range(50)]
+async def test_idle_connections_are_closed(hasty: ServerProcess, path: str, sent: bytes) -> None:
+    async with AsyncExitStack() as stack, memstream.connect(hasty.address) as client:
+        slow = [await stack.enter_async_context(raw(hasty.address)) for _ in range(50)]
         for connection in slow:
             await connection.send(HELLO, sent)
-        await served(client, "others/joy")
+        await served(client, path)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(connection.ended() for connection in slow))
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x03\xe8" + b"x" * 10], ids=["no message", "half a message"])
-async def test_stream_without_first_message_is_ended(make_server: MakeServer, sent: bytes) -> None:
-    metrics = free_address()
-    server = await started(make_server(**HASTE, metrics_listen=metrics))
-    async with raw(server.address) as connection, memstream.connect(server.address) as client:
+async def test_stream_without_first_message_is_ended(
+    hasty: ServerProcess, path: str, metrics: str, sent: bytes
+) -> None:
+    async with raw(hasty.address) as connection, memstream.connect(hasty.address) as client:
         await connection.send(HELLO)
         for stream in range(1, 101, 2):
             await connection.send(frame(HEADERS, END_HEADERS, stream, request(OBSERVE)))
             if sent:
                 await connection.send(frame(DATA, 0, stream, sent))
-        await served(client, "others/joy")
+        await served(client, path)
         ended = set()
         async with asyncio.timeout(PATIENCE_S):
             async for kind, flags, stream, _ in connection.frames():
@@ -104,9 +114,8 @@ async def test_stream_without_first_message_is_ended(make_server: MakeServer, se
         await until(lambda: _none_open(metrics))
 
 
-async def test_a_caller_is_told_that_it_did_not_open(make_server: MakeServer) -> None:
-    server = await started(make_server(**HASTE))
-    async with grpc.aio.insecure_channel(server.address) as channel:
+async def test_stream_without_opening_gets_a_reason(hasty: ServerProcess) -> None:
+    async with grpc.aio.insecure_channel(hasty.address) as channel:
         stub = StreamServiceStub(channel)
         for call in (stub.Observe(), stub.Recall()):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -115,10 +124,9 @@ async def test_a_caller_is_told_that_it_did_not_open(make_server: MakeServer) ->
             assert "first message" in (raised.value.details() or "")
 
 
-async def test_what_was_opened_in_time_stays_open(make_server: MakeServer) -> None:
-    server = await started(make_server(**HASTE))
-    async with memstream.connect(server.address) as client:
-        memory = await client.create_memory("others/joy")
+async def test_opened_stream_outlives_the_opening_limit(hasty: ServerProcess, path: str) -> None:
+    async with memstream.connect(hasty.address) as client:
+        memory = await client.create_memory(path)
         async with memory.observe("p") as stream, memory.recall() as recall:
             await stream.send("the code is 4711")
             await stream.flush()
@@ -152,15 +160,14 @@ async def test_stream_flood_leaves_calls_and_recovers(make_server: MakeServer) -
             assert len(await recall.query("code")) > 0
 
 
-async def test_who_pings_without_end_is_sent_away(make_server: MakeServer) -> None:
-    server = await started(make_server())
-    async with raw(server.address) as connection, memstream.connect(server.address) as client:
+async def test_connection_that_floods_pings_is_closed(shared: ServerProcess, path: str) -> None:
+    async with raw(shared.address) as connection, memstream.connect(shared.address) as client:
         await connection.send(HELLO)
         await connection.send(*(frame(PING, payload=number.to_bytes(8)) for number in range(100)))
         async with asyncio.timeout(PATIENCE_S):
             kinds = [kind async for kind, _, _, _ in connection.frames()]
         assert GOAWAY in kinds
-        await served(client, "others/joy")
+        await served(client, path)
 
 
 async def test_oversized_headers_and_messages_fail_alone(make_server: MakeServer) -> None:
@@ -180,17 +187,16 @@ async def test_oversized_headers_and_messages_fail_alone(make_server: MakeServer
 
 
 @pytest.mark.parametrize("levels", [150, 60_000])
-async def test_messages_nested_too_deep_are_no_messages(make_server: MakeServer, levels: int) -> None:
+async def test_messages_nested_too_deep_are_no_messages(shared: ServerProcess, path: str, levels: int) -> None:
     """Groups within groups, as bytes: no message of the contract contains itself, but a parser follows these."""
-    server = await started(make_server())
-    async with memstream.connect(server.address) as client, grpc.aio.insecure_channel(server.address) as channel:
-        await served(client, "others/joy")
+    async with memstream.connect(shared.address) as client, grpc.aio.insecure_channel(shared.address) as channel:
+        await served(client, path)
         call = channel.unary_unary("/memstream.v1.StreamService/ObserveBatch")
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call(b"\x7b" * levels + b"\x7c" * levels)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "not a message" in (raised.value.details() or "")
-        await served(client, "others/joy")
+        await served(client, path)
 
 
 async def _opened(channel: grpc.aio.Channel) -> str:

@@ -251,3 +251,18 @@ _QUESTIONS: Sequence[str] = [
 
 def _dated(number: int) -> Observation:
     return Observation(about(number), session=f"week-{number // 7}")
+
+
+@linux
+async def test_milvus_lite_starts_with_first_long_term_row(make_server: MakeServer) -> None:
+    server = await started(make_server(**SEARCHES_MILVUS))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("index/first", kind=memstream.MemoryKind.SENSORY)
+        await memory.observe_batch([about(1)])
+        assert (await memory.recall_once("island number 7", limit=1, reinforce=False)).degraded == ""
+        assert server.children() == []
+        lasting = await client.create_memory("index/lasting", kind=memstream.MemoryKind.LONG_TERM)
+        await lasting.observe_batch([about(number) for number in range(10)])
+        await until(lambda: indexed(client, lasting))
+        assert len(server.children()) == 1
+        await check_index(server, lasting)

@@ -18,6 +18,8 @@ from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.without_index
+
 DOWN = Fault(status=503)
 OUTAGE = [DOWN] * 10_000
 
@@ -28,8 +30,8 @@ async def fake() -> AsyncIterator[FakeOpenAI]:
         yield endpoint
 
 
-def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) -> ServerProcess:
-    """A server that embeds with the endpoint. Few retries: the tests check what follows them."""
+def settings_for(fake: FakeOpenAI, **settings: str | float) -> dict[str, str | float]:
+    """Settings of a server that embeds with the endpoint. Few retries: the tests check what follows them."""
     given: dict[str, str | float] = {
         "embedding": "openai",
         "embedding_base_url": fake.base_url,
@@ -38,7 +40,12 @@ def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) ->
         "embedding_retries": 0,
         "embedding_timeout_s": 1.0,
     }
-    return make_server(**(given | settings))
+    return given | settings
+
+
+def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) -> ServerProcess:
+    """A server that embeds with the endpoint."""
+    return make_server(**settings_for(fake, **settings))
 
 
 async def test_endpoint_gets_key_and_reports_dimension(make_server: MakeServer, fake: FakeOpenAI) -> None:

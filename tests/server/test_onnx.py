@@ -15,6 +15,8 @@ from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.support.tiny_bert import write_published
 from tests.support.tiny_model import write_cross_encoder, write_model
 
+pytestmark = pytest.mark.without_index
+
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("tokenizers", reason="the extra onnx is not installed")

@@ -23,6 +23,8 @@ from tests.support.metrics import scraped
 from tests.support.server import free_address
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.without_index
+
 HASTY = {
     "name": [{}],
     "retryPolicy": {

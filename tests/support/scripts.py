@@ -39,8 +39,8 @@ def status(code: grpc.StatusCode, reason: str, retry_s: float | None = None, fie
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Poll a condition for at most five seconds. Raises AssertionError."""
-    for _ in range(500):
+    """Poll a condition for at most 30 s, which only a failure takes. Raises AssertionError."""
+    for _ in range(3_000):
         if condition():
             return
         await asyncio.sleep(0.01)

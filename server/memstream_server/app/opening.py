@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models
-from memstream_server.ports.index import VectorIndex
+from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
@@ -32,14 +32,15 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
 
 
 async def open_index(settings: Settings) -> VectorIndex:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory."""
+    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row."""
     from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import connect_milvus, open_lite
+    from memstream_server.adapters.milvus.on_demand import OnDemandIndex
 
     timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
     if settings.milvus_uri:
         return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
-    return await open_lite(settings.data_dir, timeouts=timeouts)
+    return OnDemandIndex(await open_lite(settings.data_dir, timeouts=timeouts), settings.data_dir / INDEX_FOLDER)
 
 
 async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:

@@ -11,7 +11,7 @@ from memstream_server.adapters.journal.verify import read_only_open
 from memstream_server.diagnosis.directory import check_directory
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import check_index
-from memstream_server.diagnosis.journal import check_content, check_pages, read_space
+from memstream_server.diagnosis.journal import check_content, check_pages, has_long_term_fragments, read_space
 from memstream_server.diagnosis.outside import check_embedding_model, check_endpoints, check_reranker, list_packages
 from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import Unreadable
@@ -69,7 +69,7 @@ def _check_journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[
             yield from check_content(opened)
             yield from check_embedding_model(settings, space)
             if not settings.milvus_uri:
-                yield from check_index(data_dir, holder, space)
+                yield from check_index(data_dir, holder, space, has_long_term_fragments(opened))
 
 
 def _missing_journal(data_dir: Path) -> Finding:
@@ -92,6 +92,6 @@ def _check_database(settings: Settings) -> Iterator[Finding]:
             space = read_space(opened)
             yield from check_embedding_model(settings, space)
             if not settings.milvus_uri and settings.data_dir.is_dir():
-                yield from check_index(settings.data_dir, opened.in_use, space)
+                yield from check_index(settings.data_dir, opened.in_use, space, has_long_term_fragments(opened))
     except Unreadable as error:
         yield problem("database", str(error), "correct journal_url, or start the database")

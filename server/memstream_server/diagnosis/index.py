@@ -16,11 +16,14 @@ from memstream_server.ports.journal.spaces import Space
 _REBUILT = "nothing to do: the next start fills it again from the journal; recall answers meanwhile"
 
 
-def check_index(data_dir: Path, holder: str, space: Space | None) -> Iterator[Finding]:
-    """Findings on the embedded index of a directory."""
+def check_index(data_dir: Path, holder: str, space: Space | None, has_rows: bool) -> Iterator[Finding]:
+    """Findings on the embedded index of a directory. has_rows: whether the journal has rows for it."""
     folder = data_dir / INDEX_FOLDER
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")
+        return
+    if not has_rows and not folder.exists():
+        yield fine("index", "there is no long-term fragment yet, so there is no index")
         return
     yield _check_files(folder, space)
     if holder:

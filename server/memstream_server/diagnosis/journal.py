@@ -12,9 +12,10 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import directory, migrate, sqlite
 from memstream_server.adapters.journal.sql import reads
-from memstream_server.adapters.journal.sql.schema import conversations, jobs, memories, observations, outbox
+from memstream_server.adapters.journal.sql.schema import conversations, fragments, jobs, memories, observations, outbox
 from memstream_server.adapters.journal.verify import operations
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
+from memstream_server.core.values import Tier
 from memstream_server.diagnosis.directory import RESTORE
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import JournalError
@@ -99,6 +100,16 @@ def read_space(opened: OpenedJournal) -> Space | None:
             return reads.read_spaces(connection).in_force
     except (DBAPIError, JournalError):
         return None  # content_findings reports the error
+
+
+def has_long_term_fragments(opened: OpenedJournal) -> bool:
+    """Whether an embedded index must have files: the first long-term fragment creates them. True if unreadable."""
+    try:
+        with opened.engine.begin() as connection:
+            long_term = select(fragments.c.key).where(fragments.c.tier == Tier.LONG_TERM.value).limit(1)
+            return connection.execute(long_term).first() is not None
+    except DBAPIError:
+        return True
 
 
 def _check_version(connection: Connection) -> Finding:
