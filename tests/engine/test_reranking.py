@@ -46,7 +46,7 @@ async def test_the_best_are_read_again_and_their_part_is_told(tmp_path: Path) ->
     async with opened(tmp_path, reranker) as engine:
         answer = await ask(engine, limit=2, near_misses=2)
     assert contents(answer) == ["Rain on the roof", "Coffee before tea"], "the limit counts after reranking"
-    assert (answer.formula, answer.degraded) == ("absolute/2+rerank/1", "")
+    assert (answer.formula, answer.degraded) == ("absolute/3+rerank/1", "")
     assert "rerank" in answer.timings_s
     best = answer.recollections[0].scored
     assert (best.parts[-1].name, best.parts[-1].weight) == ("rerank", 1.0)
@@ -89,7 +89,7 @@ async def test_without_its_answer_the_order_is_that_of_the_legs_and_the_answer_s
         healed = await ask(engine, limit=3)
     assert contents(answer) == contents(plain)
     assert why in answer.degraded
-    assert (answer.formula, plain.formula, plain.degraded) == ("absolute/2", "absolute/2", "")
+    assert (answer.formula, plain.formula, plain.degraded) == ("absolute/3", "absolute/3", "")
     assert contents(healed)[0] == "Rain on the roof"
 
 

@@ -1087,7 +1087,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/2"."""
+    """Version of the formula, for instance "absolute/3"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1138,7 +1138,9 @@ class ScorePart(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" if a reranker scored it."""
+    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
+    scored it. A later server may add parts.
+    """
     value: _builtins.float
     """Its value before weighting."""
     weight: _builtins.float

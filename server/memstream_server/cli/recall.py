@@ -199,7 +199,7 @@ def _format_hit(hit: Recollection) -> Text:
 
 
 def format_score(explanation: Explanation) -> str:
-    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute/2)"."""
+    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.02 (absolute/3)"."""
     total = sum(part.contribution for part in explanation.parts)
     parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
     return f"{total:.3f} = {parts} ({explanation.formula})"

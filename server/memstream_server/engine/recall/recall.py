@@ -171,7 +171,8 @@ class Recaller:
                 self._index_health.lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
         allowed = _allowed(working, query.filter, self._runtime.clock.now_us())
-        words, around = (leg.shares for leg in working.lexical.legs(question.terms))
+        legs = working.lexical.legs(question.terms)
+        words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
         lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
         if question.fold:  # their vectors are read as well
@@ -234,12 +235,12 @@ class Recaller:
         if working.dense is not None:
             ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
         else:
-            words, around = (leg.shares for leg in legs)
+            words, around = legs.alone.shares, legs.around.shares
             dense = ranking.best(cosines, allowed, question.per_leg)
             chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
             if question.fold:
                 chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
-            signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
+            signals = ranking.Signals.of(columns, legs, cosines, chosen)
             ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
         return _Found(
             working.record.revision,
@@ -364,6 +365,7 @@ def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weigh
         dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
         lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
         context=embedding.context_weight if given.context_weight is None else given.context_weight,
+        reply=embedding.reply_factor,
         speaker_bonus=given.speaker_bonus,
         cosine_low=embedding.cosine_low,
         cosine_high=embedding.cosine_high,
@@ -387,8 +389,7 @@ def _whole(
 ) -> _Found:
     """A sensory or FIFO memory is read whole, in order; a query's own limit takes the latest of it."""
     slots = allowed.nonzero()[0]
-    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
-    signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
+    signals = ranking.Signals.of(working.columns, working.lexical.legs(question.terms), cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
