@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ from memstream_server.core.values import Fragment
 DEPTHS = (4, 10, 20)
 PENALTY = 1e-3
 """L2, per question, on parts scaled to unit variance."""
+WEAK_SHARE = 0.05
+"""Share of the answerable questions that may be marked weak."""
 HASHING_DENSE = 0.05
 """Not fitted: hashed vectors repeat the words, so the fit gives them nothing, but they find misspelt words."""
 _PARTS = {
@@ -103,8 +106,31 @@ class Vectors:
         return [vector for batch in batches for vector in await model.embed(batch, "fit")]
 
 
-def load_talk(talk: Any, vectors: Vectors) -> Talk:
-    """Index a conversation as the server does and assess the candidates of its answerable questions."""
+@dataclass(frozen=True)
+class Memory:
+    """A conversation as the server indexes it."""
+
+    columns: Columns
+    lexical: LexicalIndex
+    dense: DenseMatrix
+    now_us: int
+
+    def ask(self, text: str, vector: npt.NDArray[np.float32], evidence: frozenset[str] = frozenset()) -> Asked:
+        """The candidates of a question with the values of their parts."""
+        terms = query_terms(ANALYZER.terms(text).hashes)
+        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS))
+        legs, cosines = self.lexical.legs(terms), self.dense.cosines(vector)
+        allowed = mask(self.columns, Filter(), self.now_us)
+        words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)
+        slots = candidates(words, around, close, allowed, question.per_leg)
+        signals = Signals.of(self.columns, legs, cosines, slots)
+        values = assess_candidates(self.columns, signals, question, Weights()).values.T
+        gold = np.array([self.columns.ids[slot] in evidence for slot in slots], np.bool_)
+        return Asked(question, legs, cosines, evidence, values, gold)
+
+
+def index_talk(talk: Any, vectors: Vectors) -> Memory:
+    """Index the turns of a conversation."""
     fragments = [
         Fragment(
             turn.id,
@@ -119,37 +145,21 @@ def load_talk(talk: Any, vectors: Vectors) -> Talk:
     for fragment in fragments:
         slot, terms = columns.append(fragment), ANALYZER.terms(lexical_text(fragment))
         lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
-    questions = [question for question in talk.questions if question.category != "adversarial"]
     rows = vectors.embed([indexed_text(fragment) for fragment in fragments])
     dense = DenseMatrix(rows.shape[1])
     dense.extend(rows)
+    return Memory(columns, lexical, dense, _microseconds(talk.now))
+
+
+def load_talk(talk: Any, vectors: Vectors) -> Talk:
+    """Index a conversation and assess the candidates of its answerable questions."""
+    memory = index_talk(talk, vectors)
+    questions = [question for question in talk.questions if question.category != "adversarial"]
     queries = vectors.embed([question.text for question in questions])
     asked = [
-        ask_question(columns, lexical, dense, one.text, vector, _microseconds(talk.now), frozenset(one.evidence))
-        for one, vector in zip(questions, queries, strict=True)
+        memory.ask(one.text, vector, frozenset(one.evidence)) for one, vector in zip(questions, queries, strict=True)
     ]
-    return Talk(columns, asked)
-
-
-def ask_question(
-    columns: Columns,
-    lexical: LexicalIndex,
-    dense: DenseMatrix,
-    text: str,
-    vector: npt.NDArray[np.float32],
-    now_us: int,
-    evidence: frozenset[str],
-) -> Asked:
-    """The candidates of a question with the values of their parts."""
-    question = Question(text, query_terms(ANALYZER.terms(text).hashes), vector, now_us, limit=max(DEPTHS))
-    legs, cosines = lexical.legs(question.terms), dense.cosines(vector)
-    allowed = mask(columns, Filter(), now_us)
-    words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)
-    slots = candidates(words, around, close, allowed, question.per_leg)
-    signals = Signals.of(columns, legs, cosines, slots)
-    values = assess_candidates(columns, signals, question, Weights()).values.T
-    gold = np.array([columns.ids[slot] in evidence for slot in slots], np.bool_)
-    return Asked(question, legs, cosines, evidence, values, gold)
+    return Talk(memory.columns, asked)
 
 
 def fit_parts(asked: Sequence[Asked], names: Sequence[str]) -> dict[str, float]:
@@ -211,18 +221,31 @@ def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeight
         lexical=lexical,
         context=round(1 - dense - lexical, 2),
         reply=round(part["reply"] / part["context"], 2),
+        weak_below=0.0,
     )
+
+
+def measure_floor(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> float:
+    """The best relevance that at most WEAK_SHARE of the questions miss, in hundredths."""
+    best_relevance = [best_of(each, talk.columns, fitted) for talk in talks for each in talk.asked]
+    return math.floor(float(np.quantile(best_relevance, WEAK_SHARE)) * 100) / 100
+
+
+def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights) -> float:
+    """The best relevance among the candidates of a question."""
+    allowed = mask(columns, Filter(), 0)
+    ranked = rank(columns, asked.legs, asked.cosines, asked.question, weights_of(fitted), allowed)
+    return ranked.considered.best_relevance
+
+
+def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
+    """The formula with these weights and the other defaults."""
+    return Weights(dense=fitted.dense, lexical=fitted.lexical, context=fitted.context, reply=fitted.reply)
 
 
 def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> Matrix:
     """(questions, depths): share of the evidence among the first, as the server ranks."""
-    weights = Weights(
-        dense=fitted.dense,
-        lexical=fitted.lexical,
-        context=fitted.context,
-        reply=fitted.reply,
-    )
-    rows = []
+    weights, rows = weights_of(fitted), []
     for talk in talks:
         allowed = mask(talk.columns, Filter(), 0)
         for each in talk.asked:
@@ -273,6 +296,7 @@ def main() -> None:
     talks = [load_talk(talk, vectors) for talk in load_conversations(arguments.data)]
     every = [each for talk in talks for each in talk.asked]
     fitted = share_out(fit_parts(every, names), kind)
+    fitted = replace(fitted, weak_below=measure_floor(talks, fitted))
     print(f"{len(every)} questions of {len(talks)} conversations, {kind}, parts {', '.join(names)}")
     print(f"fitted to all: {fitted}")
     print(f"  @4 / @10 / @20 on the same questions   {_format_recall(measure_recall(talks, fitted))}")

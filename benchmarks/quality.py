@@ -76,6 +76,7 @@ class Retriever:
     def __init__(self, target: str, namespace: str = "quality") -> None:
         self._runner = asyncio.Runner()
         self._namespace = namespace
+        self.target = target
         self._client = memstream.connect(target)
         self.ingested: dict[str, Ingested] = {}
 

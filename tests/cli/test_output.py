@@ -101,6 +101,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "near_misses",
         "timings",
         "tokens",
+        "weak",
     ]
 
 

@@ -227,7 +227,7 @@ def format_figures(answer: Answer) -> str:
     took_s = sum(answer.timings.values())
     parts = [
         f"{len(answer):,} of {answer.eligible:,}, {answer.considered:,} considered",
-        f"best relevance {answer.best_relevance:.3f}",
+        f"best relevance {answer.best_relevance:.3f}{' (weak)' if answer.weak else ''}",
         f"revision {answer.revision:,}",
         f"{took_s * 1e3:.1f} ms" if answer.timings else "",
         f"{answer.tokens:,} tokens" if answer.tokens else "",

@@ -147,6 +147,14 @@ class RecallPolicy:
     sensory: bool = _tunable(True, "whether recall includes the sensory tier")
     reinforce: bool = _tunable(True, "offer the recollections to short-term")
     fold: bool = _tunable(True, "fold recollections that say the same into one")
+    weak_below: float | None = _tunable(
+        None,
+        "best relevance below which an answer is marked weak; 0 is off; unset takes the embedding "
+        "model's value, and is off with DB-GPT's ranking",
+        "",
+        0,
+        1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,8 @@ class Query:
     working_memory: bool = True
     fold: bool | None = None
     """Whether recollections that say the same take one place."""
+    weak_below: float | None = None
+    """Best relevance below which the answer is marked weak; 0 never marks it."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: the ids of its last answer, which are kept where others say the same."""
 
@@ -211,6 +213,8 @@ class RecallAnswer:
     timings_s: Mapping[str, float]
     tokens: int
     formula: str
+    weak: bool = False
+    """Whether the best relevance is below the floor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,8 @@ class EmbeddingModel:
     lexical_weight: float = MODEL.lexical
     context_weight: float = MODEL.context
     reply_factor: float = MODEL.reply
+    weak_below: float = MODEL.weak_below
+    """Best relevance below which an answer is marked weak."""
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
 

@@ -34,6 +34,7 @@ MODEL = EmbeddingModel(
     lexical_weight=HASHING.lexical,
     context_weight=HASHING.context,
     reply_factor=HASHING.reply,
+    weak_below=HASHING.weak_below,
     instant=True,
 )
 _PAIR_WEIGHT = 0.5

@@ -120,7 +120,8 @@ class Recaller:
         watch.step("read")
         degraded = "; ".join(filter(None, (degraded or more, answer.degraded, self._unrated(actor.working, query))))
         self._runtime.metrics.recalled(watch.total(), bool(degraded))
-        return replace(answer, degraded=degraded, timings_s=watch.steps)
+        floor = _weak_below(actor.working.record.policy, query, space.model)
+        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=answer.best_relevance < floor)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
@@ -352,6 +353,14 @@ def _no_cosines(count: int) -> Cosines:
 
 def _limit(policy: Policy, query: Query) -> int:
     return policy.recall.limit if query.limit is None else query.limit
+
+
+def _weak_below(policy: Policy, query: Query, embedding: EmbeddingModel) -> float:
+    """The floor of the best relevance: the query's, else the policy's, else the embedding model's."""
+    given = policy.recall.weak_below if query.weak_below is None else query.weak_below
+    if given is not None:
+        return given
+    return 0.0 if policy.recall.ranking is RankingRule.DBGPT else embedding.weak_below
 
 
 def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
