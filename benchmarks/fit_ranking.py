@@ -226,16 +226,16 @@ def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeight
 
 
 def measure_floor(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> float:
-    """The best relevance that at most WEAK_SHARE of the questions miss, in hundredths."""
-    best_relevance = [best_of(each, talk.columns, fitted) for talk in talks for each in talk.asked]
-    return math.floor(float(np.quantile(best_relevance, WEAK_SHARE)) * 100) / 100
+    """The best match that at most WEAK_SHARE of the questions miss, in hundredths."""
+    matches = [best_of(each, talk.columns, fitted) for talk in talks for each in talk.asked]
+    return math.floor(float(np.quantile(matches, WEAK_SHARE)) * 100) / 100
 
 
 def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights) -> float:
-    """The best relevance among the candidates of a question."""
+    """The best relevance among the candidates of a question, without the speaker bonus."""
     allowed = mask(columns, Filter(), 0)
     ranked = rank(columns, asked.legs, asked.cosines, asked.question, weights_of(fitted), allowed)
-    return ranked.considered.best_relevance
+    return ranked.considered.best_match
 
 
 def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:

@@ -327,7 +327,7 @@ class Answer(Sequence[Recollection]):
 
     `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
-    not. `weak`: it is below the floor, so memory probably has nothing about the query.
+    not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
     """
 
     recollections: tuple[Recollection, ...]

@@ -27,7 +27,7 @@ async def ask(path: Path, text: str, policy: Policy = DEFAULT, floor: float | No
 async def test_question_about_nothing_in_memory_is_weak(tmp_path: Path) -> None:
     answer = await ask(tmp_path, UNKNOWN)
     assert answer.weak
-    assert answer.best_relevance < HASHING.weak_below
+    assert answer.best_relevance < HASHING.weak_below, "no speaker is named"
     assert answer.recollections, "a weak answer keeps its recollections"
 
 

@@ -1269,7 +1269,7 @@ class RecallDone(_message.Message):
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     weak: _builtins.bool
-    """Whether `best_relevance` is below the floor: memory probably has nothing about this query. The recollections are
+    """Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
     returned all the same.
     """
     @_builtins.property

@@ -15,8 +15,9 @@ class FittedWeights:
     reply: float
     """Weight of the reply part, as a multiple of the context weight."""
     weak_below: float
-    """Best relevance that 5 % of the answerable questions miss: below it, memory probably has no answer."""
+    """Best relevance, without the speaker bonus, that 5 % of the answerable questions miss: below it, memory probably
+    has no answer."""
 
 
-HASHING = FittedWeights(dense=0.05, lexical=0.34, context=0.61, reply=0.44, weak_below=0.23)
-MODEL = FittedWeights(dense=0.22, lexical=0.23, context=0.55, reply=0.33, weak_below=0.29)
+HASHING = FittedWeights(dense=0.05, lexical=0.34, context=0.61, reply=0.44, weak_below=0.16)
+MODEL = FittedWeights(dense=0.22, lexical=0.23, context=0.55, reply=0.33, weak_below=0.22)

@@ -147,10 +147,14 @@ class Scored(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """Width of the search: candidates scored, and the best relevance among them (0 if none)."""
+    """Width of the search: candidates scored, and the best relevance among them (0 if none).
+
+    best_match: the best relevance without the speaker bonus, which says nothing about what was said.
+    """
 
     candidates: int = 0
     best_relevance: float = 0.0
+    best_match: float = 0.0
 
 
 class Stage(StrEnum):
@@ -199,6 +203,8 @@ class Assessed:
     scores: npt.NDArray[np.float64]
     """For ordering; only `scored` computes the correctly rounded sums."""
     relevance: npt.NDArray[np.float64]
+    matches: npt.NDArray[np.float64]
+    """Relevance without the speaker bonus."""
 
     def best_first(self) -> Slots:
         """Indices into these arrays, by score, then newest."""
@@ -335,9 +341,9 @@ def assess_candidates(columns: Columns, signals: Signals, question: Question, w:
         legs = np.where(unknown, _without_dense(w)[:, None], legs)
     weights = np.empty((len(PARTS), legs.shape[1]))
     weights[0], weights[1:6], weights[6] = w.alpha, w.beta * legs, w.gamma
-    return Assessed(
-        slots, signals.cosines, values, weights, (values * weights).sum(axis=0), (values[1:6] * legs).sum(axis=0)
-    )
+    matches = (values[1:5] * legs[:4]).sum(axis=0)
+    relevance = matches + w.speaker_bonus * theirs
+    return Assessed(slots, signals.cosines, values, weights, (values * weights).sum(axis=0), relevance, matches)
 
 
 def _scale_cosines(cosines: Floats, w: Weights) -> Floats:
@@ -390,7 +396,9 @@ def _choose_results(
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
-        Considered(len(found), float(found.max()) if len(found) else 0.0),
+        Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
+        if len(found)
+        else Considered(),
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
     )

@@ -214,7 +214,7 @@ class RecallAnswer:
     tokens: int
     formula: str
     weak: bool = False
-    """Whether the best relevance is below the floor."""
+    """Whether the best relevance, without the speaker bonus, is below the floor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -121,7 +121,7 @@ class Recaller:
         degraded = "; ".join(filter(None, (degraded or more, answer.degraded, self._unrated(actor.working, query))))
         self._runtime.metrics.recalled(watch.total(), bool(degraded))
         floor = _weak_below(actor.working.record.policy, query, space.model)
-        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=answer.best_relevance < floor)
+        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
