@@ -48,7 +48,12 @@ DENSE = (0.0, 0.1, 0.2, 0.3)
 DEPTHS = (4, 10, 20)
 NOW_US = 1_700_000_000_000_000
 _END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - intended characters
-USUAL = Weights(dense=MODEL.dense_weight, lexical=MODEL.lexical_weight, context=MODEL.context_weight)
+USUAL = Weights(
+    dense=MODEL.dense_weight,
+    lexical=MODEL.lexical_weight,
+    context=MODEL.context_weight,
+    reply=MODEL.reply_factor,
+)
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 Analyze = Callable[[str], Terms]
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+import memstream
 from benchmarks.quality import Retriever
 from tests.support.server import ServerProcess
 
@@ -90,6 +91,16 @@ def test_own_words_or_time_find_every_turn(retriever: Retriever) -> None:
 )
 def test_question_finds_its_answer(retriever: Retriever, question: str, turn: str) -> None:
     assert turn in retriever.recall("friends", question, NOW, 3)
+
+
+@pytest.mark.parametrize(
+    ("question", "weak"), [("Which marathon is Theo training for?", False), ("Is Zoltan a violinist?", True)]
+)
+async def test_answer_says_whether_it_is_weak(retriever: Retriever, question: str, weak: bool) -> None:
+    async with memstream.connect(retriever.target) as client:
+        answer = await client.memory("quality/friends").recall_once(question, reinforce=False)
+        silent = await client.memory("quality/friends").recall_once(question, reinforce=False, weak_below=0.0)
+    assert (answer.weak, silent.weak) == (weak, False)
 
 
 def test_ranking_has_distinct_turns_within_the_limit(retriever: Retriever) -> None:

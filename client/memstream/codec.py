@@ -190,6 +190,7 @@ def query_to_wire(
                 token_budget=options.get("token_budget") or 0,
                 omit_working_memory=options.get("omit_working_memory") or False,
                 fold=options.get("fold"),
+                weak_below=options.get("weak_below"),
             )
         )
         if weights != Weights():
@@ -252,6 +253,7 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         near_misses=tuple(map(_near_miss, done.near_misses)),
         timings=dict(done.timings),
         tokens=done.tokens,
+        weak=done.weak,
     )
 
 

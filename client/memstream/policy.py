@@ -110,6 +110,7 @@ class RecallPolicy:
     sensory: bool | None = None
     reinforce: bool | None = None
     fold: bool | None = None
+    weak_below: float | None = None
 
 
 @check_fields

@@ -256,7 +256,7 @@ class RecallOptions(TypedDict, total=False):
     with
     the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time of
     recency. `filter`: applies to working memory too. `fold`: False ranks recollections with the same content
-    separately.
+    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
     """
 
     embedding: Vector | None
@@ -272,6 +272,7 @@ class RecallOptions(TypedDict, total=False):
     token_budget: Count | None
     omit_working_memory: bool | None
     fold: bool | None
+    weak_below: float | None
     timeout_s: Seconds | None
 
 
@@ -326,7 +327,7 @@ class Answer(Sequence[Recollection]):
 
     `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
-    not.
+    not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
     """
 
     recollections: tuple[Recollection, ...]
@@ -339,6 +340,7 @@ class Answer(Sequence[Recollection]):
     near_misses: tuple[NearMiss, ...]
     timings: Mapping[str, float]
     tokens: int
+    weak: bool = False
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

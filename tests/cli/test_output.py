@@ -64,7 +64,7 @@ def answer(*hits: Recollection, degraded: str = "") -> Answer:
 
 
 EXPLAINED = Explanation(
-    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute/2"
+    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute/3"
 )
 HIT = Recollection(fragment("My name is [bold]Bob[/bold]"), 0.455, 0.405, 1, False, EXPLAINED)
 
@@ -101,6 +101,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "near_misses",
         "timings",
         "tokens",
+        "weak",
     ]
 
 
@@ -112,7 +113,7 @@ def test_folded_recollections_are_counted(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_score_is_shown_as_a_sum() -> None:
-    assert format_score(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/2)"
+    assert format_score(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/3)"
 
 
 def test_answer_table_shows_content_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,12 @@ from memstream_server.core.rendering import lexical_text
 from memstream_server.core.values import Fragment
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
-WEIGHTS = Weights(dense=MODEL.dense_weight, lexical=MODEL.lexical_weight, context=MODEL.context_weight)
+WEIGHTS = Weights(
+    dense=MODEL.dense_weight,
+    lexical=MODEL.lexical_weight,
+    context=MODEL.context_weight,
+    reply=MODEL.reply_factor,
+)
 CHINESE = [
     "我昨天买了一辆自行车",
     "我妹妹在上海学习音乐",

@@ -120,24 +120,25 @@ def test_rare_and_frequent_terms(removed: int, sparse_share: int, cells: int, mo
         index.remove(slot)
         docs[slot].alive = False
     for terms in ([1], [3], [7], [9], [12], [1, 3, 7, 9, 11, 12]):
-        alone, around = index.legs(asked(*terms))
-        np.testing.assert_allclose(alone.values, fragment_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(around.values, context_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
+        legs = index.legs(asked(*terms))
+        np.testing.assert_allclose(legs.alone.values, fragment_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(legs.around.values, context_leg(docs, terms)[0], rtol=1e-4, atol=1e-6)
 
 
 def test_unseen_terms_raise_attainable() -> None:
     _, index = filled(30, seed=3)
-    alone, around = index.legs(asked(1))
-    assert alone.attainable == index.bm25(asked(1)).attainable
-    assert around.attainable == index.bm25_context(asked(1)).attainable
-    assert index.bm25(asked(1, 14)).attainable > alone.attainable
-    assert index.bm25_context(asked(1, 14)).attainable > around.attainable
+    legs = index.legs(asked(1))
+    assert legs.alone.attainable == index.bm25(asked(1)).attainable
+    assert legs.around.attainable == index.bm25_context(asked(1)).attainable
+    assert index.bm25(asked(1, 14)).attainable > legs.alone.attainable
+    assert index.bm25_context(asked(1, 14)).attainable > legs.around.attainable
 
 
 def test_an_empty_index_and_an_empty_query_answer() -> None:
     index = LexicalIndex()
     for terms in (asked(1), asked()):
-        assert [leg.shares.tolist() for leg in index.legs(terms)] == [[], []]
+        legs = index.legs(terms)
+        assert [legs.alone.shares.tolist(), legs.around.shares.tolist()] == [[], []]
     index.append(b"", b"", 0, 0)
     assert index.bm25_context(asked(1)).shares.tolist() == [0.0]
     assert index.bm25(asked()).shares.tolist() == [0.0]

@@ -82,6 +82,7 @@ WEIGHTS = st.builds(
     dense=st.floats(0, 1),
     lexical=st.floats(0, 1),
     context=st.floats(0, 1),
+    reply=st.floats(0, 1),
     speaker_bonus=st.floats(0, 1),
     cosine_low=st.floats(-1, 0.5),
 )
@@ -110,6 +111,7 @@ def test_parts_sum_to_the_score_exactly(
             "dense",
             "lexical",
             "context",
+            "reply",
             "speaker",
             "importance",
         }
@@ -132,10 +134,14 @@ def test_the_default_formula() -> None:
     parts = {part.name: part for part in top.parts}
     assert top.id == "old"
     assert parts["recency"].value == pytest.approx(0.99**10)
-    assert [parts[name].weight for name in parts] == [0.05, 0.3, 0.2, 0.5, 0.1, 0.1]
+    usual = Weights()
+    assert usual.dense + usual.lexical + usual.context == pytest.approx(1)
+    assert [parts[name].weight for name in parts] == pytest.approx(
+        [0.02, usual.dense, usual.lexical, usual.context, usual.context * usual.reply, 0.1, 0.1]
+    )
     assert (parts["speaker"].value, parts["importance"].value) == (1.0, 0.8)
     assert top.relevance == pytest.approx(
-        sum(parts[n].contribution for n in ("dense", "lexical", "context", "speaker"))
+        sum(parts[n].contribution for n in ("dense", "lexical", "context", "reply", "speaker"))
     )
     assert parts["dense"].value == pytest.approx(top.cosine)
     recency = next(part for part in other.parts if part.name == "recency")
@@ -175,8 +181,69 @@ def test_lexical_legs_take_over_dense_weight() -> None:
     assert [scored.id for scored in answer.results] == ["f0"]
     weights = {part.name: part.weight for part in answer.results[0].parts}
     assert weights["dense"] == 0.0
-    assert [weights["lexical"], weights["context"]] == pytest.approx([2 / 7, 5 / 7])
+    usual = Weights()
+    both = usual.lexical + usual.context
+    assert weights["lexical"] == pytest.approx(usual.lexical / both)
+    assert weights["context"] == pytest.approx(usual.context / both)
     assert answer.results[0].cosine is None
+
+
+def test_reply_counts_the_question_before_it() -> None:
+    memory = memory_of(
+        Fragment("asked", "Where did the kitten come from?", session="s"),
+        Fragment("answer", "A farm, on Sunday.", session="s"),
+        Fragment("stated", "The kitten came today.", session="t"),
+        Fragment("other", "A farm, on Sunday.", session="t"),
+    )
+    parts = {
+        scored.id: {part.name: part for part in scored.parts} for scored in memory.ask("kitten", vector=None).results
+    }
+    assert parts["answer"]["reply"].value == pytest.approx(parts["asked"]["lexical"].value)
+    assert {id_ for id_, each in parts.items() if each["reply"].value} == {"answer"}
+    weights = Weights()
+    share = weights.context + weights.dense * weights.context / (weights.lexical + weights.context)
+    assert parts["answer"]["reply"].weight == pytest.approx(share * weights.reply)
+
+
+def test_reply_is_the_mean_of_both_legs() -> None:
+    memory = memory_of(
+        Fragment("asked", "Where did the kitten come from?", session="s"),
+        Fragment("answer", "A farm, on Sunday.", session="s"),
+    )
+    answers = {scored.id: scored for scored in memory.ask("kitten").results}
+    parts = {id_: {part.name: part.value for part in each.parts} for id_, each in answers.items()}
+    asked, answer = parts["asked"], parts["answer"]
+    assert answer["reply"] == pytest.approx((asked["lexical"] + asked["dense"]) / 2)
+
+
+def test_dense_weight_0_removes_vectors_from_every_part() -> None:
+    memory = memory_of(
+        Fragment("asked", "Where did the kitten come from?", session="s"),
+        Fragment("answer", "A farm, on Sunday.", session="s"),
+    )
+    with_vectors = memory.ask("kitten", Weights(dense=0.0)).results
+    without = memory.ask("kitten", Weights(dense=0.0), vector=None).results
+    assert {each.id: each.score for each in without} == {
+        each.id: pytest.approx(each.score) for each in with_vectors if each.id in {one.id for one in without}
+    }
+
+
+def test_removed_question_has_no_reply() -> None:
+    memory = memory_of(
+        Fragment("asked", "Where did the kitten come from?", session="s"),
+        Fragment("answer", "A farm, on Sunday.", session="s"),
+    )
+    memory.columns.update(Fragment("asked", "Where did the kitten come from?", session="s", forget_time_us=1))
+    memory.lexical.remove(0)
+    (answer,) = memory.ask("kitten").results
+    assert {part.name: part.value for part in answer.parts}["reply"] == 0.0
+
+
+def test_changed_text_changes_whether_it_asks() -> None:
+    memory = memory_of(Fragment("f0", "Where is it?"))
+    assert memory.columns.asks.tolist() == [True]
+    memory.columns.update(Fragment("f0", "It is here."))
+    assert memory.columns.asks.tolist() == [False]
 
 
 def test_score_without_vector_is_comparable() -> None:
@@ -184,7 +251,7 @@ def test_score_without_vector_is_comparable() -> None:
     memory.dense.set(0, None)
     top, second = memory.ask("kitten").results[:2]
     assert (top.id, top.cosine) == ("f0", None)
-    assert {part.name: part.weight for part in second.parts}["dense"] == 0.3
+    assert {part.name: part.weight for part in second.parts}["dense"] == Weights().dense
 
 
 def test_filters_apply_before_candidates_are_taken() -> None:
@@ -221,10 +288,10 @@ def test_candidates_from_an_index_rank_as_those_from_ram() -> None:
     allowed = mask(memory.columns, Filter(), question.now_us)
     assert question.vector is not None
     cosines = memory.dense.cosines(question.vector)
-    lexical, context = (leg.shares for leg in memory.lexical.legs(question.terms))
+    legs = memory.lexical.legs(question.terms)
     searched = best(cosines, allowed, 5)
-    slots = candidates(lexical, context, searched, allowed, 5)
-    signals = Signals(slots, cosines[slots], lexical[slots], context[slots])
+    slots = candidates(legs.alone.shares, legs.around.shares, searched, allowed, 5)
+    signals = Signals.of(memory.columns, legs, cosines, slots)
     outside = rank_candidates(memory.columns, signals, question, Weights(), allowed)
     assert outside == memory.ask("kitten piano", per_leg=5)
 

@@ -8,6 +8,7 @@ from memstream_server.core.rendering import (
     clip_for_index,
     date_text,
     indexed_text,
+    is_question,
     lexical_text,
     may_neighbour,
 )
@@ -54,3 +55,21 @@ def test_a_long_content_is_clipped_for_the_index_only() -> None:
 def test_long_fragments_are_nobodys_neighbour() -> None:
     assert may_neighbour(2_000)
     assert not may_neighbour(2_001)
+
+
+@pytest.mark.parametrize(
+    ("content", "asks"),
+    [
+        ("Where is it?", True),
+        ('He said "where?" ', True),
+        ("(really?!)", False),
+        ("Where is it? Here.", False),
+        ("\u4f60\u5728\u54ea\u91cc\uff1f", True),
+        ("\u0623\u064a\u0646\u061f", True),
+        ("?", True),
+        ("", False),
+        ('"', False),
+    ],
+)
+def test_a_question_ends_in_a_question_mark(content: str, asks: bool) -> None:
+    assert is_question(content) is asks

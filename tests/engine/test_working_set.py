@@ -75,13 +75,18 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
     ids = sorted(one.columns.live_ids())
     assert ids == sorted(other.columns.live_ids())
     mine, theirs = one.columns.slots(ids), other.columns.slots(ids)
-    for column in ("alive", "session", "speaker", "importance", "observe_us", "create_us"):
+    for column in ("alive", "session", "speaker", "importance", "observe_us", "create_us", "asks"):
         assert getattr(one.columns, column)[mine].tolist() == getattr(other.columns, column)[theirs].tolist(), column
     analyzer, embedder = SnowballAnalyzer(), HashingEmbedder()
     for word in WORDS:
         terms = query_terms(analyzer.terms(f"{word} stone", "english").hashes)
-        for leg, same in zip(one.lexical.legs(terms), other.lexical.legs(terms), strict=True):
-            np.testing.assert_allclose(leg.shares[mine], same.shares[theirs], rtol=1e-5)
+        legs, same = one.lexical.legs(terms), other.lexical.legs(terms)
+        np.testing.assert_allclose(legs.alone.shares[mine], same.alone.shares[theirs], rtol=1e-5)
+        np.testing.assert_allclose(legs.around.shares[mine], same.around.shares[theirs], rtol=1e-5)
+        replies, asked = legs.replies(mine, one.columns.asks)
+        same_replies, same_asked = same.replies(theirs, other.columns.asks)
+        assert replies.tolist() == same_replies.tolist()
+        assert [one.columns.ids[slot] for slot in asked] == [other.columns.ids[slot] for slot in same_asked]
         if one.dense is not None and other.dense is not None:
             query = embedder.vectors([word])[0]
             np.testing.assert_array_equal(one.dense.cosines(query)[mine], other.dense.cosines(query)[theirs])

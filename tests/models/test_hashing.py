@@ -65,4 +65,4 @@ async def test_many_texts_pass_in_batches() -> None:
 
 
 def test_the_space_weighs_itself_low() -> None:
-    assert (MODEL.dense_weight, MODEL.lexical_weight, MODEL.context_weight) == (0.05, 0.3, 0.65)
+    assert (MODEL.dense_weight, MODEL.lexical_weight, MODEL.context_weight) == (0.05, 0.34, 0.61)

@@ -246,7 +246,13 @@ def parse_command(line: str) -> Command:
 
 # ---- commands to values
 
-_OPTIONAL = {"short_term.similarity_min", "recall.dense_weight", "recall.lexical_weight", "recall.context_weight"}
+_OPTIONAL = {
+    "short_term.similarity_min",
+    "recall.dense_weight",
+    "recall.lexical_weight",
+    "recall.context_weight",
+    "recall.weak_below",
+}
 
 
 def overrides_of(options: Mapping[str, Value]) -> dict[str, object]:

@@ -574,6 +574,7 @@ class RecallPolicy(_message.Message):
     SENSORY_FIELD_NUMBER: _builtins.int
     REINFORCE_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
+    WEAK_BELOW_FIELD_NUMBER: _builtins.int
     ranking: Global___RankingRule.ValueType
     """How recollections are ranked. Default ABSOLUTE; dbgpt DBGPT."""
     limit: _builtins.int
@@ -581,7 +582,7 @@ class RecallPolicy(_message.Message):
     candidates: _builtins.int
     """Candidates taken from each leg, 1 to 1,000. Default 50; dbgpt 100."""
     alpha: _builtins.float
-    """Weight of recency, 0 to 100. Default 0.05."""
+    """Weight of recency, 0 to 100. Default 0.02."""
     beta: _builtins.float
     """Weight of relevance, 0 to 100. Default 1."""
     gamma: _builtins.float
@@ -604,6 +605,10 @@ class RecallPolicy(_message.Message):
     """Offer the recollections to short-term. Default true."""
     fold: _builtins.bool
     """Fold recollections that say the same into one. Default true; dbgpt false."""
+    weak_below: _builtins.float
+    """Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
+    own, and never with DB-GPT's ranking.
+    """
     def __init__(
         self,
         *,
@@ -622,10 +627,11 @@ class RecallPolicy(_message.Message):
         sensory: _builtins.bool | None = ...,
         reinforce: _builtins.bool | None = ...,
         fold: _builtins.bool | None = ...,
+        weak_below: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
@@ -655,6 +661,8 @@ class RecallPolicy(_message.Message):
     _WhichOneofArgType__sensory: _TypeAlias = _typing.Literal["_sensory", b"_sensory"]  # noqa: Y015
     _WhichOneofReturnType__speaker_bonus: _TypeAlias = _typing.Literal["speaker_bonus"]  # noqa: Y015
     _WhichOneofArgType__speaker_bonus: _TypeAlias = _typing.Literal["_speaker_bonus", b"_speaker_bonus"]  # noqa: Y015
+    _WhichOneofReturnType__weak_below: _TypeAlias = _typing.Literal["weak_below"]  # noqa: Y015
+    _WhichOneofArgType__weak_below: _TypeAlias = _typing.Literal["_weak_below", b"_weak_below"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__alpha) -> _WhichOneofReturnType__alpha | None: ...
     @_typing.overload
@@ -683,6 +691,8 @@ class RecallPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sensory) -> _WhichOneofReturnType__sensory | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__speaker_bonus) -> _WhichOneofReturnType__speaker_bonus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weak_below) -> _WhichOneofReturnType__weak_below | None: ...
 
 Global___RecallPolicy: _TypeAlias = RecallPolicy  # noqa: Y015
 

@@ -690,6 +690,7 @@ class RecallQuery(_message.Message):
     OMIT_WORKING_MEMORY_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
+    WEAK_BELOW_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -725,6 +726,8 @@ class RecallQuery(_message.Message):
     """Leave the working memory out of the answer."""
     fold: _builtins.bool
     """Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy."""
+    weak_below: _builtins.float
+    """Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy."""
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -774,10 +777,11 @@ class RecallQuery(_message.Message):
         omit_working_memory: _builtins.bool = ...,
         timeout: _duration_pb2.Duration | None = ...,
         fold: _builtins.bool | None = ...,
+        weak_below: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -787,6 +791,8 @@ class RecallQuery(_message.Message):
     _WhichOneofArgType__min_relevance: _TypeAlias = _typing.Literal["_min_relevance", b"_min_relevance"]  # noqa: Y015
     _WhichOneofReturnType__reinforce: _TypeAlias = _typing.Literal["reinforce"]  # noqa: Y015
     _WhichOneofArgType__reinforce: _TypeAlias = _typing.Literal["_reinforce", b"_reinforce"]  # noqa: Y015
+    _WhichOneofReturnType__weak_below: _TypeAlias = _typing.Literal["weak_below"]  # noqa: Y015
+    _WhichOneofArgType__weak_below: _TypeAlias = _typing.Literal["_weak_below", b"_weak_below"]  # noqa: Y015
     _WhichOneofReturnType_observation: _TypeAlias = _typing.Literal["text", "structured"]  # noqa: Y015
     _WhichOneofArgType_observation: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     @_typing.overload
@@ -797,6 +803,8 @@ class RecallQuery(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_relevance) -> _WhichOneofReturnType__min_relevance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reinforce) -> _WhichOneofReturnType__reinforce | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weak_below) -> _WhichOneofReturnType__weak_below | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_observation) -> _WhichOneofReturnType_observation | None: ...
 
@@ -1087,7 +1095,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/2"."""
+    """Version of the formula, for instance "absolute/3"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1138,7 +1146,9 @@ class ScorePart(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" if a reranker scored it."""
+    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
+    scored it. A later server may add parts.
+    """
     value: _builtins.float
     """Its value before weighting."""
     weight: _builtins.float
@@ -1243,6 +1253,7 @@ class RecallDone(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKING_IDS_FIELD_NUMBER: _builtins.int
+    WEAK_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1257,6 +1268,10 @@ class RecallDone(_message.Message):
     """What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing."""
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
+    weak: _builtins.bool
+    """Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
+    returned all the same.
+    """
     @_builtins.property
     def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:
         """The near misses, if requested."""
@@ -1284,10 +1299,11 @@ class RecallDone(_message.Message):
         timings: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         tokens: _builtins.int = ...,
         ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
+        weak: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -199,7 +199,7 @@ def _format_hit(hit: Recollection) -> Text:
 
 
 def format_score(explanation: Explanation) -> str:
-    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.05 (absolute/2)"."""
+    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.02 (absolute/3)"."""
     total = sum(part.contribution for part in explanation.parts)
     parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
     return f"{total:.3f} = {parts} ({explanation.formula})"
@@ -227,7 +227,7 @@ def format_figures(answer: Answer) -> str:
     took_s = sum(answer.timings.values())
     parts = [
         f"{len(answer):,} of {answer.eligible:,}, {answer.considered:,} considered",
-        f"best relevance {answer.best_relevance:.3f}",
+        f"best relevance {answer.best_relevance:.3f}{' (weak)' if answer.weak else ''}",
         f"revision {answer.revision:,}",
         f"{took_s * 1e3:.1f} ms" if answer.timings else "",
         f"{answer.tokens:,} tokens" if answer.tokens else "",

@@ -29,6 +29,7 @@ Recall:
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
     ranking: scores from dense, lexical, recency and importance parts
+    fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score
     folding: fragments with the same words become one recollection

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing
 from memstream_server.core.folding import fold_key
+from memstream_server.core.rendering import is_question
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier
 
 Mask = npt.NDArray[np.bool_]
@@ -88,6 +89,7 @@ class Columns:
         self._expire_us = Growing(np.int64)
         self._access_us = Growing(np.int64)
         self._words = Growing(np.int64)
+        self._asks = Growing(np.bool_)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,6 +137,11 @@ class Columns:
         """Fold keys: equal for fragments with the same words and speaker (folding.py), int64[n]."""
         return self._words.view
 
+    @property
+    def asks(self) -> Mask:
+        """Slots whose content ends in a question mark, bool[n]."""
+        return self._asks.view
+
     def slot(self, fragment_id: str) -> int | None:
         """The slot of a fragment, forgotten or not; None if it is absent."""
         return self._slots.get(fragment_id)
@@ -176,6 +183,7 @@ class Columns:
         accessed_us = [each.access_time_us for each in fragments]
         self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
         self._words.extend([fold_key(each) for each in fragments])
+        self._asks.extend([is_question(each.content) for each in fragments])
         self._metadata += [each.metadata for each in fragments]
         for slot, each in enumerate(fragments, first):
             if each.metadata:
@@ -191,6 +199,7 @@ class Columns:
         self._write_slot(slot, fragment)
         if says_else:
             self._words.view[slot] = fold_key(fragment)
+            self._asks.view[slot] = is_question(fragment.content)
         return slot
 
     def touch(self, slots: npt.NDArray[np.int64], time_us: int | npt.NDArray[np.int64]) -> None:

@@ -59,8 +59,22 @@ class Leg:
         return self.shares * np.float32(self.attainable)
 
 
-Legs = tuple[Leg, Leg]
-"""(of the fragment alone, of the fragment with its context window)"""
+@dataclass(frozen=True, slots=True, eq=False)
+class Legs:
+    """Both legs of a query, and which fragments follow which. Valid until the next change of the index."""
+
+    alone: Leg
+    """Of each fragment alone."""
+    around: Leg
+    """Of each fragment with its context window."""
+    previous: npt.NDArray[np.int32]
+    """The nearest earlier fragment in each window, NOBODY for none."""
+
+    def replies(self, slots: Slots, asks: npt.NDArray[np.bool_]) -> tuple[Slots, npt.NDArray[np.int32]]:
+        """Which of `slots` (indices) follow a question, and the slots of these questions. `asks`: by slot."""
+        before = self.previous[slots]
+        follows = np.flatnonzero(asks[before] & (before != NOBODY))
+        return follows, before[follows]
 
 
 def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -171,7 +185,8 @@ class LexicalIndex:
     def legs(self, terms: Hashes) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup."""
         found = self._find_postings(terms)
-        return self._fragment_leg(found, len(terms)), self._context_leg(found, len(terms))
+        alone, around = self._fragment_leg(found, len(terms)), self._context_leg(found, len(terms))
+        return Legs(alone, around, self._neighbours.previous())
 
     def bm25(self, terms: Hashes) -> Leg:
         """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""

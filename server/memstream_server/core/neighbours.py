@@ -82,6 +82,10 @@ class Neighbours:
         self.settle()
         return self._windows.view
 
+    def previous(self) -> npt.NDArray[np.int32]:
+        """The nearest earlier fragment in each window, NOBODY for none: a column of `windows`, not a copy."""
+        return self.windows()[:, _REACH - 1]
+
     def window_lengths(self) -> npt.NDArray[np.float64]:
         """Weighted terms per window, the fragment's own included, float64[n]; 0 for dead slots."""
         self.settle()

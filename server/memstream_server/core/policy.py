@@ -129,7 +129,7 @@ class RecallPolicy:
     ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "ranking formula")
     limit: int = _tunable(10, "recollections returned", "fragments", 1, 1_000)
     candidates: int = _tunable(50, "candidates taken from each leg", "fragments", 1, 1_000)
-    alpha: float = _tunable(0.05, "weight of recency", "", 0, 100)
+    alpha: float = _tunable(0.02, "weight of recency", "", 0, 100)
     beta: float = _tunable(1.0, "weight of relevance", "", 0, 100)
     gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
     decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)
@@ -147,6 +147,14 @@ class RecallPolicy:
     sensory: bool = _tunable(True, "whether recall includes the sensory tier")
     reinforce: bool = _tunable(True, "offer the recollections to short-term")
     fold: bool = _tunable(True, "fold recollections that say the same into one")
+    weak_below: float | None = _tunable(
+        None,
+        "best relevance below which an answer is marked weak; 0 is off; unset takes the embedding "
+        "model's value, and is off with DB-GPT's ranking",
+        "",
+        0,
+        1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,13 @@
-"""Ranking: three legs on an absolute scale, recency and importance; every part of a score is reported.
+"""Ranking: a sum of parts on an absolute scale; every part of a score is reported.
 
-    relevance = dense + lexical + context parts + speaker_bonus if the query names exactly the fragment's speaker
+    relevance = dense + lexical + context + reply parts + speaker_bonus, the latter if the query names exactly the
+                fragment's speaker
     score     = alpha x recency + beta x relevance + gamma x importance
     recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
+    reply     = mean of the dense and lexical legs of the fragment before it in the session, if that ends in a question
+                mark; the lexical leg alone if the cosine is unknown or the dense weight is 0
+
+The reply part's weight is the context leg's, times the fitted factor of core/fitted_weights.py.
 
 Rule 1. Candidates are the union of each leg's best; every candidate is scored on every leg. Scoring a leg only for
 its own candidates costs 4 points of recall.
@@ -27,13 +32,14 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.fitted_weights import MODEL
 from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
 
-FORMULA = "absolute/2"
+FORMULA = "absolute/3"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
@@ -43,13 +49,15 @@ _HOUR_US = 3_600_000_000.0
 class Weights:
     """The formula's tunables, from policy, embedding model and query. Leg weights are not normalised."""
 
-    alpha: float = 0.05
+    alpha: float = 0.02
     beta: float = 1.0
     gamma: float = 0.1
     decay_per_hour: float = 0.01
-    dense: float = 0.3
-    lexical: float = 0.2
-    context: float = 0.5
+    dense: float = MODEL.dense
+    lexical: float = MODEL.lexical
+    context: float = MODEL.context
+    reply: float = MODEL.reply
+    """Weight of the reply part, as a multiple of the context weight."""
     speaker_bonus: float = 0.1
     cosine_low: float = 0.0
     cosine_high: float = 1.0
@@ -85,6 +93,27 @@ class Signals:
     lexical: Floats
     context: Floats
     """The lexical legs on the absolute scale, [0, 1]."""
+    replies: Slots
+    """Indices of the fragments that follow a question,"""
+    asked: Floats
+    """the lexical leg of each of these questions,"""
+    asked_cosines: Floats
+    """and its cosine."""
+
+    @staticmethod
+    def of(columns: Columns, legs: Legs, cosines: Floats, slots: Slots) -> Signals:
+        """The signals of `slots`. `cosines` by slot, of all fragments."""
+        words, around = legs.alone.shares, legs.around.shares
+        replies, asked = legs.replies(slots, columns.asks)
+        return Signals(
+            slots,
+            cosines[slots],
+            words[slots],
+            around[slots],
+            replies,
+            words[asked],
+            cosines[asked],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +147,14 @@ class Scored(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """Width of the search: candidates scored, and the best relevance among them (0 if none)."""
+    """Width of the search: candidates scored, and the best relevance among them (0 if none).
+
+    best_match: the best relevance without the speaker bonus, which says nothing about what was said.
+    """
 
     candidates: int = 0
     best_relevance: float = 0.0
+    best_match: float = 0.0
 
 
 class Stage(StrEnum):
@@ -154,11 +187,13 @@ class Ranking:
     """Ids of the candidates folded into a result, by the result's id."""
 
 
-PARTS = ("recency", "dense", "lexical", "context", "speaker", "importance")
+PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Assessed:
+class Assessed:
+    """The parts of the scores of the fragments at `slots`."""
+
     slots: Slots
     cosines: Floats
     values: npt.NDArray[np.float64]
@@ -168,6 +203,8 @@ class _Assessed:
     scores: npt.NDArray[np.float64]
     """For ordering; only `scored` computes the correctly rounded sums."""
     relevance: npt.NDArray[np.float64]
+    matches: npt.NDArray[np.float64]
+    """Relevance without the speaker bonus."""
 
     def best_first(self) -> Slots:
         """Indices into these arrays, by score, then newest."""
@@ -263,7 +300,7 @@ def rank_candidates(columns: Columns, signals: Signals, question: Question, weig
     For a memory whose vectors are not in RAM: search the index, compute `candidates`, fetch their vectors, and pass
     the cosines.
     """
-    return _choose_results(columns, _assess_candidates(columns, signals, question, weights), question, allowed, allowed)
+    return _choose_results(columns, assess_candidates(columns, signals, question, weights), question, allowed, allowed)
 
 
 def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
@@ -272,51 +309,74 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     `legs`: the lexical legs of the question's terms. `cosines`: float32[n] by slot, NaN if query or fragment has no
     vector. `allowed`: from `filters.mask`.
     """
-    words, around = (leg.shares for leg in legs)
+    words, around = legs.alone.shares, legs.around.shares
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     if question.fold:
         chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
-    signals = Signals(slots, cosines[slots], words[slots], around[slots])
+    signals = Signals.of(columns, legs, cosines, slots)
     return _choose_results(
-        columns, _assess_candidates(columns, signals, question, weights), question, allowed, considered
+        columns, assess_candidates(columns, signals, question, weights), question, allowed, considered
     )
 
 
-def _assess_candidates(columns: Columns, signals: Signals, question: Question, w: Weights) -> _Assessed:
+def assess_candidates(columns: Columns, signals: Signals, question: Question, w: Weights) -> Assessed:
+    """The values and weights of every part of every score."""
     slots, unknown = signals.slots, np.isnan(signals.cosines)
     values = np.empty((len(PARTS), len(slots)))
-    fresh, closeness, words, around, theirs, important = values
+    fresh, closeness, words, around, reply, theirs, important = values
     fresh[:] = recency(columns, slots, question.now_us, w.decay_per_hour)
-    closeness[:] = (signals.cosines - w.cosine_low) / max(w.cosine_high - w.cosine_low, 1e-6)
-    np.minimum(np.maximum(closeness, 0.0, out=closeness), 1.0, out=closeness)
-    words[:], around[:] = signals.lexical, signals.context
+    closeness[:], words[:], around[:] = _scale_cosines(signals.cosines, w), signals.lexical, signals.context
+    reply[:] = 0.0
+    if len(signals.replies):
+        reply[signals.replies] = _mean_with_dense(signals.asked, signals.asked_cosines, w)
     speaker = named_speaker(question.text, columns.speakers.names)
     theirs[:] = 0.0 if speaker is None else columns.speaker[slots] == speaker
     important[:] = columns.importance[slots]
-    legs = np.array([[w.dense], [w.lexical], [w.context], [w.speaker_bonus]])
+    legs = _share_out(w, w.dense, w.lexical, w.context)[:, None]
     if unknown.any():
         closeness[unknown] = 0.0
         legs = np.where(unknown, _without_dense(w)[:, None], legs)
     weights = np.empty((len(PARTS), legs.shape[1]))
-    weights[0], weights[1:5], weights[5] = w.alpha, w.beta * legs, w.gamma
-    return _Assessed(
-        slots, signals.cosines, values, weights, (values * weights).sum(axis=0), (values[1:5] * legs).sum(axis=0)
-    )
+    weights[0], weights[1:6], weights[6] = w.alpha, w.beta * legs, w.gamma
+    matches = (values[1:5] * legs[:4]).sum(axis=0)
+    relevance = matches + w.speaker_bonus * theirs
+    return Assessed(slots, signals.cosines, values, weights, (values * weights).sum(axis=0), relevance, matches)
+
+
+def _scale_cosines(cosines: Floats, w: Weights) -> Floats:
+    """The dense leg, [0, 1]; NaN where the cosine is."""
+    scaled: Floats = (cosines - w.cosine_low) / np.float32(max(w.cosine_high - w.cosine_low, 1e-6))
+    np.minimum(np.maximum(scaled, 0.0, out=scaled), 1.0, out=scaled)
+    return scaled
+
+
+def _mean_with_dense(shares: Floats, cosines: Floats, w: Weights) -> Floats:
+    """The mean of the lexical and dense legs; the lexical leg alone where the cosine is unknown or has no weight."""
+    if not w.dense:
+        return shares
+    means: Floats = (shares + _scale_cosines(cosines, w)) / np.float32(2)
+    unknown = np.isnan(means)
+    return np.where(unknown, shares, means) if unknown.any() else means
+
+
+def _share_out(w: Weights, dense: float, lexical: float, context: float) -> npt.NDArray[np.float64]:
+    """Weights of the parts of relevance, in the order of PARTS, from the weights of the three legs."""
+    return np.array([dense, lexical, context, context * w.reply, w.speaker_bonus])
 
 
 def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
-    """Weights of dense, lexical, context and speaker without a cosine; the lexical legs share the dense weight."""
+    """The same without a cosine: the lexical legs take over the dense weight in proportion."""
     both = w.lexical + w.context
     # Divide first: (dense + lexical + context) / (lexical + context) overflows for tiny lexical weights.
     words, around = (w.lexical / both, w.context / both) if both else (0.0, 0.0)
-    return np.array([0.0, words * (both + w.dense), around * (both + w.dense), w.speaker_bonus])
+    return _share_out(w, 0.0, words * (both + w.dense), around * (both + w.dense))
 
 
 def _choose_results(
-    columns: Columns, assessed: _Assessed, question: Question, allowed: Mask, considered: Mask
+    columns: Columns, assessed: Assessed, question: Question, allowed: Mask, considered: Mask
 ) -> Ranking:
     order = assessed.best_first()
     slots = assessed.slots
@@ -336,7 +396,9 @@ def _choose_results(
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
-        Considered(len(found), float(found.max()) if len(found) else 0.0),
+        Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
+        if len(found)
+        else Considered(),
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
     )
@@ -374,7 +436,7 @@ class _Stages:
 
 
 def _near_misses(
-    columns: Columns, assessed: _Assessed, question: Question, left: Slots, stages: _Stages
+    columns: Columns, assessed: Assessed, question: Question, left: Slots, stages: _Stages
 ) -> tuple[NearMiss, ...]:
     places = left[: question.near_misses]
     return tuple(map(NearMiss, assessed.scored(places, columns.ids), map(stages.of, places.tolist())))

@@ -90,13 +90,14 @@ def rank_dbgpt(
     results = [each for each in answered if each.id in ranked_ids]
     appended = [each for each in answered if each.id not in ranked_ids]
     returned = {each.slot for each in results}
+    best_relevance = max((each.relevance for each in inside), default=0.0)
     double = {id_ for ids in (*folded.values(), *more.values()) for id_ in ids}
     left = [each for each in scored if each.slot not in returned][: question.near_misses]
     passed = {each.slot for each in enough}
     return DbgptRanking(
         tuple(results),
         tuple(appended),
-        Considered(len(inside), max((each.relevance for each in inside), default=0.0)),
+        Considered(len(inside), best_relevance, best_relevance),
         tuple(
             NearMiss(each, Stage.FOLDED if each.id in double else _removal_stage(each.slot, allowed, passed))
             for each in left

@@ -16,6 +16,10 @@ CLIP_TAIL = 500
 """Characters indexed from the end of a long content."""
 NEIGHBOUR_CHARACTERS_MAX = 2_000
 """A longer content is in no other fragment's window in the context leg."""
+_QUESTION_MARKS = "?\uff1f\u061f\u037e\u1367\u2e2e"
+"""Latin, fullwidth, Arabic, Greek, Ethiopic, reversed."""
+_CLOSING = " \t\r\n\"')]}*_\u201d\u2019\u00bb\u300d"
+"""What may follow a question mark at the end of a text."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Not strftime("%B"): month names must not follow the server's locale.
@@ -60,3 +64,11 @@ def lexical_text(fragment: Fragment) -> str:
 def may_neighbour(characters: int) -> bool:
     """Whether a content of this length may be in other fragments' windows."""
     return characters <= NEIGHBOUR_CHARACTERS_MAX
+
+
+def is_question(content: str) -> bool:
+    """Whether a content ends in a question mark of any script; closing quotes and brackets may follow it."""
+    end = content[-1:]
+    if end in _CLOSING:  # most texts end in a letter or a full stop, which needs no copy
+        end = content.rstrip(_CLOSING)[-1:]
+    return end != "" and end in _QUESTION_MARKS

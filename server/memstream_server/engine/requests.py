@@ -182,6 +182,8 @@ class Query:
     working_memory: bool = True
     fold: bool | None = None
     """Whether recollections with the same meaning are folded into one."""
+    weak_below: float | None = None
+    """Best relevance below which the answer is marked weak; 0 never marks it."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
 
@@ -213,6 +215,8 @@ class RecallAnswer:
     timings_s: Mapping[str, float]
     tokens: int
     formula: str
+    weak: bool = False
+    """Whether the best relevance, without the speaker bonus, is below the floor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

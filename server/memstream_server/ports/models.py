@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.fitted_weights import MODEL
 from memstream_server.ports.journal.rows import Terms
 
 
@@ -55,7 +56,8 @@ class EmbeddingModel:
     """An embedding space and the interpretation of its cosines.
 
     cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is the threshold of the
-    enhancement rule; the three weights are relevance's defaults and sum to 1.
+    enhancement rule; the three weights are relevance's defaults and sum to 1; the reply part weighs
+    `reply_factor` times the context weight (core/ranking.py).
     """
 
     name: str
@@ -63,9 +65,12 @@ class EmbeddingModel:
     cosine_low: float = 0.0
     cosine_high: float = 1.0
     similarity_min: float = 0.75
-    dense_weight: float = 0.3
-    lexical_weight: float = 0.2
-    context_weight: float = 0.5
+    dense_weight: float = MODEL.dense
+    lexical_weight: float = MODEL.lexical
+    context_weight: float = MODEL.context
+    reply_factor: float = MODEL.reply
+    weak_below: float = MODEL.weak_below
+    """Best relevance below which an answer is marked weak."""
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
 

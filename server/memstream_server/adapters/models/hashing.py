@@ -20,6 +20,7 @@ from memstream_server.adapters.models.analyzer import term_hash
 from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.arrays import Growing
+from memstream_server.core.fitted_weights import HASHING
 from memstream_server.ports.models import EmbeddingModel
 
 Floats = npt.NDArray[np.float32]
@@ -29,9 +30,11 @@ MODEL = EmbeddingModel(
     name="hashing-1",  # raise the number with every change that makes vectors incomparable
     dimension=DIMENSION,
     similarity_min=0.5,
-    dense_weight=0.05,
-    lexical_weight=0.3,
-    context_weight=0.65,
+    dense_weight=HASHING.dense,
+    lexical_weight=HASHING.lexical,
+    context_weight=HASHING.context,
+    reply_factor=HASHING.reply,
+    weak_below=HASHING.weak_below,
     instant=True,
 )
 _PAIR_WEIGHT = 0.5

@@ -67,6 +67,14 @@ def limit_of(policy: Policy, query: Query) -> int:
     return policy.recall.limit if query.limit is None else query.limit
 
 
+def weak_floor(policy: Policy, query: Query, embedding: EmbeddingModel) -> float:
+    """The floor of the best relevance: the query's, else the policy's, else the embedding model's."""
+    given = policy.recall.weak_below if query.weak_below is None else query.weak_below
+    if given is not None:
+        return given
+    return 0.0 if policy.recall.ranking is RankingRule.DBGPT else embedding.weak_below
+
+
 def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
     """The weights of the formula: from the query, else the policy, else the embedding model."""
     given = policy.recall
@@ -78,6 +86,7 @@ def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weigh
         dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
         lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
         context=embedding.context_weight if given.context_weight is None else given.context_weight,
+        reply=embedding.reply_factor,
         speaker_bonus=given.speaker_bonus,
         cosine_low=embedding.cosine_low,
         cosine_high=embedding.cosine_high,
@@ -101,8 +110,7 @@ def _rank_whole(
 ) -> Found:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
     slots = allowed.nonzero()[0]
-    words, around = (leg.shares for leg in working.lexical.legs(question.terms))
-    signals = ranking.Signals(slots, cosines[slots], words[slots], around[slots])
+    signals = ranking.Signals.of(working.columns, working.lexical.legs(question.terms), cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
@@ -180,12 +188,12 @@ def rank_memory(
     if working.dense is not None:
         ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
     else:
-        words, around = (leg.shares for leg in legs)
+        words, around = legs.alone.shares, legs.around.shares
         dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
         if question.fold:
             chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
-        signals = ranking.Signals(chosen, cosines[chosen], words[chosen], around[chosen])
+        signals = ranking.Signals.of(columns, legs, cosines, chosen)
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return Found(
         working.record.revision,

@@ -34,6 +34,7 @@ from memstream_server.engine.recall.rank_memory import (
     no_cosines,
     rank_memory,
     score_legs,
+    weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
 from memstream_server.engine.requests import Query, RecallAnswer, Recollection
@@ -111,7 +112,8 @@ class Recaller:
             filter(None, (degraded or more, answer.degraded, self._unrated_reason(actor.working, query)))
         )
         self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
-        return replace(answer, degraded=degraded, timings_s=watch.steps)
+        floor = weak_floor(actor.working.record.policy, query, space.model)
+        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
@@ -164,7 +166,8 @@ class Recaller:
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
         allowed = allowed_mask(working, query.filter, self._runtime.clock.now_us())
-        words, around = (leg.shares for leg in working.lexical.legs(question.terms))
+        legs = working.lexical.legs(question.terms)
+        words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
         lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
         if question.fold:  # folding needs their vectors too

@@ -50,6 +50,9 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         session=session,
         working_memory=not message.omit_working_memory,
         fold=message.fold if message.HasField("fold") else None,
+        weak_below=check.within(found, f"{prefix}weak_below", message.weak_below, 0, 1)
+        if message.HasField("weak_below")
+        else None,
     )
     if message.HasField("timeout"):
         scalars.duration_us(found, f"{prefix}timeout", message.timeout)
@@ -111,6 +114,7 @@ def done(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
         eligible=answer.eligible,
         considered=answer.considered,
         best_relevance=answer.best_relevance,
+        weak=answer.weak,
         degraded=answer.degraded,
         near_misses=[_near_miss(each) for each in answer.near_misses],
         timings=dict(answer.timings_s),

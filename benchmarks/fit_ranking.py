@@ -1,0 +1,311 @@
+"""Fits the weights of the ranking's parts to questions with known evidence, and measures them on what was not fitted.
+
+    python benchmarks/fit_ranking.py --data DIR [--model-dir MODEL] [--drop PART ...] [--write]
+
+DIR is that of benchmarks/quality.py. Without MODEL it fits the weights for hashed vectors, with it those for a real
+model. `--drop` fits without a part, which shows what the part brings. `--write` writes the weights to
+server/memstream_server/core/fitted_weights.py.
+
+Method: conditional logistic regression (the likelihood that the evidence of a question comes before its other
+candidates), with an L2 penalty and without negative weights: a part that would get one is left out. The measured
+figures are leave-one-conversation-out: each conversation is ranked with weights that were fitted to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+from memstream_server.core import fitted_weights
+from memstream_server.core.columns import Columns
+from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.filters import Filter, mask
+from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
+from memstream_server.core.ranking import (
+    PARTS,
+    Question,
+    Signals,
+    Weights,
+    assess_candidates,
+    best,
+    candidates,
+    rank,
+)
+from memstream_server.core.rendering import indexed_text, lexical_text
+from memstream_server.core.values import Fragment
+
+DEPTHS = (4, 10, 20)
+PENALTY = 1e-3
+"""L2, per question, on parts scaled to unit variance."""
+WEAK_SHARE = 0.05
+"""Share of the answerable questions that may be marked weak."""
+HASHING_DENSE = 0.05
+"""Not fitted: hashed vectors repeat the words, so the fit gives them nothing, but they find misspelt words."""
+_PARTS = {
+    "hashing": ("lexical", "context", "reply", "speaker"),
+    "model": ("dense", "lexical", "context", "reply", "speaker"),
+}
+"""Those that leave-one-conversation-out supports, by kind of embedding (docs/decisions.md)."""
+_TABLE = Path(fitted_weights.__file__)
+_BATCH = 32
+Matrix = npt.NDArray[np.float64]
+ANALYZER = SnowballAnalyzer()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question with its evidence, ready to be ranked."""
+
+    question: Question
+    legs: Legs
+    cosines: npt.NDArray[np.float32]
+    evidence: frozenset[str]
+    values: Matrix
+    """(candidates, parts), the order of PARTS."""
+    gold: npt.NDArray[np.bool_]
+    """The candidates that are evidence."""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation's memory and its answerable questions."""
+
+    columns: Columns
+    asked: Sequence[Asked]
+
+
+class Vectors:
+    """Vectors of texts: hashed, or of a local model."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._model = OnnxEmbedder(directory) if directory else None
+        self._hashing = HashingEmbedder()
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """One row per text."""
+        if self._model is None:
+            return self._hashing.vectors(texts)
+        return np.array(asyncio.run(self._embed_all(self._model, texts)))
+
+    async def _embed_all(self, model: OnnxEmbedder, texts: Sequence[str]) -> list[npt.NDArray[np.float32]]:
+        batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
+        return [vector for batch in batches for vector in await model.embed(batch, "fit")]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A conversation as the server indexes it."""
+
+    columns: Columns
+    lexical: LexicalIndex
+    dense: DenseMatrix
+    now_us: int
+
+    def ask(self, text: str, vector: npt.NDArray[np.float32], evidence: frozenset[str] = frozenset()) -> Asked:
+        """The candidates of a question with the values of their parts."""
+        terms = query_terms(ANALYZER.terms(text).hashes)
+        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS))
+        legs, cosines = self.lexical.legs(terms), self.dense.cosines(vector)
+        allowed = mask(self.columns, Filter(), self.now_us)
+        words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)
+        slots = candidates(words, around, close, allowed, question.per_leg)
+        signals = Signals.of(self.columns, legs, cosines, slots)
+        values = assess_candidates(self.columns, signals, question, Weights()).values.T
+        gold = np.array([self.columns.ids[slot] in evidence for slot in slots], np.bool_)
+        return Asked(question, legs, cosines, evidence, values, gold)
+
+
+def index_talk(talk: Any, vectors: Vectors) -> Memory:
+    """Index the turns of a conversation."""
+    fragments = [
+        Fragment(
+            turn.id,
+            turn.text,
+            speaker=turn.speaker,
+            session=str(turn.session),
+            observe_time_us=_microseconds(turn.timestamp),
+        )
+        for turn in talk.fragments
+    ]
+    columns, lexical = Columns(), LexicalIndex()
+    for fragment in fragments:
+        slot, terms = columns.append(fragment), ANALYZER.terms(lexical_text(fragment))
+        lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
+    rows = vectors.embed([indexed_text(fragment) for fragment in fragments])
+    dense = DenseMatrix(rows.shape[1])
+    dense.extend(rows)
+    return Memory(columns, lexical, dense, _microseconds(talk.now))
+
+
+def load_talk(talk: Any, vectors: Vectors) -> Talk:
+    """Index a conversation and assess the candidates of its answerable questions."""
+    memory = index_talk(talk, vectors)
+    questions = [question for question in talk.questions if question.category != "adversarial"]
+    queries = vectors.embed([question.text for question in questions])
+    asked = [
+        memory.ask(one.text, vector, frozenset(one.evidence)) for one, vector in zip(questions, queries, strict=True)
+    ]
+    return Talk(memory.columns, asked)
+
+
+def fit_parts(asked: Sequence[Asked], names: Sequence[str]) -> dict[str, float]:
+    """The coefficients of these parts; those that would be negative are left out."""
+    while True:
+        fitted = fit_logistic(asked, [PARTS.index(name) for name in names]).tolist()
+        found: dict[str, float] = dict(zip(names, fitted, strict=True))
+        kept = [name for name, value in found.items() if value > 0]
+        if len(kept) == len(names):
+            return found
+        names = kept
+
+
+def fit_logistic(asked: Sequence[Asked], columns: Sequence[int]) -> Matrix:
+    """Conditional logistic regression by damped Newton steps: one coefficient per column of the values."""
+    known = [each for each in asked if each.gold.any()]
+    values = np.concatenate([each.values[:, columns] for each in known])
+    spread = values.std(axis=0) + 1e-9
+    values = (values - values.mean(axis=0)) / spread
+    shares = np.concatenate([each.gold / each.gold.sum() for each in known])
+    sizes = [len(each.gold) for each in known]
+    starts, owner = np.cumsum([0, *sizes[:-1]]), np.repeat(np.arange(len(known)), sizes)
+    penalty = PENALTY * len(known)
+
+    def likelihood(weights: Matrix) -> tuple[float, Matrix]:
+        scores = values @ weights
+        top = np.maximum.reduceat(scores, starts)
+        raised = np.exp(scores - top[owner])
+        total = np.add.reduceat(raised, starts)
+        found = shares @ scores - (top + np.log(total)).sum() - penalty * weights @ weights / 2
+        return float(found), raised / total[owner]
+
+    weights = np.zeros(len(columns))
+    reached, chances = likelihood(weights)
+    for _ in range(50):
+        weighed = values * chances[:, None]
+        means = np.add.reduceat(weighed, starts)
+        gradient = shares @ values - means.sum(axis=0) - penalty * weights
+        step = np.linalg.solve(weighed.T @ values - means.T @ means + penalty * np.eye(len(columns)), gradient)
+        length = 1.0
+        while (after := likelihood(weights + length * step))[0] < reached and length > 1e-6:
+            length /= 2
+        weights, before = weights + length * step, reached
+        reached, chances = after
+        if reached - before < 1e-6:
+            break
+    return weights / spread
+
+
+def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeights:
+    """The coefficients scaled so that the legs' weights sum to 1."""
+    part = {name: found.get(name, 0.0) for name in PARTS}
+    held = HASHING_DENSE if kind == "hashing" else 0.0
+    total = (part["dense"] + part["lexical"] + part["context"]) / (1 - held)
+    lexical = round(part["lexical"] / total, 2)
+    dense = held or round(part["dense"] / total, 2)
+    return fitted_weights.FittedWeights(
+        dense=dense,
+        lexical=lexical,
+        context=round(1 - dense - lexical, 2),
+        reply=round(part["reply"] / part["context"], 2),
+        weak_below=0.0,
+    )
+
+
+def measure_floor(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> float:
+    """The best match that at most WEAK_SHARE of the questions miss, in hundredths."""
+    matches = [best_of(each, talk.columns, fitted) for talk in talks for each in talk.asked]
+    return math.floor(float(np.quantile(matches, WEAK_SHARE)) * 100) / 100
+
+
+def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights) -> float:
+    """The best relevance among the candidates of a question, without the speaker bonus."""
+    allowed = mask(columns, Filter(), 0)
+    ranked = rank(columns, asked.legs, asked.cosines, asked.question, weights_of(fitted), allowed)
+    return ranked.considered.best_match
+
+
+def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
+    """The formula with these weights and the other defaults."""
+    return Weights(dense=fitted.dense, lexical=fitted.lexical, context=fitted.context, reply=fitted.reply)
+
+
+def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> Matrix:
+    """(questions, depths): share of the evidence among the first, as the server ranks."""
+    weights, rows = weights_of(fitted), []
+    for talk in talks:
+        allowed = mask(talk.columns, Filter(), 0)
+        for each in talk.asked:
+            ranked = rank(talk.columns, each.legs, each.cosines, each.question, weights, allowed).results
+            ids = [one.id for one in ranked]
+            rows.append([len(each.evidence & set(ids[:depth])) / len(each.evidence) for depth in DEPTHS])
+    return np.array(rows)
+
+
+def measure_left_out(talks: Sequence[Talk], names: Sequence[str], kind: str) -> Matrix:
+    """Like `measure_recall`, each conversation with the weights fitted to the others."""
+    rows = []
+    for left_out in talks:
+        others = [each for talk in talks if talk is not left_out for each in talk.asked]
+        rows.append(measure_recall([left_out], share_out(fit_parts(others, names), kind)))
+    return np.concatenate(rows)
+
+
+def write_table(kind: str, fitted: fitted_weights.FittedWeights) -> None:
+    """Replace the kind's line of the table."""
+    line = f"{kind.upper()} = {fitted!r}"
+    text, count = re.subn(rf"^{kind.upper()} = .*$", line, _TABLE.read_text("utf-8"), flags=re.MULTILINE)
+    assert count == 1, f"{_TABLE} has no line for {kind}"
+    _TABLE.write_text(text, encoding="utf-8")
+
+
+def _microseconds(moment: datetime) -> int:
+    return int(moment.replace(tzinfo=UTC).timestamp() * 1_000_000)
+
+
+def _format_recall(rows: Matrix) -> str:
+    return " / ".join(f"{value:.1%}".rstrip("%") for value in rows.mean(axis=0))
+
+
+def main() -> None:
+    """Fit, measure, and write the table if asked to."""
+    from quality import load_conversations  # a sibling, on the path when this file runs as a program
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
+    parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
+    parser.add_argument("--drop", nargs="*", default=[], choices=PARTS, help="parts to fit without")
+    parser.add_argument("--write", action="store_true", help="write the weights to the server's table")
+    arguments = parser.parse_args()
+    kind = "model" if arguments.model_dir else "hashing"
+    names = [name for name in _PARTS[kind] if name not in arguments.drop]
+    vectors = Vectors(arguments.model_dir)
+    talks = [load_talk(talk, vectors) for talk in load_conversations(arguments.data)]
+    every = [each for talk in talks for each in talk.asked]
+    fitted = share_out(fit_parts(every, names), kind)
+    fitted = replace(fitted, weak_below=measure_floor(talks, fitted))
+    print(f"{len(every)} questions of {len(talks)} conversations, {kind}, parts {', '.join(names)}")
+    print(f"fitted to all: {fitted}")
+    print(f"  @4 / @10 / @20 on the same questions   {_format_recall(measure_recall(talks, fitted))}")
+    print(f"  leave-one-conversation-out             {_format_recall(measure_left_out(talks, names, kind))}")
+    present = fitted_weights.HASHING if kind == "hashing" else fitted_weights.MODEL
+    print(f"in the table: {present}\n  @4 / @10 / @20 {_format_recall(measure_recall(talks, present))}")
+    if arguments.write:
+        write_table(kind, fitted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The mark `weak` on an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memstream_server.core.fitted_weights import HASHING
+from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
+from tests.engine.conftest import open_engine
+from tests.engine.memory import observation
+
+TEXTS = ("Tea in the morning", "Rain on the roof", "A walk by the sea", "The bakery opens at six")
+KNOWN, UNKNOWN = "When does the bakery open?", "Which guitar did Zoltan restring yesterday?"
+
+
+async def ask(path: Path, text: str, policy: Policy = DEFAULT, floor: float | None = None) -> RecallAnswer:
+    async with open_engine(path) as engine:
+        await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, policy, exist_ok=True))
+        await engine.observe_batch("test", "joy", "once", 1, [observation(each) for each in TEXTS], AckLevel.STORED)
+        return await engine.recall("test", "joy", Query(text, reinforce=False, weak_below=floor))
+
+
+async def test_question_about_nothing_in_memory_is_weak(tmp_path: Path) -> None:
+    answer = await ask(tmp_path, UNKNOWN)
+    assert answer.weak
+    assert answer.best_relevance < HASHING.weak_below, "no speaker is named"
+    assert answer.recollections, "a weak answer keeps its recollections"
+
+
+async def test_question_with_an_answer_is_not_weak(tmp_path: Path) -> None:
+    answer = await ask(tmp_path, KNOWN)
+    assert not answer.weak
+    assert answer.best_relevance >= HASHING.weak_below
+
+
+async def test_empty_memory_answers_weakly(tmp_path: Path) -> None:
+    async with open_engine(tmp_path) as engine:
+        await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
+        assert (await engine.recall("test", "joy", Query(KNOWN))).weak
+
+
+@pytest.mark.parametrize(
+    ("set_by_policy", "set_by_query", "weak"),
+    [(0.0, None, False), (None, 0.0, False), (0.0, 1.0, True), (1.0, 0.0, False), (1.0, None, True)],
+)
+async def test_query_and_policy_set_the_floor(
+    tmp_path: Path, set_by_policy: float | None, set_by_query: float | None, weak: bool
+) -> None:
+    policy = with_value(DEFAULT, "recall.weak_below", set_by_policy)
+    assert (await ask(tmp_path, UNKNOWN, policy, set_by_query)).weak is weak
+
+
+async def test_dbgpt_ranking_has_no_floor_of_its_own(tmp_path: Path) -> None:
+    assert not (await ask(tmp_path / "unset", UNKNOWN, DBGPT)).weak
+    assert (await ask(tmp_path / "set", UNKNOWN, DBGPT, 1.0)).weak
