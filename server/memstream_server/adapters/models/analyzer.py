@@ -74,7 +74,7 @@ class _Words(dict[str, _Hashes]):
         """The terms of a fragment's prefix with counts; all its words count. Not to be changed."""
         known = self._prefixes.get(prefix)
         if known is None:
-            known = Counter(term for token in tokens(prefix) for term in self.hash_all(token))
+            known = dict(Counter(term for token in tokens(prefix) for term in self.hash_all(token)))
             if len(self._prefixes) >= _CACHED_PREFIXES:
                 self._prefixes.clear()
             self._prefixes[prefix] = known
@@ -88,16 +88,18 @@ class _Words(dict[str, _Hashes]):
         return found
 
     def _hash_forms(self, token: str, stop: frozenset[str]) -> _Hashes:
-        hashes: list[int] = []
-        for form in list_forms(token):
-            word = lower_word(form, self._language)
-            if word in stop:
-                continue
-            hashes.append(exact := term_hash(self.stems.stem_any(word)))
-            folded = fold_accents(word) if self._folds else word
-            if folded != word and (bare := term_hash(self.stems.stem_any(folded))) != exact:
-                hashes.append(bare)
-        return tuple(hashes)
+        forms = list_forms(token)
+        hashes = {form: self._hash_form(form, stop) for form in set(forms)}  # a chain of hyphens may repeat its parts
+        return tuple([term for form in forms for term in hashes[form]])
+
+    def _hash_form(self, form: str, stop: frozenset[str]) -> _Hashes:
+        word = lower_word(form, self._language)
+        if word in stop:
+            return ()
+        exact = term_hash(self.stems.stem_any(word))
+        folded = fold_accents(word) if self._folds else word
+        bare = exact if folded == word else term_hash(self.stems.stem_any(folded))
+        return (exact,) if bare == exact else (exact, bare)
 
 
 class SnowballAnalyzer:
@@ -117,7 +119,7 @@ class SnowballAnalyzer:
         if language == AUTO_LANGUAGE:
             language = languages.stemmer_of(prefix + text)
         known = self._words.of(namespace, language)
-        counts = dict(known.count_prefix(prefix)) if prefix else {}
+        counts = known.count_prefix(prefix).copy() if prefix else {}
         for term in _list_terms(text, known):
             counts[term] = counts.get(term, 0) + 1
         return _pack_terms(counts)
@@ -156,5 +158,10 @@ def _list_terms(text: str, known: _Words) -> list[int]:
         undecided = terms.count(_UNDECIDED)
         terms = [term for term in terms if term != _UNDECIDED]
         if undecided > 1 or known[found[0]] != (_UNDECIDED,) or found[0].lower() in NAMES:
-            terms += [term_hash(known.stems.stem_any(name)) for name in find_names(text, known.stems.stop)]
-    return terms or [term for token in found for term in known.hash_all(token)]
+            names = find_names(text, known.stems.stop)
+            hashes = {name: term_hash(known.stems.stem_any(name)) for name in set(names)}
+            terms += map(hashes.__getitem__, names)
+    if terms:
+        return terms
+    verbatim = {token: known.hash_all(token) for token in set(found)}
+    return [term for token in found for term in verbatim[token]]

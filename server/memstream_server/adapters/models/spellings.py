@@ -21,6 +21,8 @@ RUNS_MAX = 4
 """A word that alternates more often between letters and digits is an encoded value; its parts mean nothing."""
 CASED_PARTS_MAX = 16
 """Parts of a word of mixed case that are indexed."""
+_PARTED_CHARACTERS_MAX = 128
+"""A longer word is encoded data and has no parts."""
 _RUN = re.compile(r"d+|[Ul]+")
 _PART = re.compile(r"U+(?!l)|U?l+")
 _MARKS = frozenset(
@@ -91,7 +93,7 @@ def _list_parts(word: str) -> list[str]:
         return []
     if word[:-1].isupper() and word[-1] == "s":  # the plural of an abbreviation: "DNAs"
         return []
-    if word.isdecimal():
+    if word.isdecimal() or len(word) > _PARTED_CHARACTERS_MAX:
         return []
     kinds = "".join(map(_kind_of, word))
     runs = [match.span() for match in _RUN.finditer(kinds)]

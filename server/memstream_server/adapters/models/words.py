@@ -118,9 +118,9 @@ def find_names(text: str, stop: frozenset[str]) -> list[str]:
     Evidence: a capital inside a sentence ("ask Will", "The Who"), capitals only ("IT"), or a capital at the start of a
     sentence for a stop word that is a given name. A text without a lowercase word has no evidence.
     """
-    found = [match for match in _NAME.finditer(text) if match[0].lower() in stop]
-    if not found or not _LOWER_START.search(text):
+    if stop.isdisjoint(map(str.lower, _NAME.findall(text))) or not _LOWER_START.search(text):
         return []
+    found = [match for match in _NAME.finditer(text) if match[0].lower() in stop]
     return [match[0].lower() for match in found if not _is_auxiliary(text, match)]
 
 
