@@ -57,7 +57,7 @@ class _Folds(dict[int, str]):
         elif letter not in _LETTERS_WITH_MARKS:
             bare = unicodedata.normalize("NFD", letter)
             if bare[1:] and _MARKS.issuperset(bare[1:]):
-                folded = bare[0]
+                folded = _WITHOUT_DECOMPOSITION.get(bare[0], bare[0])  # "ǣ" is "æ" with a mark
         self[code] = folded
         return folded
 
