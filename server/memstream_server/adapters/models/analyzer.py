@@ -142,6 +142,7 @@ class SnowballAnalyzer:
 
 
 def _pack_terms(counts: dict[int, int]) -> Terms:
+    counts.pop(_UNDECIDED, None)
     if not counts:
         return NO_TERMS
     hashes = sorted(counts)
@@ -154,14 +155,12 @@ def _pack_terms(counts: dict[int, int]) -> Terms:
 def _list_terms(text: str, known: _Words) -> list[int]:
     found = tokens(text)
     terms = list(chain.from_iterable(map(known.__getitem__, found)))
-    if _UNDECIDED in terms:
-        undecided = terms.count(_UNDECIDED)
-        terms = [term for term in terms if term != _UNDECIDED]
-        if undecided > 1 or known[found[0]] != (_UNDECIDED,) or found[0].lower() in NAMES:
-            names = find_names(text, known.stems.stop)
-            hashes = {name: term_hash(known.stems.stem_any(name)) for name in set(names)}
-            terms += map(hashes.__getitem__, names)
-    if terms:
+    undecided = terms.count(_UNDECIDED)  # its entries stay: to remove them here costs more than in the counts
+    if undecided > 1 or (undecided and (known[found[0]] != (_UNDECIDED,) or found[0].lower() in NAMES)):
+        names = find_names(text, known.stems.stop)
+        hashes = {name: term_hash(known.stems.stem_any(name)) for name in set(names)}
+        terms += map(hashes.__getitem__, names)
+    if len(terms) > undecided:
         return terms
     verbatim = {token: known.hash_all(token) for token in set(found)}
     return [term for token in found for term in verbatim[token]]
