@@ -55,7 +55,8 @@ USUAL = Weights(
     reply=MODEL.reply_factor,
 )
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
-Analyze = Callable[[str], Terms]
+Analyze = Callable[[str, bool], Terms]
+"""The terms of a text; True: of a question."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ def measure_recall(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> 
     """Percent of the questions with their evidence among the first 4 / 10 / 20."""
     columns, lexical, dense = Columns(), LexicalIndex(), DenseMatrix(MODEL.dimension)
     for fragment, vector in zip(texts.fragments, texts.vectors, strict=True):
-        slot, terms = columns.append(fragment), analyze(indexed_text(fragment))
+        slot, terms = columns.append(fragment), analyze(indexed_text(fragment), False)
         lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
         dense.append(vector)
     allowed, places = mask(columns, Filter(), NOW_US), []
     for asked in texts.questions:
-        hashes = query_terms(analyze(asked.text).hashes)
+        hashes = query_terms(analyze(asked.text, True).hashes)
         question = Question(asked.text, hashes, asked.vector, NOW_US, limit=max(DEPTHS))
         legs, cosines = lexical.legs(hashes), dense.cosines(asked.vector)
         ids = [scored.id for scored in rank(columns, legs, cosines, question, weights, allowed).results]
@@ -121,13 +122,13 @@ def measure_recall(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> 
 
 def make_analyzer(language: str) -> Analyze:
     """Analyze all texts with one stemmer, or each with its detected language's."""
-    return lambda text: ANALYZER.terms(text, language)
+    return lambda text, asks: ANALYZER.question_terms(text, language) if asks else ANALYZER.terms(text, language)
 
 
 def make_piece_analyzer(size: int) -> Analyze:
     """For unspaced scripts, keep only pieces of `size` characters; other words stay whole."""
 
-    def analyze(text: str) -> Terms:
+    def analyze(text: str, asks: bool) -> Terms:
         counts = Counter(term_hash(word) for word in words(text) if word.isascii() or len(word) == size)
         hashes = sorted(counts)
         numbers = [counts[each] for each in hashes]

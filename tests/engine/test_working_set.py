@@ -53,9 +53,9 @@ class Twins:
 
 
 def _like(working: WorkingSet, vectors: bool) -> WorkingSet:
-    twin = WorkingSet(working.embedding, 1_000)
-    twin.begin(vectors)
-    twin.record, twin.state = working.record, working.state
+    twin = WorkingSet(working.embedding, 1_000, working._analyzer)
+    twin.begin(working.record, vectors)
+    twin.state = working.state
     return twin
 
 

@@ -102,7 +102,7 @@ class Gathered:
         self.told: list[bool | str] = []
         self.blocks: list[Block] = []
 
-    def begin(self, all_vectors: bool) -> None:
+    def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         self.told.append(all_vectors)
 
     def add(self, block: Block) -> None:

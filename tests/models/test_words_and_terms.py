@@ -26,7 +26,7 @@ def test_stems_are_counted_and_stop_words_left_out() -> None:
 
 def test_a_typographic_apostrophe_is_an_apostrophe() -> None:
     assert words("Don\u2019t") == ["don't"]
-    assert ANALYZER.terms("I don\u2019t") == NO_TERMS
+    assert ANALYZER.terms("I don\u2019t see") == ANALYZER.terms("I don't see") == ANALYZER.terms("see")
 
 
 def test_cjk_becomes_characters_and_pairs() -> None:
@@ -63,8 +63,7 @@ def test_unknown_language_error_lists_known_ones() -> None:
     assert "english" in languages()
 
 
-def test_a_text_of_stop_words_or_signs_has_no_terms() -> None:
-    assert ANALYZER.terms("who are you?") == NO_TERMS
+def test_a_text_of_signs_has_no_terms() -> None:
     assert ANALYZER.terms("") == ANALYZER.terms("!?… 🙂") == NO_TERMS
 
 

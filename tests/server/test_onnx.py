@@ -21,7 +21,7 @@ pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("tokenizers", reason="the extra onnx is not installed")
 
-from memstream_server.adapters.models.local.install import install_model  # needs the extra
+from memstream_server.adapters.models.local.install import install_model  # noqa: E402  # needs the extra
 
 
 async def test_a_server_embeds_by_itself(make_server: MakeServer, tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def date_text(time_us: int) -> str:
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year}"
 
 
-def _text_prefix(fragment: Fragment) -> str:
+def text_prefix(fragment: Fragment) -> str:
+    """ "[8 May 2023] Speaker: ", which precedes the content where it is embedded and indexed."""
     date = date_text(fragment.observe_time_us)
     speaker = f"{fragment.speaker}: " if fragment.speaker else ""
     return f"[{date}] {speaker}" if date else speaker
@@ -53,12 +54,12 @@ def clip_for_index(content: str) -> str:
 
 def indexed_text(fragment: Fragment) -> str:
     """ "[8 May 2023] Speaker: text", unclipped: the embedder's input (its adapter truncates to the model's limit)."""
-    return _text_prefix(fragment) + fragment.content
+    return text_prefix(fragment) + fragment.content
 
 
 def lexical_text(fragment: Fragment) -> str:
-    """The same with a long content clipped: the analyzer's input."""
-    return _text_prefix(fragment) + clip_for_index(fragment.content)
+    """The same with a long content clipped: the reranker's input. The analyzer takes prefix and content apart."""
+    return text_prefix(fragment) + clip_for_index(fragment.content)
 
 
 def may_neighbour(characters: int) -> bool:

@@ -181,15 +181,25 @@ class Analyzer(Protocol):
     `language` is the name of a Snowball algorithm, or core.policy.AUTO_LANGUAGE for the text's own language.
     """
 
+    @property
+    def version(self) -> int:
+        """At least 1; stored with the terms. Terms of another version are not comparable."""
+        ...
+
     async def prepare(self, language: str) -> None:
         """Await this before `terms` in a language. Raises ValueError with the reason if it is not available."""
         ...
 
-    def terms(self, text: str, language: str, namespace: str = "") -> Terms:
-        """Stemmed words without stop words, CJK as characters and pairs; hashes ascending with counts.
+    def terms(self, text: str, language: str, namespace: str = "", prefix: str = "") -> Terms:
+        """Stemmed words with their spellings, CJK as characters and pairs; hashes ascending with counts.
 
+        Stop words count if they are names, or all there is in the text. `prefix`: the date and speaker of a fragment.
         An analyzer caches per `namespace`.
         """
+        ...
+
+    def question_terms(self, text: str, language: str, namespace: str = "") -> Terms:
+        """The terms of a question, which are found in those of fragments."""
         ...
 
 

@@ -10,7 +10,7 @@ from memstream_server.core.values import Enhancement, Tier
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan
 from memstream_server.ports.journal.records import IndexEntry
-from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.rows import Anchor, Row, Terms
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from tests.journal.samples import MODEL, Gathered, fragment, image, row, transition, vector
 
@@ -44,6 +44,15 @@ class Images:
         ids = [fragment(1).id, "nobody", fragment(0).id]
         assert await journal.vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
         assert await journal.vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
+
+    async def test_terms_keep_the_version_of_their_analyzer(self, journal: Journal) -> None:
+        kept = [row(fragment(place)).terms for place in range(4)]
+        terms = [
+            Terms(one.hashes, one.counts, version) for one, version in zip(kept, (0, 7, 0, 65_535), strict=True) if one
+        ]
+        rows = [Row(fragment(place), one) for place, one in enumerate(terms)]
+        await journal.commit(transition(1, rows=tuple(rows)))
+        assert [one.terms for one in (await image(journal)).rows] == terms
 
     async def test_scan_has_content_vectors_of_space_in_force(self, journal: Journal) -> None:
         def visited(scan: MemoryScan) -> bytes | None:

@@ -1,21 +1,45 @@
-"""The lexical analyzer: text to hashed Snowball stems with counts, in microseconds."""
+"""The lexical analyzer: text to hashed Snowball stems with counts, in microseconds.
+
+Rule 1. A token counts under each of its spellings (spellings.py). They are computed once per token and cached.
+Rule 2. A stop word counts where it is a name (words.find_names), in the prefix of a fragment, and in a text that has
+no other words.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from hashlib import blake2b
+from itertools import chain
 
 from memstream_server.adapters.models import languages
 from memstream_server.adapters.models.per_namespace import PerNamespace
-from memstream_server.adapters.models.words import Stems, words
+from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word
+from memstream_server.adapters.models.words import (
+    NAMES,
+    WORD_CHARACTERS_MAX,
+    Stems,
+    find_names,
+    may_name,
+    tokens,
+)
 from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.ports.journal.rows import Terms
 
+VERSION = 1
+"""Stored with the terms. Raise it with every change of their computation: activation analyzes older rows again."""
 _CACHED_WORDS = 131_072
 """Total over namespaces and languages."""
+_CACHED_CHARACTERS_MAX = 2 * WORD_CHARACTERS_MAX
+"""Longer tokens (encoded data, long chains of hyphens) are not cached."""
+_CACHED_PREFIXES = 64
+"""Prefixes of fragments, by date and speaker, per namespace and language."""
+_QUESTION = "?"
+"""Suffix of a language: the cache of its questions' words."""
 _COUNT_MAX = 65_535
-NO_TERMS = Terms(b"", b"")
+NO_TERMS = Terms(b"", b"", VERSION)
+_Hashes = tuple[int, ...]
 
 
 def term_hash(stem: str) -> int:
@@ -23,50 +47,120 @@ def term_hash(stem: str) -> int:
     return int.from_bytes(blake2b(stem.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-class _Words(dict[str, int]):
-    """Term hashes of one language's words, computed on first use; 0 for a stop word."""
+_UNDECIDED = 0
+"""In place of the term of a stop word with a capital: its text decides whether it is a name."""
 
-    def __init__(self, stems: Stems) -> None:
-        self._stem = stems.stem
 
-    def __missing__(self, word: str) -> int:
+class _Words(dict[str, _Hashes]):
+    """Term hashes of one language's tokens, computed on first use; none for a stop word."""
+
+    def __init__(self, language: str, stems: Stems, folds: bool) -> None:
+        """`folds`: each word also counts without its accents."""
+        self.stems = stems
+        self._language = language
+        self._folds = folds
+        self._prefixes: dict[str, dict[int, int]] = {}
+
+    def __missing__(self, token: str) -> _Hashes:
+        if token.lower() not in self.stems.stop:
+            return self._keep(token, self._hash_forms(token, self.stems.stop))
+        return self._keep(token, (_UNDECIDED,) if may_name(token) else ())
+
+    def hash_all(self, token: str) -> _Hashes:
+        """The terms of a token, stop words included; not cached."""
+        return self._hash_forms(token, frozenset())
+
+    def count_prefix(self, prefix: str) -> dict[int, int]:
+        """The terms of a fragment's prefix with counts; all its words count. Not to be changed."""
+        known = self._prefixes.get(prefix)
+        if known is None:
+            known = dict(Counter(term for token in tokens(prefix) for term in self.hash_all(token)))
+            if len(self._prefixes) >= _CACHED_PREFIXES:
+                self._prefixes.clear()
+            self._prefixes[prefix] = known
+        return known
+
+    def _keep(self, key: str, found: _Hashes) -> _Hashes:
         if len(self) >= _CACHED_WORDS:
             self.clear()
-        stem = self._stem(word)
-        found = self[word] = term_hash(stem) if stem else 0
+        if len(key) <= _CACHED_CHARACTERS_MAX:
+            self[key] = found
         return found
+
+    def _hash_forms(self, token: str, stop: frozenset[str]) -> _Hashes:
+        forms = list_forms(token)
+        hashes = {form: self._hash_form(form, stop) for form in set(forms)}  # a chain of hyphens may repeat its parts
+        return tuple([term for form in forms for term in hashes[form]])
+
+    def _hash_form(self, form: str, stop: frozenset[str]) -> _Hashes:
+        word = lower_word(form, self._language)
+        if word in stop:
+            return ()
+        exact = term_hash(self.stems.stem_any(word))
+        folded = fold_accents(word) if self._folds else word
+        bare = exact if folded == word else term_hash(self.stems.stem_any(folded))
+        return (exact,) if bare == exact else (exact, bare)
 
 
 class SnowballAnalyzer:
     """ports.models.Analyzer. Stateless except for bounded caches per namespace; thread-safe."""
 
+    version = VERSION
+
     def __init__(self) -> None:
         self._stems: dict[str, Stems] = {}
         self._words = PerNamespace(self._words_of, _CACHED_WORDS)
 
-    def terms(self, text: str, language: str = "english", namespace: str = "") -> Terms:
+    def terms(self, text: str, language: str = "english", namespace: str = "", prefix: str = "") -> Terms:
         """The packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
 
-        AUTO_LANGUAGE: detects the language of the text.
+        AUTO_LANGUAGE: detects the language of the text. `prefix`: a fragment's date and speaker, also terms.
         """
         if language == AUTO_LANGUAGE:
-            language = languages.stemmer_of(text)
+            language = languages.stemmer_of(prefix + text)
         known = self._words.of(namespace, language)
-        counts: dict[int, int] = {}
-        for term in map(known.__getitem__, words(text)):
+        counts = known.count_prefix(prefix).copy() if prefix else {}
+        for term in _list_terms(text, known):
             counts[term] = counts.get(term, 0) + 1
-        counts.pop(0, None)
-        if not counts:
-            return NO_TERMS
-        hashes = sorted(counts)
-        numbers = [min(counts[term], _COUNT_MAX) for term in hashes]
-        return Terms(struct.pack(f"<{len(hashes)}Q", *hashes), struct.pack(f"<{len(hashes)}H", *numbers))
+        return _pack_terms(counts)
+
+    def question_terms(self, text: str, language: str = "english", namespace: str = "") -> Terms:
+        """The packed terms of a question, with accents as it writes them."""
+        if language == AUTO_LANGUAGE:
+            language = languages.stemmer_of(text)
+        return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
 
     async def prepare(self, language: str) -> None:
         """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""
         if language == AUTO_LANGUAGE:
             await asyncio.to_thread(languages.identifier)
 
-    def _words_of(self, language: str) -> _Words:
+    def _words_of(self, kind: str) -> _Words:
+        language = kind.removesuffix(_QUESTION)
         stems = self._stems.get(language)
-        return _Words(stems or self._stems.setdefault(language, Stems(language)))
+        return _Words(language, stems or self._stems.setdefault(language, Stems(language)), folds=language == kind)
+
+
+def _pack_terms(counts: dict[int, int]) -> Terms:
+    counts.pop(_UNDECIDED, None)
+    if not counts:
+        return NO_TERMS
+    hashes = sorted(counts)
+    numbers = list(map(counts.__getitem__, hashes))
+    if max(numbers) > _COUNT_MAX:
+        numbers = [min(number, _COUNT_MAX) for number in numbers]
+    return Terms(struct.pack(f"<{len(hashes)}Q", *hashes), struct.pack(f"<{len(hashes)}H", *numbers), VERSION)
+
+
+def _list_terms(text: str, known: _Words) -> list[int]:
+    found = tokens(text)
+    terms = list(chain.from_iterable(map(known.__getitem__, found)))
+    undecided = terms.count(_UNDECIDED)  # its entries stay: to remove them here costs more than in the counts
+    if undecided > 1 or (undecided and (known[found[0]] != (_UNDECIDED,) or found[0].lower() in NAMES)):
+        names = find_names(text, known.stems.stop)
+        hashes = {name: term_hash(known.stems.stem_any(name)) for name in set(names)}
+        terms += map(hashes.__getitem__, names)
+    if len(terms) > undecided:
+        return terms
+    verbatim = {token: known.hash_all(token) for token in set(found)}
+    return [term for token in found for term in verbatim[token]]

@@ -26,6 +26,10 @@ _ASCII_WORD = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*")
 _LETTERS = rf"[^\W_{_PIECED}]+(?:[{_MARKS}]+[^\W_{_PIECED}]*)*"
 _WORD = re.compile(rf"[{_PIECED}]+|{_LETTERS}(?:'{_LETTERS})*")
 _PIECED_START = re.compile(rf"[{_PIECED}]")
+_ASCII_TOKEN = re.compile(r"[A-Za-z0-9]+(?:['-][A-Za-z0-9]+)*")
+_TOKEN = re.compile(rf"[{_PIECED}]+|{_LETTERS}(?:['-]{_LETTERS})*")
+_SIGNS = {0x2019: "'", 0x2010: "-", 0xAD: None}
+"""Typographic apostrophe and hyphen (which NFKC makes of the non-breaking hyphen), and the soft hyphen."""
 
 STOP_WORDS = {
     "english": frozenset(
@@ -59,6 +63,27 @@ def words(text: str) -> list[str]:
     return found
 
 
+def tokens(text: str) -> list[str]:
+    """The words in order as written, with inner hyphens and apostrophes; pieces of scripts without spaces as `words`.
+
+    The analyzer's input; `words` is the hashing embedder's, whose vectors are stored and must not change.
+    """
+    if text.isascii():
+        return _ASCII_TOKEN.findall(text)
+    found: list[str] = []
+    for token in _TOKEN.findall(normalise_signs(text)):
+        if _PIECED_START.match(token):
+            found += _split_pieces(token)
+        else:
+            found.append(token)
+    return found
+
+
+def normalise_signs(text: str) -> str:
+    """The text in NFKC with plain apostrophes and hyphens."""
+    return text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SIGNS)
+
+
 def _split_pieces(run: str) -> list[str]:
     found: list[str] = []
     for place, character in enumerate(run):
@@ -66,6 +91,43 @@ def _split_pieces(run: str) -> list[str]:
         if place + 1 < len(run):
             found.append(run[place : place + 2])
     return found
+
+
+NAMES = frozenset({"will"})
+"""Stop words that are also given names: with a capital they count even where a sentence begins."""
+_NAME = re.compile(
+    r"[A-Z](?:(?<=[a-zA-Z0-9,&] [A-Z])[a-z]+|(?<![^\W_][A-Z])(?:[A-Z]+|ill))(?![\w'\u2019])",
+)
+"""A capital inside a sentence, or capitals only, or one of NAMES."""
+_LOWER_START = re.compile(r"[a-z](?<![^\W_][a-z])(?<!['\u2019][a-z])")
+_SUBJECT = re.compile(
+    r" (?:i|a|an|any|he|her|his|it|its|my|one|our|she|some|that|the|their|there|these|they|this|those|we|you|your)\b",
+    re.IGNORECASE,
+)
+"""What follows an auxiliary verb at the start of a question, and no name: "Will you come?"."""
+
+
+def may_name(token: str) -> bool:
+    """Whether a stop word with this spelling can be a name: it has a capital, and is neither "I" nor a contraction."""
+    return token.isalpha() and not token.islower() and token != "I"
+
+
+def find_names(text: str, stop: frozenset[str]) -> list[str]:
+    """The stop words of an English text that its case shows to be names, lowercased, each as often as it occurs.
+
+    Evidence: a capital inside a sentence ("ask Will", "The Who"), capitals only ("IT"), or a capital at the start of a
+    sentence for a stop word that is a given name. A text without a lowercase word has no evidence.
+    """
+    if stop.isdisjoint(map(str.lower, _NAME.findall(text))) or not _LOWER_START.search(text):
+        return []
+    found = [match for match in _NAME.finditer(text) if match[0].lower() in stop]
+    return [match[0].lower() for match in found if not _is_auxiliary(text, match)]
+
+
+def _is_auxiliary(text: str, match: re.Match[str]) -> bool:
+    before = text[max(0, match.start() - 2) : match.start()]
+    inside = before.endswith(" ") and (before[0].isalnum() or before[0] in ",&")
+    return not inside and not match[0].isupper() and _SUBJECT.match(text, match.end()) is not None
 
 
 class Stems:
@@ -80,12 +142,15 @@ class Stems:
             self._stemmer = Stemmer.Stemmer(language, 0)
         except KeyError as error:
             raise ValueError(f"no stemmer for {language!r}; there are {', '.join(languages())}") from error
-        self._stop = STOP_WORDS.get(language, frozenset())
+        self.stop = STOP_WORDS.get(language, frozenset())
         self._lock = threading.Lock()
 
     def stem(self, word: str) -> str:
-        if word in self._stop:
-            return ""
+        """The stem of a lowercase word; empty for a stop word."""
+        return "" if word in self.stop else self.stem_any(word)
+
+    def stem_any(self, word: str) -> str:
+        """The stem of a lowercase word, stop words included."""
         with self._lock:  # Snowball stemmers are not thread-safe
             stem: str = self._stemmer.stemWord(word[:WORD_CHARACTERS_MAX])
         return stem

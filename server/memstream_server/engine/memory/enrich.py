@@ -11,7 +11,7 @@ import numpy.typing as npt
 import structlog
 
 from memstream_server.core.policy import Policy, ShortTermKind
-from memstream_server.core.rendering import clip_for_index, indexed_text, lexical_text
+from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.fair_scheduler import FairScheduler
@@ -149,7 +149,7 @@ class Enricher:
     ) -> EnrichedFragment:
         return EnrichedFragment(
             fragment=fragment.but(importance=importance, model="" if embedded.vector is None else embedded.space),
-            terms=self._analyzer.terms(lexical_text(fragment), record.policy.language, record.namespace),
+            terms=analyze_fragment(self._analyzer, fragment, record),
             embedded=embedded,
             beside=beside,
         )
@@ -298,6 +298,12 @@ class Enricher:
             async with self._scheduler.slot(record.namespace):
                 rows.extend(await embedding.embedder.embed(texts[start : start + EMBEDDED_PER_SLOT], record.namespace))
         return rows
+
+
+def analyze_fragment(analyzer: Analyzer, fragment: Fragment, record: MemoryRecord) -> Terms:
+    """The terms under which a fragment is indexed. A long content is clipped."""
+    content = clip_for_index(fragment.content)
+    return analyzer.terms(content, record.policy.language, record.namespace, text_prefix(fragment))
 
 
 def enhances_short_term(kind: MemoryKind, policy: Policy) -> bool:

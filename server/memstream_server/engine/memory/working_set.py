@@ -22,12 +22,14 @@ from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
+from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row
 from memstream_server.ports.journal.writing import Commit
+from memstream_server.ports.models import Analyzer
 
 _RECALLED_MAX = 4_096
 """Recalled contents kept to detect echoes, over all sessions."""
@@ -45,7 +47,7 @@ class WorkingSet:
     record: MemoryRecord
     state: State
 
-    def __init__(self, embedding: Embedding, dense_max: int) -> None:
+    def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
         self.fragment_cache = FragmentCache()
@@ -55,11 +57,16 @@ class WorkingSet:
         """
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
-        self.begin(False)
+        self._analyzer = analyzer
+        self._empty(False)
 
     # ---- called by the journal during the load
-    def begin(self, all_vectors: bool) -> None:
+    def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         """See Gathering."""
+        self.record = record
+        self._empty(all_vectors)
+
+    def _empty(self, all_vectors: bool) -> None:
         self._structures = SearchStructures(self.embedding.model.dimension, all_vectors)
         self._pending: dict[str, list[Row]] = {}
         """Committed rows by fragment that the search structures lack."""
@@ -75,8 +82,8 @@ class WorkingSet:
         self._key_of: dict[str, str] = {}
 
     def add(self, block: Block) -> None:
-        """See Gathering."""
-        self._structures.extend(block, later=True)
+        """See Gathering. Raises ValueError if the terms are outdated and the analyzer lacks the language."""
+        self._structures.extend(renew_terms(block, self._analyzer, self.record), later=True)
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._index_keys(each)

@@ -189,7 +189,7 @@ class Recaller:
 
     def _build_question(self, working: WorkingSet, query: Query, vector: Vector | None) -> Question:
         policy = working.record.policy
-        terms = self._models.analyzer.terms(query.text, policy.language, working.record.namespace)
+        terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
         given = policy.recall
         limit, reranking = limit_of(policy, query), self._find_reranking(working)
         ranked = limit if reranking is None else max(limit, reranking.candidates)

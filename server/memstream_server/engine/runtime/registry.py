@@ -193,8 +193,12 @@ class Registry:
     async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
         """The memory's image in the journal, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
-        working = WorkingSet(embedding, vectors_max)
-        image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
+        working = WorkingSet(embedding, vectors_max, self._models.analyzer)
+        try:
+            image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
+        except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
+            await self._models.prepare_language(working.record.policy)
+            raise
         working.finish_load(image)
         return image, working
 

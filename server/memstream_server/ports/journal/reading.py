@@ -69,7 +69,7 @@ class Gathering(Protocol):
     Taken block by block, short-lived objects cost neither RAM nor garbage collection.
     """
 
-    def begin(self, all_vectors: bool) -> None:
+    def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         """Called first, and again if the read restarts; `all_vectors`: see Image."""
         ...
 

@@ -17,6 +17,8 @@ class Terms:
 
     hashes: bytes
     counts: bytes
+    version: int = 0
+    """The analyzer's version, below 65,536; 0: from before versions were stored."""
 
 
 _NO_TERMS = Terms(b"", b"")
@@ -52,6 +54,8 @@ class Block:
     """Which fragments have a vector in `vectors`."""
     vectors: npt.NDArray[np.float32]
     """Vectors of these fragments, (count, dimension)."""
+    versions: npt.NDArray[np.uint16]
+    """The analyzer's version of each fragment's terms."""
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Block:
@@ -65,14 +69,16 @@ class Block:
             sizes=np.array([len(each.counts) // 2 for each in terms], np.int64),
             vectored=np.array([row.vector is not None for row in rows], np.bool_),
             vectors=np.frombuffer(b"".join(packed), "<f4").reshape(len(packed), -1 if packed else 0),
+            versions=np.array([each.version for each in terms], np.uint16),
         )
 
     def rows(self) -> Iterator[Row]:
         """Convert to rows; a fragment without terms has None."""
         ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
-        for fragment, end, size, vectored in zip(self.fragments, ends, self.sizes, self.vectored, strict=True):
+        columns = (self.fragments, ends, self.sizes, self.versions.tolist(), self.vectored)
+        for fragment, end, size, version, vectored in zip(*columns, strict=True):
             hashes, counts = self.hashes[end - size : end], self.counts[end - size : end]
-            terms = Terms(hashes.tobytes(), counts.tobytes()) if size else None
+            terms = Terms(hashes.tobytes(), counts.tobytes(), version) if size else None
             yield Row(fragment, terms, next(vectors).tobytes() if vectored else None)
 
 

@@ -28,7 +28,8 @@ from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 VERSION = 1
 """First byte of every blob. Another value raises Unreadable: a newer server wrote the blob."""
 _PREFIX = bytes([VERSION])
-_HASH_BYTES, _COUNT_BYTES = 8, 2
+_HASH_BYTES, _COUNT_BYTES, _VERSION_BYTES = 8, 2, 2
+_TERM_BYTES = _HASH_BYTES + _COUNT_BYTES
 HASH_WIDTH = 16
 """Bytes of an observation's content hash."""
 
@@ -178,28 +179,36 @@ def decode_vector(blob: bytes | None) -> Vector | None:
 
 
 def encode_terms(terms: Terms | None) -> bytes | None:
-    """Hashes, then counts. The split point follows from the widths of 8 and 2 bytes."""
+    """Hashes, counts, version. The split points follow from the widths of 8, 2 and 2 bytes; version 0 is left out."""
     if terms is None:
         return None
     if len(terms.hashes) * _COUNT_BYTES != len(terms.counts) * _HASH_BYTES:
         raise ValueError("terms need as many counts as hashes")
-    return terms.hashes + terms.counts
+    version = terms.version.to_bytes(_VERSION_BYTES, "little") if terms.version else b""
+    return terms.hashes + terms.counts + version
 
 
 def decode_terms(blob: bytes | None) -> Terms | None:
     if blob is None:
         return None
-    cut = len(blob) * _HASH_BYTES // (_HASH_BYTES + _COUNT_BYTES)
-    return Terms(blob[:cut], blob[cut:])
+    count = len(blob) // _TERM_BYTES
+    cut, end = count * _HASH_BYTES, count * _TERM_BYTES
+    return Terms(blob[:cut], blob[cut:end], int.from_bytes(blob[end:], "little"))
 
 
-def decode_terms_of_all(blobs: Packed) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """(hashes, counts, terms per fragment) of many fragments; NULL has no terms."""
-    sizes = np.array([size or 0 for size in blobs.sizes], np.int64) // (_HASH_BYTES + _COUNT_BYTES)
+def decode_terms_of_all(
+    blobs: Packed,
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16], npt.NDArray[np.int64], npt.NDArray[np.uint16]]:
+    """(hashes, counts, terms per fragment, version per fragment) of many fragments; NULL has no terms."""
+    bytes_of = np.array([size or 0 for size in blobs.sizes], np.int64)
+    sizes, versioned = np.divmod(bytes_of, _TERM_BYTES)
+    versioned //= _VERSION_BYTES
     pairs = np.frombuffer(blobs.data, "<u2")  # a hash is four of these
-    widths = np.stack([sizes * (_HASH_BYTES // _COUNT_BYTES), sizes], axis=1).ravel()
-    counted = np.repeat(np.tile([False, True], len(sizes)), widths)
-    return pairs[~counted].view("<u8"), pairs[counted], sizes
+    widths = np.stack([sizes * (_HASH_BYTES // _COUNT_BYTES), sizes, versioned], axis=1).ravel()
+    part = np.repeat(np.tile(np.arange(3, dtype=np.int8), len(sizes)), widths)
+    versions = np.zeros(len(sizes), np.uint16)
+    versions[versioned > 0] = pairs[part == 2]
+    return pairs[part == 0].view("<u8"), pairs[part == 1], sizes, versions
 
 
 def encode_policy(policy: Policy) -> str:

@@ -26,7 +26,7 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal.reading import Gathering, Image
-from memstream_server.ports.journal.records import Producer
+from memstream_server.ports.journal.records import MemoryRecord, Producer
 from memstream_server.ports.journal.rows import Block
 from memstream_server.ports.journal.writing import Receipt
 
@@ -86,7 +86,7 @@ class _BlockList:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
 
-    def begin(self, all_vectors: bool) -> None: ...
+    def begin(self, record: MemoryRecord, all_vectors: bool) -> None: ...
 
     def add(self, block: Block) -> None:
         self.blocks.append(block)
@@ -101,7 +101,8 @@ def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, 
     all_vectors = vectored <= vectors_max
     kept = _BlockList()
     gathering = kept if into is None else into
-    gathering.begin(all_vectors)
+    record = decode_record(memory)
+    gathering.begin(record, all_vectors)
     before_long_term: list[Fragment] = []
     for block in _read_blocks(connection, uid, memory.number, model, all_vectors):
         gathering.add(block)
@@ -112,7 +113,7 @@ def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, 
     held = _read_held(connection, memory.number, model, before_long_term)
     pending = tuple(_read_pending(connection, memory.number))
     return Image(
-        record=decode_record(memory),
+        record=record,
         blocks=tuple(kept.blocks),
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
@@ -130,7 +131,8 @@ def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_
         fragments = codec.decode_fragments(blobs, counts, times, models)
         if found != keys:  # skip vectors whose fragment is gone
             vectors = vectors[_mark_members(found, keys)]
-        yield Block(fragments, *codec.decode_terms_of_all(packed), np.array(_mark_members(keys, found)), vectors)
+        hashes, counts, sizes, versions = codec.decode_terms_of_all(packed)
+        yield Block(fragments, hashes, counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
 
 
 def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
