@@ -95,13 +95,13 @@ async def assembled(
 async def image_of(engine: Engine, name: str) -> Image:
     """What a restart would read."""
     record = await engine.memories.get(NAMESPACE, name)
-    return await engine._journal.load(record.uid, engine.info().embedding.name, 1_000_000)
+    return await engine._journal.load_memory(record.uid, engine.info().embedding.name, 1_000_000)
 
 
 async def events_of(engine: Engine, uid: str) -> list[Event]:
     """All events of a memory, having checked that its revisions are contiguous."""
     recorded: list[Recorded] = []
-    while page := await engine._journal.events(uid, len(recorded), 100_000):
+    while page := await engine._journal.list_events(uid, len(recorded), 100_000):
         recorded += page
     assert [one.revision for one in recorded] == list(range(1, len(recorded) + 1))
     return [event for one in recorded for event in one.events]
@@ -143,7 +143,7 @@ async def check_index(parts: Assembled, name: str) -> None:
     uid = (await parts.engine.memories.get(NAMESPACE, name)).uid
 
     async def settled() -> bool:  # a loss that was found by a search empties the index after the outbox
-        indexable = set(await parts.engine._journal.indexable(uid))
+        indexable = set(await parts.engine._journal.list_indexable(uid))
         return await parts.engine._journal.outbox_size() == 0 and parts.index.stored(uid) == indexable
 
     await until(settled)

@@ -43,7 +43,7 @@ async def insights(engine: Engine) -> list[Fragment]:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("write", ["commit", "scrub", "outbox_refill"])
+@pytest.mark.parametrize("write", ["commit", "scrub_files", "outbox_refill"])
 async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, fault: Fault
 ) -> None:
@@ -56,10 +56,10 @@ async def test_whatever_fails_on_the_way_it_is_done_in_the_end(
         await observe(parts.engine, TEA, f"{TEA} today")
         (insight,) = await until(lambda: insights(parts.engine))
         parts.journal.fail_at(1, fault, write)
-        index.fail_at(1, IndexUnavailable, "drop")
+        index.fail_at(1, IndexUnavailable, "drop_all")
         assert await erased(parts.engine, insight.sources[0]) is OperationState.SUCCEEDED
         assert parts.journal.failed == write
-        assert index.failed == index._call == "drop"
+        assert index.failed == index._call == "drop_all"
         assert [one.id for one in await live(parts.engine)] == [insight.sources[1]]
         await check(parts.engine, "joy")
 
@@ -88,7 +88,7 @@ async def test_an_insight_in_flight_is_not_kept_when_its_source_was_erased(tmp_p
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -111,7 +111,7 @@ async def test_an_insight_in_flight_is_not_kept_though_the_memory_goes_to_anothe
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -126,7 +126,7 @@ async def test_what_waits_to_be_stored_is_erased_once_it_is(tmp_path: Path) -> N
         record = await parts.engine.memories.get(NAMESPACE, "joy")
 
         async def received() -> list[str]:
-            image = await parts.engine._journal.load(record.uid, "", 0)
+            image = await parts.engine._journal.load_memory(record.uid, "", 0)
             return [one.id for receipt in image.pending for one in receipt.fragments]
 
         (waiting,) = await until(received)
@@ -144,7 +144,7 @@ async def test_cancelled_while_what_it_names_is_not_stored_it_ends(tmp_path: Pat
         release = parts.journal.hold("commit")
         await observe(parts.engine, TEA, level=AckLevel.RECEIVED)
         record = await parts.engine.memories.get(NAMESPACE, "joy")
-        image = await parts.engine._journal.load(record.uid, "", 0)
+        image = await parts.engine._journal.load_memory(record.uid, "", 0)
         (waiting,) = [one.id for receipt in image.pending for one in receipt.fragments]
         operation = await parts.engine.erasing.start(NAMESPACE, "joy", [waiting])
         await cancelled(parts.engine, operation.id)

@@ -204,11 +204,11 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
                 failed.add(failing)
     # Of the others some come with long work alone, and some where RAM does not know.
     others = {
-        "indexable",
-        "jobs",
+        "list_indexable",
+        "list_jobs",
         "outbox_fragments",
         "outbox_rows",
-        "purgeable",
+        "list_purgeable",
         "received_hashes",
         "pending_memories",
     }
@@ -325,7 +325,7 @@ async def test_no_failing_call_of_an_llm_loses_or_doubles_anything(tmp_path: Pat
 
 async def no_jobs(parts: Assembled) -> bool:
     """Asked of the journal itself."""
-    return not await parts.journal._journal.jobs(1)
+    return not await parts.journal._journal.list_jobs(1)
 
 
 # ---- the index

@@ -97,7 +97,7 @@ async def test_while_the_index_is_gone_a_large_memory_answers_from_the_words_and
 async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_the_next_start(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         uid = await filled(engine, AckLevel.INDEXED)
-        ids = set(await engine._journal.indexable(uid))
+        ids = set(await engine._journal.list_indexable(uid))
         index = engine._storage.index
         await index.delete(uid, sorted(ids)[:3])
         orphan = np.zeros(engine.dimension, np.float32)
@@ -107,7 +107,7 @@ async def test_what_the_index_lost_and_what_it_should_not_have_is_put_right_at_t
     async with open_engine(tmp_path) as engine:
 
         async def right() -> bool:
-            return await healthy(engine) and set(await engine._storage.index.ids(uid)) == ids
+            return await healthy(engine) and set(await engine._storage.index.list_ids(uid)) == ids
 
         await until(right)
 
@@ -247,7 +247,7 @@ class SlowlyRead(MemoryIndex):
 
     async def ids(self, memory: str, model: str = "") -> list[str]:
         await asyncio.sleep(0.1)
-        return await super().ids(memory, model)
+        return await super().list_ids(memory, model)
 
 
 async def test_a_comparison_of_many_memories_does_not_hold_up_what_is_to_be_indexed(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ async def test_the_scorer_gives_importance_where_the_client_gave_none(tmp_path: 
 
 async def events(engine: Engine) -> list[Event]:
     record = await engine.memories.get("test", "joy")
-    return [event for one in await engine._journal.events(record.uid, 0, 1_000) for event in one.events]
+    return [event for one in await engine._journal.list_events(record.uid, 0, 1_000) for event in one.events]
 
 
 async def test_a_scorer_that_is_down_leaves_the_default_and_rates_when_it_is_back(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_what_is_said_anew_while_the_scorer_is_down_is_rated_when_it_is_ba
         await engine.observe_batch("test", "joy", "", 1, said[1:], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.jobs(10)
+            return not await engine._journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
@@ -140,7 +140,7 @@ async def test_a_job_that_was_set_aside_is_done_when_what_was_wrong_has_passed(
         await engine.observe_batch("test", "joy", "", 1, [observation("Bob likes tea")], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.jobs(10)
+            return not await engine._journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes tea", 0.9)]
@@ -226,7 +226,7 @@ async def test_what_waits_for_one_model_hides_nothing_that_another_can_do(
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 3
+            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 3
 
         await until(waiting)
         embedder.fail()
@@ -270,7 +270,7 @@ async def test_a_job_behind_those_that_wait_for_a_model_is_set_aside_too(
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 4
+            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 4
 
         await until(waiting)
         scorer.fail()

@@ -73,7 +73,7 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
     async with assembled(tmp_path, active_memories_max=2) as parts:
         for name in MEMORIES:
             await create(parts.engine, name)
-        loads = counted(parts, "load")
+        loads = counted(parts, "load_memory")
         speakers = [speak(parts.engine, name, producer) for name in MEMORIES for producer in ("left", "right")]
         await asyncio.gather(*speakers, *(ask(parts.engine, name) for name in MEMORIES))
         await parts.engine.settled()
@@ -83,7 +83,7 @@ async def test_two_places_for_eight_memories_in_use_lose_and_double_nothing(
         assert len(parts.engine._registry) <= 2
         assert len(loads) > 2 * len(MEMORIES)
         if not journals.DATABASE:  # there what is evicted is released, for other servers
-            assert "own" not in parts.journal.written, "whoever is alone has nothing to take"
+            assert "own_memory" not in parts.journal.written, "whoever is alone has nothing to take"
 
 
 async def test_an_evicted_memory_leaves_ram_without_the_collector(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ async def test_what_was_just_read_of_a_memory_is_not_asked_for_again(tmp_path: P
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
             await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(count)])
-        loads, reads = counted(parts, "load"), counted(parts, "fragments")
+        loads, reads = counted(parts, "load_memory"), counted(parts, "get_fragments")
         # What is older is read, and takes the place of the oldest that are there.
         older = count - FRAGMENTS_MAX + 20 if count > FRAGMENTS_MAX else 0
         for number in (count - 1, older + 10):
@@ -164,7 +164,7 @@ async def test_a_memory_that_was_active_is_found_again_without_its_name_being_lo
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
             await observe(parts.engine, name, f"An otter lives in {name}.")
-        loads, looks = counted(parts, "load"), counted(parts, "get_memory")
+        loads, looks = counted(parts, "load_memory"), counted(parts, "get_memory")
         for _ in range(3):
             for name in MEMORIES[:2]:
                 assert await recalled(parts.engine, name, "otter") == [f"An otter lives in {name}."]
@@ -194,7 +194,7 @@ async def test_the_name_of_a_deleted_memory_is_another_memorys_at_once(tmp_path:
 async def test_a_memory_wanted_by_many_at_once_is_read_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        loads = counted(parts, "load")
+        loads = counted(parts, "load_memory")
         await asyncio.gather(*(recalled(parts.engine, "joy", "anything") for _ in range(20)))
         assert len(loads) == 1
 
@@ -219,7 +219,7 @@ async def test_whoever_gives_up_an_activation_ends_it_for_nobody_else(tmp_path: 
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         gate = asyncio.Event()
-        loads = counted(parts, "load", gate)
+        loads = counted(parts, "load_memory", gate)
         first, second = (asyncio.create_task(recalled(parts.engine, "joy", "anything")) for _ in range(2))
         await until(lambda: begun(loads))
         first.cancel()
@@ -289,7 +289,7 @@ async def test_a_memory_deleted_while_it_is_activated_does_not_come_back(tmp_pat
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         gate = asyncio.Event()
-        loads = counted(parts, "load", gate)
+        loads = counted(parts, "load_memory", gate)
         reading = asyncio.create_task(recalled(parts.engine, "joy", "anything"))
         await until(lambda: begun(loads))
         await asyncio.sleep(0.05)  # the image is read, and waits
@@ -385,7 +385,7 @@ async def test_a_memory_is_read_again_though_taking_it_fails(tmp_path: Path, fau
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
-        parts.journal.fail_at(1, fault, "own")
+        parts.journal.fail_at(1, fault, "own_memory")
         parts.engine._registry.reread(uid)
         await until(lambda: failed(parts))
         await until(lambda: active(parts, uid))
@@ -400,7 +400,7 @@ async def test_what_an_ended_actor_still_writes_is_refused_once_the_memory_was_r
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
-        first = (await parts.engine._journal.load(uid, parts.engine.info().embedding.name, 0)).record.epoch
+        first = (await parts.engine._journal.load_memory(uid, parts.engine.info().embedding.name, 0)).record.epoch
         let_go = parts.journal.hold("receive")
         late = asyncio.create_task(observe(parts.engine, "joy", "a late lynx", level=AckLevel.RECEIVED))
         await until(lambda: written(parts, "receive"))

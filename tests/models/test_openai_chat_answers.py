@@ -173,10 +173,10 @@ async def test_questions_use_latest_texts_up_to_count() -> None:
     async with chatting() as (fake, chat):
         fake.say('{"questions": ["Who?", "Why?", "When?"]}')
         insights = ChatInsights(chat, PROMPTS, characters=10)
-        assert await insights.questions(["oldest", "older", "newer"], 2) == ["Who?", "Why?"]
+        assert await insights.derive_questions(["oldest", "older", "newer"], 2) == ["Who?", "Why?"]
         assert asked(fake) == [["older", "newer"]]
         assert "the 2 most salient questions" in fake.seen[0].body["messages"][0]["content"].replace("\n", " ")
-        assert await insights.questions([], 2) == []
+        assert await insights.derive_questions([], 2) == []
 
 
 async def test_reflection_cites_places_of_its_texts() -> None:

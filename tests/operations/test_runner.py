@@ -284,7 +284,7 @@ async def test_one_that_is_written_when_the_lease_is_lost_is_left_to_whoever_cla
         number[0] = 7
         await runs.resume()
         await gate.begun(1)
-        rows = await runs._store.page("", "", "", 5)
+        rows = await runs._store.list_page("", "", "", 5)
         assert [row.process for row in rows] == [7, 7]
         gate.open.set()
         for row in rows:

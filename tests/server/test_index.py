@@ -35,10 +35,10 @@ async def in_index(data_dir: Path, uid: str) -> list[str]:
     journal = await journals.opened(data_dir, lambda: 0, reserve_bytes=0)
     index = await open_lite(data_dir)
     try:
-        space = await journal.space()
+        space = await journal.get_space()
         assert space is not None
         assert not await index.open(space), "the index is empty"
-        ids = await index.ids(uid)
+        ids = await index.list_ids(uid)
         assert await index.count(uid) == len(ids)
         return ids
     finally:

@@ -82,7 +82,7 @@ async def test_trace_spans_client_journal_index_and_models(
     assert called.attributes["rpc.method"] == "RecallOnce"
     assert called.attributes["rpc.grpc.status_code"] == 0
     below = {one.name: one for one in collector.spans if one.parent == called.id}
-    assert {"embedder.embed", "index.search", "journal.vectors"} <= below.keys()
+    assert {"embedder.embed", "index.search", "journal.get_vectors"} <= below.keys()
     # The memory's own tasks decide a received observation, on behalf of the call.
     batch = collector.named("memstream.v1.StreamService/ObserveBatch")[0]
     for name in ("journal.receive", "embedder.embed", "journal.commit"):

@@ -85,45 +85,47 @@ def end_writer(cluster: Cluster, url: str, server: Server) -> None:
 
 async def test_a_memory_is_taken_from_nobody_and_not_from_a_living_owner(url: str) -> None:
     async with joined(url, 2) as (one, two):
-        assert await one.processes.take("u1", one.number) == 1
-        assert await one.processes.take("u1", one.number) == 2, "its owner may take it again"
-        assert await two.processes.take("u1", two.number) == Owner(one.number, "host:0")
-        assert await two.processes.owner("comedy", "joy", two.number) == Owner(one.number, "host:0")
-        assert await one.processes.owner("comedy", "joy", one.number) is None
+        assert await one.processes.take_memory("u1", one.number) == 1
+        assert await one.processes.take_memory("u1", one.number) == 2, "its owner may take it again"
+        assert await two.processes.take_memory("u1", two.number) == Owner(one.number, "host:0")
+        assert await two.processes.find_owner("comedy", "joy", two.number) == Owner(one.number, "host:0")
+        assert await one.processes.find_owner("comedy", "joy", one.number) is None
         assert await two.processes.owned_by_others(two.number) == {"u1"}
-        await two.processes.release("u1", two.number)
-        assert await two.processes.take("u1", two.number) == Owner(one.number, "host:0"), "it was not theirs to give"
-        await one.processes.release("u1", one.number)
-        assert await two.processes.take("u1", two.number) == 3
+        await two.processes.release_memory("u1", two.number)
+        assert await two.processes.take_memory("u1", two.number) == Owner(one.number, "host:0"), (
+            "it was not theirs to give"
+        )
+        await one.processes.release_memory("u1", one.number)
+        assert await two.processes.take_memory("u1", two.number) == 3
         with pytest.raises(Conflict):
-            await two.processes.take("nobody", two.number)
+            await two.processes.take_memory("nobody", two.number)
 
 
 async def test_a_memory_is_taken_when_its_owners_lease_ran_out_by_the_databases_clock(
     postgres: Cluster, url: str
 ) -> None:
     async with joined(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         postgres.execute(url, "UPDATE processes SET lease_until_us = 1 WHERE number = %s", one.number)
-        assert await two.processes.living(two.number) == frozenset()
+        assert await two.processes.list_living(two.number) == frozenset()
         assert await one.processes.renew(one.number, "host:0", LEASE_S) is None, "a lease that ran out is not renewed"
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_a_memory_is_taken_when_its_owners_session_has_ended(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
-        assert one.processes.connected()
+        await one.processes.take_memory("u1", one.number)
+        assert one.processes.is_connected()
         end_writer(postgres, url, one)
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
         await until(lambda: _disconnected(one))  # known without asking the database anything
         with pytest.raises(Conflict):
             await one.journal.open_producer("u1", 1, "p")
-        assert not one.processes.connected(), "another session is not the one the lease came with"
+        assert not one.processes.is_connected(), "another session is not the one the lease came with"
 
 
 async def _disconnected(server: Server) -> bool:
-    return not server.processes.connected()
+    return not server.processes.is_connected()
 
 
 async def test_of_many_that_want_a_memory_one_gets_it(url: str) -> None:
@@ -131,23 +133,23 @@ async def test_of_many_that_want_a_memory_one_gets_it(url: str) -> None:
         for number in range(10):
             uid = f"w{number}"
             await servers[0].journal.create_memory(record(uid, f"name{number}"), ())
-            taken = await asyncio.gather(*(one.processes.take(uid, one.number) for one in servers))
+            taken = await asyncio.gather(*(one.processes.take_memory(uid, one.number) for one in servers))
             assert [epoch for epoch in taken if isinstance(epoch, int)] == [1]
 
 
 async def test_leaving_gives_everything_back(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.processes.leave(one.number)
         assert postgres.execute(url, "SELECT owner FROM memories") == [(None,)]
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_joining_again_gives_everything_back(url: str) -> None:
     async with joined(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         assert await one.processes.join("host:0", LEASE_S) > two.number
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_one_process_leads_until_its_session_ends(postgres: Cluster, url: str) -> None:
@@ -166,15 +168,15 @@ async def test_one_process_leads_until_its_session_ends(postgres: Cluster, url: 
 
 async def test_what_was_received_and_belongs_to_nobody_living_is_found(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
-        epoch = await one.processes.take("u1", one.number)
+        epoch = await one.processes.take_memory("u1", one.number)
         assert epoch == 1
         await one.journal.open_producer("u1", 1, "p")
         await one.journal.receive(receipt(1, 2, 0))
-        assert await two.processes.abandoned(two.number) == []
+        assert await two.processes.list_abandoned(two.number) == []
         end_writer(postgres, url, one)
-        assert await two.processes.abandoned(two.number) == ["u1"]
-        await two.processes.take("u1", two.number)
-        assert await two.processes.abandoned(two.number) == []
+        assert await two.processes.list_abandoned(two.number) == ["u1"]
+        await two.processes.take_memory("u1", two.number)
+        assert await two.processes.list_abandoned(two.number) == []
 
 
 # ---- writing
@@ -182,27 +184,27 @@ async def test_what_was_received_and_belongs_to_nobody_living_is_found(postgres:
 
 async def test_a_stale_owner_writes_nothing(postgres: Cluster, url: str) -> None:
     async with joined(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         postgres.execute(url, "UPDATE processes SET lease_until_us = 1 WHERE number = %s", one.number)
-        await two.processes.take("u1", two.number)
-        before = await two.journal.load("u1", MODEL, 10)
+        await two.processes.take_memory("u1", two.number)
+        before = await two.journal.load_memory("u1", MODEL, 10)
         for write in (
             one.journal.open_producer("u1", 1, "p"),
             one.journal.receive(receipt(1, 2, 0)),
             one.journal.commit(transition(1)),
-            one.journal.touch(Accesses("u1", 1, (Access("f1", 1, 1),))),
+            one.journal.add_accesses(Accesses("u1", 1, (Access("f1", 1, 1),))),
             one.journal.delete_memory("u1", None, 1),
         ):
             with pytest.raises(Conflict):
                 await write
-        assert await two.journal.load("u1", MODEL, 10) == before
+        assert await two.journal.load_memory("u1", MODEL, 10) == before
 
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_write_that_meets_a_taking_under_way_waits_for_its_outcome(url: str, kept: bool) -> None:
     async with joined(url, 1) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         with psycopg.connect(url) as taking:
             taking.execute("UPDATE memories SET epoch = epoch + 1 WHERE uid = 'u1'")
@@ -224,27 +226,27 @@ async def test_taking_waits_for_nobody_who_stopped_inside_a_transaction(url: str
     async with joined(url, 1) as (one,):
         with psycopg.connect(url) as stopped:
             stopped.execute("UPDATE memories SET revision = revision + 1 WHERE uid = 'u1'")
-            assert await one.processes.take("u1", one.number) is None
+            assert await one.processes.take_memory("u1", one.number) is None
             stopped.rollback()
-        assert await one.processes.take("u1", one.number) == 1
+        assert await one.processes.take_memory("u1", one.number) == 1
 
 
 async def test_a_row_that_is_kept_too_long_fails_one_write_and_not_the_session(url: str) -> None:
     async with joined(url, 1, lease_s=1.0) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         with psycopg.connect(url) as stopped:
             stopped.execute("UPDATE memories SET revision = revision + 1 WHERE uid = 'u1'")
             with pytest.raises(OutcomeUnknown, match="lock timeout"):
                 await one.journal.receive(receipt(1, 2, 0))
             stopped.rollback()
-        assert one.processes.connected()
+        assert one.processes.is_connected()
         await one.journal.receive(receipt(1, 2, 0))
 
 
 async def test_a_server_that_stops_inside_a_transaction_keeps_its_rows_no_longer_than_its_lease(url: str) -> None:
     async with joined(url, 2, lease_s=1.0) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         going, inside = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -255,17 +257,17 @@ async def test_a_server_that_stops_inside_a_transaction_keeps_its_rows_no_longer
 
         stopped = asyncio.create_task(one.journal._writer.submit(stop, 1, False))
         await inside.wait()
-        assert await two.processes.take("u1", two.number) is None
-        assert await until(lambda: two.processes.take("u1", two.number)) == 2
+        assert await two.processes.take_memory("u1", two.number) is None
+        assert await until(lambda: two.processes.take_memory("u1", two.number)) == 2
         going.set()
         await asyncio.gather(stopped, return_exceptions=True)
-        assert (await two.journal.load("u1", MODEL, 0)).record.revision == 1
+        assert (await two.journal.load_memory("u1", MODEL, 0)).record.revision == 1
 
 
 async def test_a_writer_that_reconnects_ends_the_session_it_had_before(postgres: Cluster, url: str) -> None:
     """The database may not have noticed that the connection is gone: its locks would be kept for a minute."""
     async with joined(url, 1) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         former = psycopg.connect(url, autocommit=True)
         waiting = asyncio.create_task(
             asyncio.to_thread(former.execute, f"SELECT pg_advisory_lock({process_lock_key(str(one.number))})".encode())

@@ -67,7 +67,7 @@ async def opened(url: str) -> SqlJournal:
     journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         await journal.open_producer("u1", 1, "p")
     return journal
 
@@ -80,7 +80,7 @@ async def journal(url: str) -> AsyncIterator[SqlJournal]:
 
 
 async def revision(journal: SqlJournal) -> int:
-    return (await journal.load("u1", MODEL, 0)).record.revision
+    return (await journal.load_memory("u1", MODEL, 0)).record.revision
 
 
 # ---- one server at a time
@@ -326,7 +326,7 @@ async def test_a_session_that_ends_in_commit_leaves_the_outcome_of_its_group_unk
         return_exceptions=True,
     )
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
     await journal.commit(transition(image.record.revision))  # the writer goes on
 
@@ -364,7 +364,7 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_nothing_else(
     assert results[1] is None
     postgres.execute(url, "DROP TRIGGER full_disk ON observations")
     await journal.receive(receipt(1, 2, 0))
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert (len(image.pending), image.producers[0].received) == (1, 2)
 
 
@@ -385,7 +385,7 @@ async def test_a_nul_is_refused_before_it_could_wedge_a_memory(journal: SqlJourn
     assert type(results[0]) is JournalError
     assert "NUL" in str(results[0])
     assert (results[1], results[2]) == (None, None)
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert ([one.fragment.position for one in image.rows], len(image.pending)) == ([2], 1)
 
 

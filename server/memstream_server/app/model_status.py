@@ -143,11 +143,11 @@ class RecordedInsights:
         with self._recorder.call():
             return await self._insights.promotion_insights(texts, account)
 
-    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+    async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         if not texts:  # no call
             return []
         with self._recorder.call():
-            return await self._insights.questions(texts, count, account)
+            return await self._insights.derive_questions(texts, count, account)
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None

@@ -44,7 +44,7 @@ async def open_index(settings: Settings) -> VectorIndex:
 
 async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
     """The models, with the model of the current space first: the next model once it has embedded everything."""
-    recorded = await journal.space()
+    recorded = await journal.get_space()
     if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
         embedding = (await models.next.embedding(recorded)).model
         return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
@@ -53,7 +53,7 @@ async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> t
 
 async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
-    recorded = await journal.space()
+    recorded = await journal.get_space()
     if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
         return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
     try:
@@ -68,5 +68,5 @@ async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) 
         try:
             await journal.set_space(recorded)
         except Conflict:  # another server has recorded it first
-            recorded = await journal.space() or recorded
+            recorded = await journal.get_space() or recorded
     return recorded, model

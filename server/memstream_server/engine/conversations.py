@@ -56,18 +56,18 @@ class Conversations:
 
     async def stored_answer(self, request: str) -> Answer | None:
         """The answer a request_id got before."""
-        return await _answered(self._journal.answer(request))
+        return await _answered(self._journal.get_answer(request))
 
     async def append(
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
         """The message with its number and times; watchers are told."""
-        writing = self._store.append(conversation, message, self._clock.now_us(), answer)
+        writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
         return await self._telling(conversation, writing)
 
     async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """Ascending by number."""
-        return await _answered(self._store.messages(conversation, query))
+        return await _answered(self._store.list_messages(conversation, query))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         """The one of the highest number."""
@@ -75,7 +75,7 @@ class Conversations:
 
     async def complete(self, conversation: ConversationName, answer: AnswerOf[None] = None) -> None:
         """Watchers end. Makes the conversation if need be: they may wait for one that never got a message."""
-        await self._telling(conversation, self._store.complete(conversation, self._clock.now_us(), answer))
+        await self._telling(conversation, self._store.complete_conversation(conversation, self._clock.now_us(), answer))
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many they were."""
@@ -89,7 +89,7 @@ class Conversations:
 
     async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         """Ascending by number."""
-        return await _answered(self._store.plans(conversation, query))
+        return await _answered(self._store.list_plans(conversation, query))
 
     async def change_plan(
         self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
@@ -110,7 +110,7 @@ class Conversations:
             while True:
                 news.clear()
                 # The status first: a page that is read after it has every message that it speaks of.
-                status = await _answered(self._store.status(conversation))
+                status = await _answered(self._store.get_status(conversation))
                 before = before or status
                 ended = status.completed or status.completions > before.completions
                 page = await self._page(conversation, after, status)

@@ -65,7 +65,7 @@ class Fragments:
 
     async def _found(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """Those of the ids that exist and have not expired."""
-        there = await self._journal.fragments(record.uid, ids)
+        there = await self._journal.get_fragments(record.uid, ids)
         return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
     async def page(

@@ -71,7 +71,7 @@ async def decided(actor: Actor, once: Once[T] | None, storage: Storage, decide: 
     made: list[T] = []
 
     async def answering(now: Actor) -> Decision | None:
-        if once is not None and await storage.journal.answer(once.key) is not None:
+        if once is not None and await storage.journal.get_answer(once.key) is not None:
             raise AlreadyAnswered("this request was answered meanwhile; ask again for its answer", retry_after_s=0.1)
         decision, result_at = await decide(now)
         commits = decision is not None or once is not None
@@ -295,7 +295,7 @@ def _of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vector]]) -
 
 async def stored_vectors(actor: Actor, ids: Sequence[str], storage: Storage) -> dict[str, Vector]:
     """The indexed vectors of these fragments, of those that have one."""
-    packed = await storage.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
+    packed = await storage.journal.get_vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
     found = {id_: unpacked(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}
 
@@ -304,7 +304,7 @@ async def some(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragm
     """The fragments as they are now: the held ones from RAM, whose counts are ahead of none."""
     held = {held.fragment.id: held.fragment for held in (*actor.working.state.sensory, *actor.working.state.short_term)}
     outside = [id_ for id_ in dict.fromkeys(ids) if id_ not in held]
-    read = {found.id: found for found in await storage.journal.fragments(actor.uid, outside)} if outside else {}
+    read = {found.id: found for found in await storage.journal.get_fragments(actor.uid, outside)} if outside else {}
     known = {**read, **held}
     return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 

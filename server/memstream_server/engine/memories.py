@@ -164,7 +164,7 @@ class Memories:
 
     async def _counts(self, record: MemoryRecord, now_us: int) -> Counts:
         """Without what has expired. What the policy's ttl has reached comes first in order of receipt."""
-        counts, retention, after = await self._journal.counts(record.uid, now_us), record.policy.retention, -1
+        counts, retention, after = await self._journal.count_fragments(record.uid, now_us), record.policy.retention, -1
         tiers: Counter[Tier] = Counter()
         insights = 0
         while retention.ttl_s:

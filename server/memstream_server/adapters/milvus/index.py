@@ -95,7 +95,7 @@ class MilvusIndex:
         self._supervisor = asyncio.create_task(self._restart_when_ended(session), name="milvus supervisor")
         return empty
 
-    async def add(self, space: Space) -> bool:
+    async def add_space(self, space: Space) -> bool:
         session = self._current_session()
         if space.model in session.collections:
             return False
@@ -107,7 +107,7 @@ class MilvusIndex:
         self._spaces[space.model] = space
         return empty
 
-    async def remove(self, space: Space) -> None:
+    async def remove_space(self, space: Space) -> None:
         session = self._current_session()
         collection = session.collections.get(space.model)
         if collection is not None and len(session.collections) == 1:
@@ -128,7 +128,7 @@ class MilvusIndex:
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    async def drop(self) -> None:
+    async def drop_all(self) -> None:
         """See the port. For Lite it removes the whole directory after the process has ended."""
         if self._remove_files is None:
             for model in list(self._spaces):
@@ -139,7 +139,7 @@ class MilvusIndex:
             await asyncio.to_thread(self._remove_files)
         self._unflushed = None
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         """Whether Milvus answers within the probe's timeout."""
         if self._lost or self._session is None:
             return False
@@ -173,7 +173,7 @@ class MilvusIndex:
     async def count(self, memory: str, model: str = "") -> int:
         return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
         """See the port. Ordered by the stored, percent-encoded ids; for ULIDs the order is the same."""
         found: list[str] = []
         more = True

@@ -39,7 +39,7 @@ class ChatInsights:
         )
         return await self._ask_model(question, lambda answer: reply_parsing.texts(answer, "insights"), account)
 
-    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+    async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
         shown = self._texts_that_fit(reversed(texts))[::-1]  # leaves out the oldest first
         if not shown:

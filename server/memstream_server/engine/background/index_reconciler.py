@@ -55,8 +55,8 @@ class Reconciliation:
 
 async def _differences(uid: str, storage: Storage, models: EngineModels) -> list[IndexEntry]:
     journal = storage.journal
-    there = set(await storage.index.ids(uid, models.embedding.name))
-    wanted = set(await journal.indexable(uid))  # read after the index, so that nothing new looks orphaned
+    there = set(await storage.index.list_ids(uid, models.embedding.name))
+    wanted = set(await journal.list_indexable(uid))  # read after the index, so that nothing new looks orphaned
     different = there ^ wanted
     if different:  # some may be on their way
         different -= await journal.outbox_fragments(uid)

@@ -171,11 +171,11 @@ class Indexer:
         index = self._storage.index
         for space in self._wanted:
             if space.model not in self._held:
-                await index.add(space)  # what it lacks waits in the outbox, or is about to
+                await index.add_space(space)  # what it lacks waits in the outbox, or is about to
                 self._held.append(space.model)
         if self._doomed is not None:
             self._held = [model for model in self._held if model != self._doomed.model]
-            await index.remove(self._doomed)
+            await index.remove_space(self._doomed)
             self._doomed, self._reconciliation = None, Reconciliation(self._storage, self._models)
             self._removed.set()
 
@@ -282,7 +282,7 @@ class Indexer:
         if self._dropped < self._asked:
             asked = self._asked
             self.degraded = REBUILDING
-            await self._storage.index.drop()
+            await self._storage.index.drop_all()
             self._dropped, self._open = asked, False
             await self._begin()
 
@@ -323,7 +323,7 @@ class Indexer:
         since_s, began_s = self._since_s, self._runtime.clock.monotonic_s()
         reached = [(state, state.stored) for actor in self._registry.actors() for state in actor.receiving.producers()]
         last = await self._storage.journal.outbox_last()  # with steady writes the outbox is never found empty
-        while entries := await self._storage.journal.outbox(self._runtime.limits.flush_rows):
+        while entries := await self._storage.journal.read_outbox(self._runtime.limits.flush_rows):
             await self._adopt()
             await self._write(entries)
             await self._storage.index.flush()
@@ -365,7 +365,7 @@ class Indexer:
             elif there is not None:
                 elsewhere[memory].append(id_)
         for memory, ids in elsewhere.items():
-            vectors = await self._storage.journal.vectors(memory, model, ids)
+            vectors = await self._storage.journal.get_vectors(memory, model, ids)
             found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
 

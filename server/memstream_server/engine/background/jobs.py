@@ -125,7 +125,7 @@ class Jobs:
         tended = await self._registry.ownership.tended()
         limit = PAGE + len(self._failures)
         while True:
-            jobs = await self._storage.journal.jobs(limit)
+            jobs = await self._storage.journal.list_jobs(limit)
             if len(jobs) < limit:
                 self._forget_all_but({job.id for job in jobs})
             now_s = asyncio.get_running_loop().time()
@@ -214,7 +214,7 @@ class Jobs:
         policy = actor.working.record.policy.reflection
         latest = await self._latest(actor, policy.fragments)
         found: list[Cited] = []
-        for question in await insights.questions([one.content for one in latest], policy.questions, account):
+        for question in await insights.derive_questions([one.content for one in latest], policy.questions, account):
             answer = await self._recaller.recall(actor, Query(text=question, reinforce=False, working_memory=False))
             evidence = [recollection.fragment for recollection in answer.recollections]
             texts = [one.content for one in evidence]
@@ -230,7 +230,7 @@ class Jobs:
 
     async def _found(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
         """Those that have not expired."""
-        there = await self._storage.journal.fragments(actor.uid, ids)
+        there = await self._storage.journal.get_fragments(actor.uid, ids)
         return drop_expired(there, actor.working.record, self._runtime.clock.now_us())
 
     async def keep(
@@ -272,7 +272,7 @@ class Jobs:
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
         known = await self._found(actor, ids)
-        vectors = await self._storage.journal.vectors(actor.uid, actor.working.embedding.name, ids)
+        vectors = await self._storage.journal.get_vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpacked(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
     def _decide(self, actor: Actor, end: Decision, gathered: Sequence[Gathered], others: Sequence[Held]) -> Decision:

@@ -137,7 +137,7 @@ class Forgetting:
         """The most overdue; what other processes will forget must not hide them."""
         limit = BATCH
         while True:
-            due = await self._journal.expiring(now_us, limit)
+            due = await self._journal.list_expired(now_us, limit)
             mine = [one for one in due if tended(one[0])]
             if mine or len(due) < limit:
                 return mine[:BATCH]
@@ -167,7 +167,7 @@ class Forgetting:
     async def _make_room(self, record: MemoryRecord, now_us: int) -> None:
         """The weakest long-term fragments beyond the capacity."""
         policy = record.policy.retention
-        over = (await self._journal.counts(record.uid)).long_term - policy.long_term_capacity
+        over = (await self._journal.count_fragments(record.uid)).long_term - policy.long_term_capacity
         if over > 0:
             ids: list[str] = []
             strengths: list[float] = []
@@ -217,7 +217,7 @@ class Forgetting:
             past = [one for one in found if one.forget_time_us is not None and one.forget_time_us <= before_us]
             return lifecycle.erase(now.working.state, past, Reason.EXPIRED)
 
-        while ids := await self._journal.purgeable(uid, before_us, BATCH):
+        while ids := await self._journal.list_purgeable(uid, before_us, BATCH):
             erased = len((await self._decide(uid, ids, decide)).removed)
             if not erased:
                 return
@@ -225,11 +225,11 @@ class Forgetting:
 
     async def _prune(self, uid: str, before_us: int) -> None:
         """Events past their retention. A watch from before them is told that they are compacted."""
-        oldest = await self._journal.events(uid, 0, 1)
+        oldest = await self._journal.list_events(uid, 0, 1)
         while oldest and oldest[0].time_us < before_us:
             if await self._journal.prune_events(uid, before_us, BATCH) < BATCH:
                 return
-            oldest = await self._journal.events(uid, 0, 1)
+            oldest = await self._journal.list_events(uid, 0, 1)
 
     async def _decide(self, uid: str, ids: Sequence[str], decide: _Decide) -> Transition:
         made: list[Transition] = []

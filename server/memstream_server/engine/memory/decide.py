@@ -199,4 +199,4 @@ def _kept(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) -> Iterator
 
 def _numbered(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
     numbered = zip(batch.receipt.sequences, batch.receipt.fragments, strict=True)
-    return tuple(outcomes[part.position].of(number) for number, part in numbered)
+    return tuple(outcomes[part.position].with_sequence(number) for number, part in numbered)

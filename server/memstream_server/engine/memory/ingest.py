@@ -453,7 +453,7 @@ class Receiving:
                 continue
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.decided([outcomes[part.position].of(number) for number, part in numbered])
+                state.session.decided([outcomes[part.position].with_sequence(number) for number, part in numbered])
             last = receipt.last_sequence
             state.advance(received=last, stored=last, revision=self._decider.revision)
             self._let_go(state)

@@ -96,7 +96,7 @@ async def read_known(working: WorkingSet, gathered: Iterable[Gathered], storage:
             others[recalled] = None
     keyed.discard("")
     if keyed or others:
-        found = await storage.journal.fragments(working.record.uid, sorted({*keyed, *others}))
+        found = await storage.journal.get_fragments(working.record.uid, sorted({*keyed, *others}))
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
         known.by_id = {one.id: held.get(one.id, one) for one in found if one.id in others}
         known.by_key = {one.external_id: one for one in found if one.id in keyed}

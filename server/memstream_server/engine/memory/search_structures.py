@@ -89,7 +89,7 @@ class Searched:
             else:
                 new[row.fragment.id] = row
         if new:
-            self.extend(Block.of(list(new.values())))
+            self.extend(Block.from_rows(list(new.values())))
         for row in changes:
             self._change(row)
 

@@ -106,7 +106,7 @@ class Erasing:
         async with self._scrubbing:
             if self._scrubbed < mine:
                 serves = self._asked
-                await self._storage.journal.scrub()
+                await self._storage.journal.scrub_files()
                 self._scrubbed = serves
 
     # ---- fragments

@@ -70,7 +70,7 @@ class Reembedding:
     # ---- at a start, and beside other servers
     async def resume(self) -> None:
         """Go on where the journal says: before the index is opened."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         if spaces.next is not None:
             await self._fill_too(spaces)
         if spaces.old is not None and not self._registry.ownership.shared:
@@ -84,7 +84,7 @@ class Reembedding:
     async def notice(self) -> None:
         """Follow what another server of the store did: to be called every few seconds. Raises ModelMismatch when the
         space in force is none that this server's settings name."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         removing = self._removing is not None and not self._removing.done()
         if spaces.old is not None and self._registry.ownership.leads and not removing:
             self._remove(spaces.old)
@@ -136,7 +136,7 @@ class Reembedding:
         except (OperationCancelled, ModelMismatch):
             await self._abandon()
             raise
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         await self._journal.set_spaces(Spaces(in_force=space, next=None, old=spaces.in_force))
         await self._follow(embedding, space, refused)
 
@@ -144,12 +144,12 @@ class Reembedding:
         candidate = self._embeddings.candidate
         if candidate is None or await candidate.named() != name:
             raise ModelMismatch(f"this server is no longer set up to go to {name}: {HOW}")
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         if spaces.next is not None and spaces.next.model != name:
             await self._abandon()
         if self._removing is not None:  # there is room for one space beside the one in force
             await asyncio.wait({self._removing})
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         assert spaces.in_force is not None, "a server that serves has a space"
         embedding = await self._asked(progress, lambda: candidate.embedding(spaces.next))
         space = embedding.space(spaces.in_force.partitions)
@@ -161,7 +161,7 @@ class Reembedding:
 
     async def _fill(self, embedding: Embedding, progress: Progress, refused: set[tuple[str, int]]) -> None:
         """Passes over all memories until one finds next to nothing: the last ones came while it went."""
-        done, total = await self._journal.vectored(embedding.name)
+        done, total = await self._journal.count_vectors(embedding.name)
         while True:
             found = 0
             async for record in self._memories():
@@ -181,7 +181,7 @@ class Reembedding:
         """Vectors for what lacks them now; returns for how many they were made. Asks the model outside any order."""
         compared = enhances_short_term(record.kind, record.policy)
         written, after, (done, total) = 0, -1, count
-        while page := await self._journal.lacking(record.uid, embedding.name, compared, after, PAGE):
+        while page := await self._journal.list_unvectored(record.uid, embedding.name, compared, after, PAGE):
             after = page[-1].position
             wanted = [one for one in page if (one.id, one.version) not in refused]
             made = await self._asked(progress, partial(self._made, record, wanted, embedding))
@@ -229,7 +229,7 @@ class Reembedding:
         self, embedding: Embedding, space: Space, refused: Collection[tuple[str, int]] = frozenset()
     ) -> None:
         """RAM after the journal: what becomes active from here on is in that space, what is active comes after."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         self._embeddings.in_force, self._embeddings.next, self._embeddings.candidate = embedding, None, None
         self._indexer.keep(space, spaces.old)
         log.info("space_in_force", space=embedding.name, dimension=embedding.model.dimension)
@@ -256,7 +256,7 @@ class Reembedding:
     async def _lacks(self, record: MemoryRecord, model: str, refused: Collection[tuple[str, int]]) -> bool:
         """Whether anything but what the model refuses is without a vector."""
         after = -1
-        while page := await self._journal.lacking(record.uid, model, False, after, PAGE):
+        while page := await self._journal.list_unvectored(record.uid, model, False, after, PAGE):
             if any((one.id, one.version) not in refused for one in page):
                 return True
             after = page[-1].position
@@ -264,7 +264,7 @@ class Reembedding:
 
     async def _abandon(self) -> None:
         """The space in force stays; what there is of the next one goes."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         self._embeddings.next = None
         if spaces.next is None or spaces.in_force is None:
             return
@@ -288,7 +288,7 @@ class Reembedding:
                 while after is not None:
                     after = await self._journal.drop_vectors(space.model, after, SLICE)
                 await self._indexer.remove(space)
-                await self._journal.set_spaces(replace(await self._journal.spaces(), old=None))
+                await self._journal.set_spaces(replace(await self._journal.get_spaces(), old=None))
             except JournalError as error:
                 log.warning("space_not_removed", space=space.model, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)

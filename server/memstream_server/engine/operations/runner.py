@@ -173,7 +173,7 @@ class OperationRunner:
         if self._tidying is None:
             self._tidying = asyncio.create_task(self._tidy())
             self._ownership.on_loss(self._leave_all)
-        waiting = [one for one in await self._store.unfinished() if one.id not in self._live]
+        waiting = [one for one in await self._store.list_unfinished() if one.id not in self._live]
         if self._ownership.shared:  # this process's own are just being started, or given away
             waiting = [one for one in waiting if one.process != self._ownership.number]
         others = await self._ownership.living() if waiting else frozenset()
@@ -240,7 +240,7 @@ class OperationRunner:
 
     async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
         """The newest first, of ids less than `before`; empty strings do not restrict."""
-        rows = await _told(self._store.page(namespace, memory, before, limit))
+        rows = await _told(self._store.list_page(namespace, memory, before, limit))
         return [self._live[row.id].progress.operation if row.id in self._live else row for row in rows]
 
     async def cancel(self, id: str) -> Operation:

@@ -179,7 +179,7 @@ class Recaller:
             lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
-        packed = await self._storage.journal.vectors(working.record.uid, working.embedding.name, missing)
+        packed = await self._storage.journal.get_vectors(working.record.uid, working.embedding.name, missing)
         watch.step("search")
         vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
         cosines = _no_cosines(len(working.columns))
@@ -287,7 +287,7 @@ class Recaller:
         missing = [id_ for id_ in ids if id_ not in known]
         if missing:
             left = working.contents.left
-            read = await self._storage.journal.fragments(working.record.uid, missing)
+            read = await self._storage.journal.get_fragments(working.record.uid, missing)
             working.contents.read(read, left)
             known |= {fragment.id: fragment for fragment in read}
         return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}

@@ -80,7 +80,7 @@ class Ownership:
         """Whether what RAM has of the memories taken is what the journal has."""
         if self._processes is None:
             return True
-        return bool(self._number) and self._now() < self._until_s and self._processes.connected()
+        return bool(self._number) and self._now() < self._until_s and self._processes.is_connected()
 
     def check(self) -> None:
         """Call before and after an answer is read from the working set of a memory. Raises LeaseLost."""
@@ -188,7 +188,7 @@ class Ownership:
         """
         if self._processes is None:
             if uid in self._distrusted:
-                self._epochs[uid] = (await self._journal.own(uid)).epoch
+                self._epochs[uid] = (await self._journal.own_memory(uid)).epoch
                 self._distrusted.discard(uid)
             return self._epochs.get(uid)
         number = self._number
@@ -196,7 +196,7 @@ class Ownership:
             raise _lease_lost()
         if uid in self._epochs:
             return self._epochs[uid]
-        taken = await self._processes.take(uid, number)
+        taken = await self._processes.take_memory(uid, number)
         if number != self._number or not self.valid():
             raise _lease_lost()
         if isinstance(taken, Owner):
@@ -233,7 +233,7 @@ class Ownership:
         if self._processes is None or self._epochs.pop(uid, None) is None:
             return
         try:
-            await self._processes.release(uid, self._number)
+            await self._processes.release_memory(uid, self._number)
         except JournalError as error:
             log.info("not_released", memory=uid, error=error)
 
@@ -249,14 +249,14 @@ class Ownership:
         if not self.valid():
             raise _lease_lost()
         with _answered():
-            return await self._processes.owner(namespace, name, self._number)
+            return await self._processes.find_owner(namespace, name, self._number)
 
     async def living(self) -> frozenset[int]:
         """Numbers of the other processes that live. Raises JournalUnavailable."""
         if self._processes is None:
             return frozenset()
         with _answered():
-            return await self._processes.living(self._number)
+            return await self._processes.list_living(self._number)
 
     async def tended(self) -> Callable[[str], bool]:
         """Which memories' background work is this process's, now. Raises JournalError."""
@@ -269,7 +269,7 @@ class Ownership:
         """Memories in which observations wait and that nobody tends; empty unless this process leads."""
         if self._processes is None or not self.leads:
             return []
-        return await self._processes.abandoned(self._number)
+        return await self._processes.list_abandoned(self._number)
 
 
 def _lease_lost() -> LeaseLost:

@@ -189,7 +189,7 @@ class Registry:
         """What the journal has of a memory, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max)
-        image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
+        image = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
         working.woken(image)
         return image, working
 
@@ -209,7 +209,7 @@ class Registry:
         embedding, journal = self._models.embeddings.in_force, self._storage.journal
         _, working = await self._read(actor.uid, embedding)
         if working.dense is None and lately:
-            working.overlay(await journal.vectors(actor.uid, embedding.name, lately))
+            working.overlay(await journal.get_vectors(actor.uid, embedding.name, lately))
         working.follow(actor.working)
         actor.working = working
         self._changed.add(actor.uid)

@@ -54,7 +54,7 @@ class Block:
     """Vectors of these fragments, (count, dimension)."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Block:
+    def from_rows(cls, rows: Sequence[Row]) -> Block:
         """Convert rows to columns; a row without terms has none."""
         terms = [row.terms or _NO_TERMS for row in rows]
         packed = [row.vector for row in rows if row.vector is not None]
@@ -67,7 +67,7 @@ class Block:
             vectors=np.frombuffer(b"".join(packed), "<f4").reshape(len(packed), -1 if packed else 0),
         )
 
-    def rows(self) -> Iterator[Row]:
+    def iterate_rows(self) -> Iterator[Row]:
         """Convert to rows; a fragment without terms has None."""
         ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
         for fragment, end, size, vectored in zip(self.fragments, ends, self.sizes, self.vectored, strict=True):

@@ -116,7 +116,7 @@ class Exporter:
             yield wanted.memory
             return
         after = ""
-        while page := await self._conversations.names(wanted.namespace, after, PAGE):
+        while page := await self._conversations.list_names(wanted.namespace, after, PAGE):
             for name in page:
                 yield name
             after = page[-1]
@@ -144,7 +144,7 @@ class Exporter:
 
             while True:
                 async with self._reading:
-                    if await self._journal.scan(record.uid, vectors, read):
+                    if await self._journal.scan_memory(record.uid, vectors, read):
                         break
                 await asyncio.sleep(PENDING_LOOK_S)
             yield head[0], file
@@ -156,7 +156,7 @@ class Exporter:
         """(a file with its lines, (messages, plans)). Raises NotThere."""
         async with self._spool() as (file, given):
             async with self._reading:
-                counts = await self._conversations.scan(
+                counts = await self._conversations.scan_conversation(
                     named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
                 )
             yield file, counts

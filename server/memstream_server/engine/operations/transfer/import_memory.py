@@ -121,14 +121,14 @@ class Importer:
     async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
         """Remove what imports that have ended left, and will once the unfinished ones have."""
         # Looked up in this order: another server may begin an import at any time, and its operation is there first.
-        memories, names = await self._staged_memories(), await self._conversations.names("", "", 1_000_000)
+        memories, names = await self._staged_memories(), await self._conversations.list_names("", "", 1_000_000)
         going_on = {one.id: one for one in await unfinished() if one.type == "import"}
         for record in memories:
             if record.name.partition(".")[0] not in going_on:
                 await self._delete(record)
         for name in names:
             if name.partition(".")[0] not in going_on:
-                await self._conversations.discard(name)
+                await self._conversations.discard_staged(name)
         kept = {json.loads(one.payload)["file"] for one in going_on.values()}
         await asyncio.to_thread(self._remove_files, kept)
         for operation in going_on.values():
@@ -218,7 +218,7 @@ class Importer:
         differs = "it is of another kind, seed, policy or labels"
         if _described(existing) == _described_by(line):
             now_us = self._runtime.clock.now_us()
-            differs = await self._journal.scan(
+            differs = await self._journal.scan_memory(
                 existing.uid, False, lambda scan: same_memory(scan, job.path, offset, now_us)
             )
         if differs:
@@ -244,7 +244,9 @@ class Importer:
         """Whether it is there already, perhaps gone on since. Raises MemoryExists when it is another."""
         named = ConversationName(job.target.namespace, job.target.named(line, job.renamed))
         try:
-            differs = await self._conversations.scan(named, lambda scan: same_conversation(scan, job.path, offset))
+            differs = await self._conversations.scan_conversation(
+                named, lambda scan: same_conversation(scan, job.path, offset)
+            )
         except NotThere:
             return False
         if differs:
@@ -328,14 +330,14 @@ class Importer:
 
     async def _conversation(self, job: _Job, line: ConversationLine, reader: Reader) -> None:
         staged = f"{job.id}.{line.name}"
-        await self._conversations.stage(staged, line.create_time_us, (), ())
+        await self._conversations.stage_rows(staged, line.create_time_us, (), ())
         while messages := await reader.messages(BATCH):
-            await self._conversations.stage(staged, line.create_time_us, [message_of(one) for one in messages], ())
+            await self._conversations.stage_rows(staged, line.create_time_us, [message_of(one) for one in messages], ())
         while plans := await reader.plans(BATCH):
-            await self._conversations.stage(staged, line.create_time_us, (), [plan_of(one) for one in plans])
+            await self._conversations.stage_rows(staged, line.create_time_us, (), [plan_of(one) for one in plans])
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.named(line, job.renamed))
-        await self._conversations.publish(staged, named, status)
+        await self._conversations.publish_staged(staged, named, status)
 
     # ---- what is left behind
     def _tidy_after(self, operation: Operation) -> None:
@@ -361,9 +363,9 @@ class Importer:
         for record in await self._staged_memories():
             if record.name.startswith(f"{operation.id}."):
                 await self._delete(record)
-        for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
+        for name in await self._conversations.list_names("", f"{operation.id}.", 1_000_000):
             if name.startswith(f"{operation.id}."):
-                await self._conversations.discard(name)
+                await self._conversations.discard_staged(name)
 
     async def _staged_memories(self) -> list[MemoryRecord]:
         return await self._journal.list_memories("", "", 1_000_000)

@@ -48,7 +48,7 @@ class Transfers:
 
     async def start(self) -> None:
         """Remove what imports of an earlier process left that are not gone on with."""
-        await self.imports.start(self._operations.unfinished)
+        await self.imports.start(self._operations.list_unfinished)
 
     async def stop(self) -> None:
         """After the operations."""
