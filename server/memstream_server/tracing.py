@@ -103,7 +103,7 @@ class OpenTelemetry:
         inject(carrier)
         return tuple(carrier.items())
 
-    def traced(self, part: Part, name: str, *, always: bool = True) -> Part:
+    def wrap_part(self, part: Part, name: str, *, always: bool = True) -> Part:
         """`part` with its coroutine methods as spans `name.method`; unless `always`, only inside another span."""
         return cast("Part", _Traced(part, name, self._tracer, always))
 
@@ -121,13 +121,13 @@ class _Traced:
         member = getattr(self._part, name)
         if not inspect.iscoroutinefunction(member):
             return member
-        traced = self._wrapped(member, f"{self._name}.{name}")
+        traced = self._wrap_method(member, f"{self._name}.{name}")
         setattr(self, name, traced)
         return traced
 
-    def _wrapped(self, method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+    def _wrap_method(self, method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(method)
-        async def traced(*arguments: Any, **named: Any) -> Any:
+        async def call_in_span(*arguments: Any, **named: Any) -> Any:
             if not self._always and not trace.get_current_span().get_span_context().is_valid:
                 return await method(*arguments, **named)
             with self._tracer.start_as_current_span(
@@ -147,4 +147,4 @@ class _Traced:
                         span.set_attribute("gen_ai.usage.input_tokens", account.prompt_tokens - before[0])
                         span.set_attribute("gen_ai.usage.output_tokens", account.completion_tokens - before[1])
 
-        return traced
+        return call_in_span

@@ -12,7 +12,7 @@ import pytest
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
 from memstream_server.app.opening import space_of
-from memstream_server.app.watched_models import watched
+from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import State
@@ -77,7 +77,7 @@ async def assembled(
     journal = FaultyJournal(stored)
     space, embedding = await space_of(stored, used.embedder, chosen)
     metrics = Metrics()
-    parts = engine_parts(chosen, stored, vectors, watched(used, embedding, metrics), embedding, metrics, now)
+    parts = engine_parts(chosen, stored, vectors, record_models(used, embedding, metrics), embedding, metrics, now)
     engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal)), space)
     await engine.start()
     try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memstream.v1 import error_pb2, event_pb2, fragment_pb2, memory_pb2
 from memstream_server.core import policy as core
 from memstream_server.core.events import Event, EventType, Reason
-from memstream_server.core.policy import Policy, leaves, with_value
+from memstream_server.core.policy import Policy, iterate_tunables, with_value
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import EngineError, FieldViolation, QuotaExceeded
 from memstream_server.ports.journal.writing import Rejection
@@ -73,7 +73,7 @@ def test_every_tunable_has_its_field() -> None:
     message = policies.policy_message(
         with_value(with_value(core.DEFAULT, "short_term.similarity_min", 0.5), "recall.dense_weight", 0.1)
     )
-    for name, _, meta in leaves(core.DEFAULT):
+    for name, _, meta in iterate_tunables(core.DEFAULT):
         *parts, last = name.removesuffix("_s").split(".")
         holder: Any = message
         for part in parts:
@@ -86,7 +86,7 @@ def _policies() -> st.SearchStrategy[Policy]:
     @st.composite
     def build(draw: Any) -> Policy:
         policy = draw(st.sampled_from([core.DEFAULT, core.DBGPT]))
-        for name, value, meta in leaves(policy):
+        for name, value, meta in iterate_tunables(policy):
             if draw(st.booleans()) or name == "profile":
                 continue
             if isinstance(value, bool):

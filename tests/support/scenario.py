@@ -31,7 +31,7 @@ from typing import Protocol
 import numpy as np
 
 from memstream_server.core.events import Event
-from memstream_server.core.policy import PROFILES, Policy, Profile, leaves, with_value
+from memstream_server.core.policy import PROFILES, Policy, Profile, iterate_tunables, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Structured, Tier, Vector
 
 DRIVERS = ("core", "engine", "client")
@@ -251,7 +251,7 @@ _OPTIONAL = {"short_term.similarity_min", "recall.dense_weight", "recall.lexical
 
 def overrides_of(options: Mapping[str, Value]) -> dict[str, object]:
     """Dotted policy fields with typed values. Raises ValueError for an unknown name."""
-    current = {name: value for name, value, _ in leaves(PROFILES[Profile.DEFAULT])}
+    current = {name: value for name, value, _ in iterate_tunables(PROFILES[Profile.DEFAULT])}
     found: dict[str, object] = {}
     for name, raw in options.items():
         if name not in current or not isinstance(raw, str):

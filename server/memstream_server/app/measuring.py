@@ -14,30 +14,30 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def received(self, observations: int, rejected: int, seconds: float) -> None:
+    def count_received(self, observations: int, rejected: int, seconds: float) -> None:
         self._metrics.observations_received.inc(observations)
         self._metrics.received_seconds.observe(seconds)
         if rejected:
             self._metrics.observations_rejected.labels("INVALID_FIELD").inc(rejected)
 
-    def stored(self, observations: int, seconds: float | None) -> None:
+    def count_stored(self, observations: int, seconds: float | None) -> None:
         self._metrics.observations_stored.inc(observations)
         if seconds is not None:
             self._metrics.stored_seconds.observe(seconds)
 
-    def committed(self, seconds: float) -> None:
+    def time_commit(self, seconds: float) -> None:
         self._metrics.commit_seconds.observe(seconds)
 
-    def events(self, recorded: Recorded) -> None:
+    def count_events(self, recorded: Recorded) -> None:
         for type_, times in Counter(event.type for event in recorded.events).items():
             self._metrics.transitions.labels(type_.value).inc(times)
 
-    def recalled(self, seconds: float, degraded: bool) -> None:
+    def time_recall(self, seconds: float, degraded: bool) -> None:
         self._metrics.recall_seconds.observe(seconds)
         self._metrics.recalls.labels("degraded" if degraded else "ok").inc()
 
-    def indexed(self, seconds: float) -> None:
+    def time_indexing(self, seconds: float) -> None:
         self._metrics.indexed_seconds.observe(seconds)
 
-    def outbox(self, depth: int) -> None:
+    def set_outbox_depth(self, depth: int) -> None:
         self._metrics.outbox_depth.set(depth)

@@ -191,7 +191,7 @@ def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
     from memstream_server.adapters.models.replies import Usage
     from memstream_server.adapters.models.resilience import Resilience
 
-    def count(role: Role, outcome: str, usage: Usage) -> None:
+    def count_call(role: Role, outcome: str, usage: Usage) -> None:
         metrics.model_calls.labels(role.value, outcome).inc()
         metrics.model_tokens.labels(role.value, "prompt").inc(usage.prompt)
         metrics.model_tokens.labels(role.value, "completion").inc(usage.completion)
@@ -215,5 +215,5 @@ def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
             Rates(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
             Rates(settings.llm_namespace_requests_per_minute, settings.llm_namespace_tokens_per_minute),
         ),
-        count,
+        count_call,
     )

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from memstream_server.app.running import running
+from memstream_server.app.running import run_server
 from memstream_server.settings import Settings
 
 SWITCH_INTERVAL_S = 0.0001
@@ -29,7 +29,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    async with running(settings) as server:
+    async with run_server(settings) as server:
         # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It did
         # so every second while observations came in, and stopped everything for 60 to 280 ms each time. No collection
         # first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second freeze later:

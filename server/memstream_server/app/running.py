@@ -16,7 +16,7 @@ from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import in_force, open_index, open_tracing
-from memstream_server.app.watched_models import check_models, watched
+from memstream_server.app.watched_models import check_models, record_models
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.runtime.clock import Clock
@@ -46,7 +46,7 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
+async def run_server(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
     """A server from start to drained end. Parts are closed in reverse order, even if a later one fails to start."""
     from memstream_server.adapters.journal import open_journal
     from memstream_server.rpc.access.files import AccessError
@@ -86,7 +86,7 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
         if used.close_llm is not None:
             stack.push_async_callback(used.close_llm)
         used, space, embedding = await in_force(journal, used, settings)
-        used = watched(used, embedding, metrics)
+        used = record_models(used, embedding, metrics)
         index = await open_index(settings)
         stack.push_async_callback(index.close)
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing)

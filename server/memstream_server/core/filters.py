@@ -33,16 +33,16 @@ class Filter:
 
 def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are neither forgotten nor expired at `now_us`, bool[n]. `ttl_s` is the policy's."""
-    return columns.alive & columns.unexpired(now_us, ttl_s)
+    return columns.alive & columns.is_unexpired(now_us, ttl_s)
 
 
 def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are visible at `now_us` and match the filter, bool[n]."""
     passed = visible(columns, now_us, ttl_s)
     if chosen.sessions:
-        passed &= np.isin(columns.session, columns.sessions.find(chosen.sessions))
+        passed &= np.isin(columns.session, columns.sessions.find_codes(chosen.sessions))
     if chosen.speakers:
-        passed &= np.isin(columns.speaker, columns.speakers.find(chosen.speakers))
+        passed &= np.isin(columns.speaker, columns.speakers.find_codes(chosen.speakers))
     if chosen.kinds:
         passed &= columns.kind_is(chosen.kinds)
     if chosen.tiers:
@@ -60,7 +60,7 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     if chosen.create_until_us is not None:
         passed &= columns.create_us < chosen.create_until_us
     for key, values in chosen.metadata:
-        passed &= columns.holding(key, values)
+        passed &= columns.has_metadata(key, values)
     if chosen.excluded:
         passed[columns.slots(chosen.excluded)] = False
     return passed

@@ -407,7 +407,7 @@ class Engine:
         for event in recorded.events:
             if event.type in (EventType.ECHOED, EventType.REPEATED) and actor is not None:
                 self._reinforcement.accessed(actor, [event.fragment], recorded.time_us)
-        self._runtime.metrics.events(recorded)
+        self._runtime.metrics.count_events(recorded)
 
     def actor_lost(self, uid: str, error: Exception) -> None:
         """Load the memory again."""

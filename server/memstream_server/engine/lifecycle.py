@@ -17,7 +17,7 @@ from memstream_server.core import lifecycle
 from memstream_server.core.columns import GONE
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
@@ -105,7 +105,7 @@ async def update(
         if part is not None:
             changed = changed.but(model=part.fragment.model, own_vector=part.fragment.own_vector)
         state = now.working.state
-        transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
+        transition = lifecycle.update_fragment(state, changed, None if part is None else part.content_vector)
         gathered = {} if part is None else {change.id: part}
         jobs = jobs_of(now.working, transition, gathered.values(), runtime)
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
@@ -159,7 +159,7 @@ async def forget(
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         now_us = runtime.clock.now_us()
         fragments = drop_expired(await some(now, part, storage), now.working.record, now_us)
-        return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
+        return lifecycle.forget_fragments(now.working.state, fragments, now_us, Reason.REQUESTED)
 
     return await _in_batches(actor, ids, EventType.FORGOTTEN, storage, once, decide)
 
@@ -182,7 +182,7 @@ async def restore(
         usable = vectors if now.working.embedding is space else {}
         there = drop_expired(await some(now, part, storage), now.working.record, runtime.clock.now_us())
         held = [Held(found, _of_content(found, usable)) for found in there]
-        return lifecycle.restore(now.working.state, held, now.working.record.policy)
+        return lifecycle.restore_fragments(now.working.state, held, now.working.record.policy)
 
     return await _in_batches(actor, ids, EventType.RESTORED, storage, once, decide)
 
@@ -194,11 +194,11 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
     async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         columns, held = now.working.columns, now.working.held_ids()
         outside = [
-            Fragment(id=id_, content="", tier=columns.tier(slot))
+            Fragment(id=id_, content="", tier=columns.get_tier(slot))
             for slot, id_ in enumerate(columns.ids)
             if id_ != GONE and id_ not in held
         ]
-        transition = lifecycle.clear(now.working.state, outside, wanted)
+        transition = lifecycle.clear_tiers(now.working.state, outside, wanted)
         return _decision(transition), lambda revision: Changed(len(transition.removed), revision)
 
     return await decided(actor, once, storage, decide)
@@ -311,7 +311,7 @@ async def some(actor: Actor, ids: Sequence[str], storage: Storage) -> list[Fragm
 
 def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
     """Those that have not expired: the others are not found, also before maintenance has come to them."""
-    return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
+    return [one for one in fragments if not is_expired(one, now_us, record.policy.retention)]
 
 
 async def one(actor: Actor, fragment_id: str, storage: Storage, runtime: Runtime) -> Fragment:

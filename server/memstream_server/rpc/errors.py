@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream_server.core.printable import printable
+from memstream_server.core.printable import escape_unprintable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
 from memstream_server.log_lines import site_of
 from memstream_server.ports.journal.errors import OutcomeUnknown, StorageFull
@@ -237,5 +237,5 @@ def _make_status(
 
 
 def _clip_text(text: str, bytes_max: int) -> str:
-    data = printable(text).encode()
+    data = escape_unprintable(text).encode()
     return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

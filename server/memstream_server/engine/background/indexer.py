@@ -330,12 +330,12 @@ class Indexer:
             await self._storage.journal.outbox_done([entry.id for entry, _ in entries])
             self._flushed(entries)
             self._written += len(entries)
-            self._runtime.metrics.outbox(await self._storage.journal.outbox_size())
+            self._runtime.metrics.set_outbox_depth(await self._storage.journal.outbox_size())
             if entries[-1][0].id >= last:
                 break  # what came meanwhile waits for its own time
         indexed(reached)
         if since_s is not None:
-            self._runtime.metrics.indexed(self._runtime.clock.monotonic_s() - since_s)
+            self._runtime.metrics.time_indexing(self._runtime.clock.monotonic_s() - since_s)
         self._since_s = began_s if self._waiting else None
 
     async def _write(self, entries: Sequence[tuple[IndexEntry, Indexable | None]]) -> None:

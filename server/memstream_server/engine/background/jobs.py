@@ -306,7 +306,7 @@ class Jobs:
                 for one in await some(now, list(rated), self._storage)
                 if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
-            transition = lifecycle.rate(now.working.state, changed) if changed else None
+            transition = lifecycle.set_importances(now.working.state, changed) if changed else None
             return replace(_ended(job, account), transition=transition)
 
         await actor.run(decide)

@@ -174,8 +174,8 @@ class Forgetting:
             async for page in self._live(record.uid, (Tier.LONG_TERM,)):
                 free = [one for one in page if not one.pinned]
                 ids += [one.id for one in free]
-                strengths += [retention.strength(one, now_us, policy.strength_half_life_s) for one in free]
-            weakest = retention.weakest(ids, strengths, over)
+                strengths += [retention.compute_strength(one, now_us, policy.strength_half_life_s) for one in free]
+            weakest = retention.select_weakest(ids, strengths, over)
             for start in range(0, len(weakest), BATCH):
                 await self._forget(record.uid, weakest[start : start + BATCH], Reason.CAPACITY, now_us)
         self._counted[record.uid] = record.revision
@@ -187,7 +187,7 @@ class Forgetting:
             after = page[-1].position
 
     async def _forget_due(self, record: MemoryRecord, page: Sequence[Fragment], reason: Reason, now_us: int) -> None:
-        ids = [one.id for one in retention.due(page, now_us, record.policy.retention)[reason]]
+        ids = [one.id for one in retention.find_due(page, now_us, record.policy.retention)[reason]]
         for start in range(0, len(ids), BATCH):
             await self._forget(record.uid, ids[start : start + BATCH], reason, now_us)
 
@@ -198,8 +198,8 @@ class Forgetting:
             if reason is Reason.CAPACITY:
                 leaving = [one for one in found if one.tier is Tier.LONG_TERM]
             else:
-                leaving = retention.due(found, now_us, now.working.record.policy.retention)[reason]
-            return lifecycle.forget(now.working.state, leaving, now_us, reason)
+                leaving = retention.find_due(found, now_us, now.working.record.policy.retention)[reason]
+            return lifecycle.forget_fragments(now.working.state, leaving, now_us, reason)
 
         return len((await self._decide(uid, ids, decide)).puts)
 
@@ -215,7 +215,7 @@ class Forgetting:
 
         def decide(now: Actor, found: list[Fragment]) -> Transition:
             past = [one for one in found if one.forget_time_us is not None and one.forget_time_us <= before_us]
-            return lifecycle.erase(now.working.state, past, Reason.EXPIRED)
+            return lifecycle.erase_fragments(now.working.state, past, Reason.EXPIRED)
 
         while ids := await self._journal.list_purgeable(uid, before_us, BATCH):
             erased = len((await self._decide(uid, ids, decide)).removed)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.events import Purpose
-from memstream_server.core.tiers import settle
+from memstream_server.core.tiers import settle_held
 from memstream_server.core.transition import Transition
 from memstream_server.engine.errors import (
     DISK_FULL,
@@ -295,7 +295,7 @@ class Actor:
     async def _commit(self, decision: Decision, commit: Commit) -> None:
         started_s = self._runtime.clock.monotonic_s()
         await self._storage.journal.commit(commit)
-        self._runtime.metrics.committed(self._runtime.clock.monotonic_s() - started_s)
+        self._runtime.metrics.time_commit(self._runtime.clock.monotonic_s() - started_s)
         async with self._turn():
             self.working.apply(commit, decision)
         self._events.committed(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
@@ -326,7 +326,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._models)
-        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
+        transition = settle_held(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, (), self._runtime)

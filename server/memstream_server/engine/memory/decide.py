@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memstream_server.core import lifecycle
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
@@ -94,8 +94,10 @@ def _decide_one(
     fragment = part.fragment
     existing = known.find_by_key(state, fragment.external_id)
     gone: Transition | None = None
-    if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
-        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)  # the id is free, whatever maintenance has come to
+    if existing is not None and is_expired(existing, fragment.create_time_us, policy.retention):
+        gone = lifecycle.erase_fragments(
+            state, [existing], Reason.EXPIRED
+        )  # the id is free, whatever maintenance has come to
         known.follow(gone)
         state, existing = gone.state, None
     if existing is not None:
@@ -118,10 +120,10 @@ def _decide_one(
 
 def _said_again(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
     """An update by external_id. One that was forgotten is remembered again: its client has just said it."""
-    step = lifecycle.update(state, changed, vector)
+    step = lifecycle.update_fragment(state, changed, vector)
     if changed.forget_time_us is None:
         return step
-    return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
+    return join_all((step, lifecycle.restore_fragments(step.state, [Held(changed, vector)], policy)))
 
 
 def updated(existing: Fragment, new: Fragment) -> Fragment:

@@ -401,7 +401,7 @@ class Receiving:
         receipt = batch.receipt
         if receipt.rejections and state.session is not None:
             state.session.reject(receipt.rejections)
-        self._runtime.metrics.received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
+        self._runtime.metrics.count_received(batch.count, len(receipt.rejections), self._age_s(batch) or 0.0)
         state.advance(received=receipt.last_sequence)  # woken before the actor: the answer goes before the decision
         self._backlog -= batch.count  # counted again by _enqueue
         self._enqueue(batch)
@@ -444,8 +444,8 @@ class Receiving:
             del self._unstored[batch.receipt.position]
             if batch.at_once:
                 self._storing -= batch.count
-                self._runtime.metrics.received(batch.count, 0, self._age_s(batch) or 0.0)
-            self._runtime.metrics.stored(batch.count, self._age_s(batch))
+                self._runtime.metrics.count_received(batch.count, 0, self._age_s(batch) or 0.0)
+            self._runtime.metrics.count_stored(batch.count, self._age_s(batch))
             if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
                 waiter.set_result(None)
             state, receipt = batch.producer, batch.receipt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.identity import identity_hash, is_repeat
 from memstream_server.core.policy import RetentionPolicy
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -53,7 +53,7 @@ class Known:
             found = self.by_id.get(id_)
             if found is None or found.tier is not Tier.LONG_TERM or found.forget_time_us is not None:
                 continue
-            if is_repeat(fragment, found) and not expired(found, fragment.create_time_us, retention):
+            if is_repeat(fragment, found) and not is_expired(found, fragment.create_time_us, retention):
                 return found
         return None
 

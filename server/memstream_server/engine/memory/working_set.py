@@ -169,7 +169,7 @@ class WorkingSet:
         if latest is not None:
             return latest.tier
         slot = self._searched.columns.slot(fragment_id)
-        return None if slot is None else self._searched.columns.tier(slot)
+        return None if slot is None else self._searched.columns.get_tier(slot)
 
     def forgotten(self, fragment_id: str) -> bool:
         """Whether the fragment is in the memory and out of recall."""

@@ -156,7 +156,7 @@ class Erasing:
 
     def _followed(self, actor: Actor, named: Sequence[str], fragments: Sequence[Fragment]) -> Erasure:
         merges = actor.working.record.policy.short_term.merge_content
-        return lineage.follow(named, fragments, merges=merges)
+        return lineage.trace_erasure(named, fragments, merges=merges)
 
     async def _gathered(self, actor: Actor, erasure: Erasure, fragments: Sequence[Fragment]) -> dict[str, Gathered]:
         """Terms and vectors of new contents. The client's own vector is of the fragment's own words, which stay."""
@@ -186,7 +186,7 @@ class Erasing:
             else:
                 return None
         vectors = {id_: part.content_vector for id_, part in gathered.items() if part.content_vector is not None}
-        transition = lineage.erase(now.working.state, Erasure(erasure.leaving, tuple(retold)), before, vectors)
+        transition = lineage.apply_erasure(now.working.state, Erasure(erasure.leaving, tuple(retold)), before, vectors)
         parts = {one.id: gathered[one.id] for one in retold if one.content != before[one.id].content}
         erased = (*transition.removed, *parts)
         self._reinforcement.forget(set(erased))

@@ -25,7 +25,7 @@ from memstream_server.core.filters import Filter, mask, passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import Policy, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Scored, Stage, Weights
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.reranking import Ranked, Reranking
@@ -119,7 +119,7 @@ class Recaller:
         answer = await self._read(actor, query, found, known, watch)
         watch.step("read")
         degraded = "; ".join(filter(None, (degraded or more, answer.degraded, self._unrated(actor.working, query))))
-        self._runtime.metrics.recalled(watch.total(), bool(degraded))
+        self._runtime.metrics.time_recall(watch.total(), bool(degraded))
         return replace(answer, degraded=degraded, timings_s=watch.steps)
 
     async def _query_vector(
@@ -444,7 +444,7 @@ def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Frag
     """Short-term in order, as far as the query's filter lets it pass: it binds the whole answer."""
     retention = working.record.policy.retention
     held = (one.fragment for one in working.state.short_term)
-    return [one for one in held if passes(one, query.filter) and not expired(one, now_us, retention)]
+    return [one for one in held if passes(one, query.filter) and not is_expired(one, now_us, retention)]
 
 
 def _item(fragment: Fragment) -> Item:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from memstream.v1 import memory_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.core import policy as core
-from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, leaves, with_value
+from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, iterate_tunables, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
 from memstream_server.ports.journal.records import MemoryRecord
@@ -50,7 +50,7 @@ def read_policy(found: Violations, message: pb.Policy, field: str = "policy") ->
     profile = _PROFILES.read(found, f"{field}.profile", message.profile, Profile.DEFAULT)
     policy = core.PROFILES[profile]
     given: set[str] = set()
-    for name, default, _ in leaves(policy):
+    for name, default, _ in iterate_tunables(policy):
         value = _leaf(found, message, name, default, field)
         if value is not None:
             policy = with_value(policy, name, value)
@@ -81,7 +81,7 @@ def change_policy(found: Violations, current: Policy, message: pb.Memory, paths:
 def policy_message(policy: Policy) -> pb.Policy:
     """Sets every field, except those whose unset value means "the embedding model's own"."""
     message = pb.Policy()
-    for name, value, _ in leaves(policy):
+    for name, value, _ in iterate_tunables(policy):
         if value is not None:
             _set(message, name, value)
     return message
@@ -212,7 +212,7 @@ def _masked(found: Violations, policy: Policy, defaults: Policy, message: pb.Pol
         return policy
     chosen = [
         (name, default)
-        for name, default, _ in leaves(defaults)
+        for name, default, _ in iterate_tunables(defaults)
         if _wire_name(name) == prefix or name.startswith(f"{prefix}.")
     ]
     if not chosen:
@@ -224,7 +224,7 @@ def _masked(found: Violations, policy: Policy, defaults: Policy, message: pb.Pol
 
 
 def _checked(found: Violations, policy: Policy, field: str) -> Policy:
-    for violation in core.violations(policy):
+    for violation in core.find_violations(policy):
         found.add(f"{field}.{_wire_name(violation.field)}", violation.description)
     if policy.language not in LANGUAGES | {AUTO_LANGUAGE}:
         known = ", ".join([AUTO_LANGUAGE, *sorted(LANGUAGES)])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
@@ -269,7 +269,7 @@ def _write_fragments(
     retention = scan.record.policy.retention
     for page in scan.pages():
         for fragment, vector in page:
-            if not expired(fragment, now_us, retention):
+            if not is_expired(fragment, now_us, retention):
                 writer.line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
                 count += 1
     writer.done()
