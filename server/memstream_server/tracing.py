@@ -50,7 +50,7 @@ class CallSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def ended(self, code: grpc.StatusCode) -> None:
+    def record_end(self, code: grpc.StatusCode) -> None:
         self._span.set_attribute("rpc.grpc.status_code", code.value[0])
         if code in _OURS:
             self._span.set_status(Status(StatusCode.ERROR))
@@ -82,7 +82,7 @@ class OpenTelemetry:
         self._provider.shutdown()
 
     @contextmanager
-    def call(self, method: str, metadata: Metadata) -> Iterator[CallSpan]:
+    def trace_call(self, method: str, metadata: Metadata) -> Iterator[CallSpan]:
         given = {key: value for key, value in metadata if isinstance(value, str)}
         service, _, name = method.lstrip("/").partition("/")
         span = self._tracer.start_span(
@@ -98,7 +98,7 @@ class OpenTelemetry:
         finally:
             span.end()
 
-    def passed_on(self) -> Metadata:
+    def current_metadata(self) -> Metadata:
         carrier: dict[str, str] = {}
         inject(carrier)
         return tuple(carrier.items())

@@ -100,7 +100,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer: 
         verbs = ["*"]
         """
     )
-    made = {"joy": keys.create(keys_file, "joy")[1]}
+    made = {"joy": keys.create_key(keys_file, "joy")[1]}
     certificate, key = authority.issue("server")
     settings = {
         **QUICK,
@@ -272,7 +272,7 @@ async def test_new_connections_get_replaced_certificate(tls: Guarded, authority:
 
 
 async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -> None:
-    made, given = keys.create(guarded.keys_file, "alice")
+    made, given = keys.create_key(guarded.keys_file, "alice")
     async with memstream.connect(guarded.server.address, token=given) as client:
         await until(lambda: _reads(client))
         joy = await client.create_memory("a/revoked", exist_ok=True)
@@ -280,7 +280,7 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
         async def observe_after(revoked: str) -> None:
             async with joy.observe(producer="p") as stream:
                 await stream.send("one")
-                keys.revoke(guarded.keys_file, revoked)
+                keys.revoke_key(guarded.keys_file, revoked)
                 await asyncio.wait_for(_sending_on(stream), 60)
 
         with pytest.raises(memstream.errors.Unauthenticated):
@@ -289,7 +289,7 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
 
 async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
     """Although its client sends no message that would trigger a check."""
-    (made, given), (_, other) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    (made, given), (_, other) = keys.create_key(guarded.keys_file, "alice"), keys.create_key(guarded.keys_file, "alice")
     async with (
         memstream.connect(guarded.server.address, token=given) as client,
         memstream.connect(guarded.server.address, token=other) as teller,
@@ -299,7 +299,7 @@ async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
 
         async def follow() -> None:
             async with joy.recall() as recalls, recalls.subscribe("secret", limit=100) as standing:
-                keys.revoke(guarded.keys_file, made.id)
+                keys.revoke_key(guarded.keys_file, made.id)
                 async for _ in standing:
                     pass
 
@@ -317,7 +317,10 @@ async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
 
 
 async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
-    (former, first), (_, second) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    (former, first), (_, second) = (
+        keys.create_key(guarded.keys_file, "alice"),
+        keys.create_key(guarded.keys_file, "alice"),
+    )
     current, asked = [first], []
 
     def token() -> str:
@@ -330,7 +333,7 @@ async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
         async with joy.observe(producer="p") as stream:
             await stream.send("one")
             current[0] = second
-            keys.revoke(guarded.keys_file, former.id)
+            keys.revoke_key(guarded.keys_file, former.id)
 
             async def sends_on() -> bool:
                 await stream.send("more")

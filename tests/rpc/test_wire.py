@@ -122,7 +122,7 @@ def test_the_languages_are_the_stemmers() -> None:
 @given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
 def test_a_time_survives(value_us: int) -> None:
     found = Violations()
-    assert scalars.time_us(found, "t", scalars.timestamp(value_us)) == value_us
+    assert scalars.time_us(found, "t", scalars.timestamp_message(value_us)) == value_us
     assert not found.found
 
 
@@ -143,7 +143,7 @@ def test_digest_ignores_map_order() -> None:
 def test_every_event_type_has_a_number() -> None:
     lacking = [each for each in EventType if each not in fragments.EVENT_TYPES]
     assert lacking == [EventType.ACCESSED]
-    known = {fragments.EVENT_TYPES.number(each) for each in EventType if each not in lacking}
+    known = {fragments.EVENT_TYPES.to_number(each) for each in EventType if each not in lacking}
     assert known == set(event_pb2.EventType.values()) - {0}
 
 

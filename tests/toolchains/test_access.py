@@ -37,7 +37,7 @@ class Guarded:
         self.authority = Authority(folder)
         self.agent = memstream.Tls.of_files(self.authority.ca, *self.authority.issue("agent", AGENT))
         self.keys_file = folder / "keys.json"
-        self.key = keys.create(self.keys_file, "joy")[1]
+        self.key = keys.create_key(self.keys_file, "joy")[1]
         self._folder, self._fleet = folder, fleet
 
     def start(self, name: str, policy: str = POLICY, secret: str = SECRET) -> ServerProcess:

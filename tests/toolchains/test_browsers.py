@@ -257,7 +257,7 @@ def test_no_server_is_unavailable(tmp_path: Path) -> None:
 
 def test_a_token_passes_through(tmp_path: Path) -> None:
     keys_file, policy_file = tmp_path / "keys.json", tmp_path / "policy.toml"
-    _, token = keys.create(keys_file, "joy")
+    _, token = keys.create_key(keys_file, "joy")
     policy_file.write_text('[[grant]]\nwho = ["key:joy"]\nnamespaces = ["comedy"]\nverbs = ["write"]\n', "utf-8")
     files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     with (

@@ -179,7 +179,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
         insights=ChatInsights(chat, prompts) if derives else None,
         insight_name=settings.llm_model if derives else "",
         close_llm=chat.close,
-        check_llm=chat.check,
+        check_llm=chat.check_endpoint,
         spent=tuple(chat.spent.values()),
     )
 

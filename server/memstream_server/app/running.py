@@ -104,7 +104,7 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         if endpoint is not None:
-            endpoint.answer_probes(server.serves)
+            endpoint.answer_probes(server.is_serving)
         await engine.ownership.announce(settings.advertise or address)
         if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")

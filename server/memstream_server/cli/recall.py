@@ -126,10 +126,10 @@ def recall_command(
             )
         return
 
-    async def asked(client: Client) -> Answer:
+    async def ask_once(client: Client) -> Answer:
         return await client.memory(memory).recall_once(query, **options)
 
-    answer = server.run_with_client(asked)
+    answer = server.run_with_client(ask_once)
     if as_json:
         print_json(answer)
     else:

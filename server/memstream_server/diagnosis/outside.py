@@ -116,7 +116,7 @@ async def _check_embedders(settings: Settings, metrics: Metrics) -> list[Finding
 async def _check_llm(settings: Settings, metrics: Metrics) -> Finding:
     chat = chat_of(settings, metrics)
     try:
-        await chat.check()
+        await chat.check_endpoint()
         return fine("LLM endpoint", f"{settings.llm_model} answers")
     except ModelError as error:
         return note("LLM endpoint", str(error), _ADVICE)

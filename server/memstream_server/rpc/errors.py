@@ -175,14 +175,14 @@ def failure_of(error: Exception) -> Failure:
     return Failure(status.code, reason, status.message)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
+async def abort_call(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """Ends the call with `status`; raises grpc.aio.AbortError."""
     given = context.trailing_metadata() or ()
-    trailing = (*given, *pushback(status), (STATUS_KEY, status.SerializeToString()))
+    trailing = (*given, *pushback_metadata(status), (STATUS_KEY, status.SerializeToString()))
     await context.abort(_BY_NUMBER[status.code], status.message, trailing_metadata=trailing)
 
 
-def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
+def pushback_metadata(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
     """Trailing metadata that gives gRPC's built-in retry the same delay as RetryInfo gives a program."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     waits = False

@@ -25,14 +25,14 @@ Services = Iterable[tuple[ServiceDescriptor, object]]
 Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
 
 
-def register(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
+def register_services(server: grpc.aio.Server, services: Services, wrap: Wrap | None = None) -> None:
     """Adds every rpc of the services to the server. `wrap` may wrap a handler; a wrapped handler may return bytes."""
     for service, servicer in services:
         handlers = {method.name: _make_handler(method, servicer, wrap) for method in service.methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def capabilities(services: Services) -> list[pb.Capability.ValueType]:
+def list_capabilities(services: Services) -> list[pb.Capability.ValueType]:
     """Optional capabilities of which the server implements every rpc."""
     have: set[str] = set()
     missing: set[str] = set()

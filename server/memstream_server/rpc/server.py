@@ -30,7 +30,7 @@ from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
-from memstream_server.rpc.registration import capabilities, register
+from memstream_server.rpc.registration import list_capabilities, register_services
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
@@ -86,9 +86,9 @@ class RpcServer:
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
-    def serves(self, service: str) -> bool:
+    def is_serving(self, service: str) -> bool:
         """Whether the health service reports this service of the contract as serving."""
-        return self._health.serves(service)
+        return self._health.is_serving(service)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Notifies the streams, waits until they have ended, then ends the rest.
@@ -120,7 +120,15 @@ def create_server(
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
-        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.serving
+        engine,
+        Limits.from_settings(settings),
+        drain,
+        metrics,
+        conversations,
+        forwarding,
+        access,
+        tracing,
+        engine.serving,
     )
 
 
@@ -137,9 +145,9 @@ def build_server(
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
-    authorization = None if access is None else access.gate(lambda id: engine.operations.get(id))
+    authorization = None if access is None else access.create_interceptor(lambda id: engine.operations.get(id))
     interceptors = (Calls(metrics, tracing), limits_interceptor, authorization or OpenAccessInterceptor())
-    server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
+    server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
     info = ServerService(engine, limits)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
@@ -150,8 +158,8 @@ def build_server(
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
-    info.capabilities = capabilities(services)
-    register(server, services, None if forwarding is None else forwarding.wrap)
+    info.capabilities = list_capabilities(services)
+    register_services(server, services, None if forwarding is None else forwarding.wrap_handler)
     names = [service.full_name for service, _ in services]
     health = Health(names, look)
     health_pb2_grpc.add_HealthServicer_to_server(cast("Any", health), server)  # typed for threads
@@ -159,7 +167,7 @@ def build_server(
     return RpcServer(server, health, drain, forwarding)
 
 
-def _options(limits: Limits) -> list[tuple[str, int]]:
+def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # otherwise a second server on the port binds silently and takes half the traffic
         ("grpc.max_receive_message_length", limits.message_bytes_max),
