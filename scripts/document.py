@@ -27,7 +27,7 @@ takes precedence, then the environment (`{ENV_PREFIX}` and the name in capitals,
 TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
 of bounds, stops the start with an error that names it.
 
-`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares them.
+`make generate` writes this table from `server/memstream_server/settings/`, and a test compares them.
 
 | setting | default | bounds | unit | meaning |
 |---|---|---|---|---|
