@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memstream_server.app.embedders import EMBEDDERS
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import Models
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
-from memstream_server.settings import EmbeddingKind, Settings
+from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
@@ -54,7 +55,7 @@ async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> t
 async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
     recorded = await journal.get_space()
-    if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
+    if recorded is not None and EMBEDDERS[settings.embedding].remote:
         return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
     try:
         model = await embedder.model()
