@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
-from memstream_server.app.opening import space_of
+from memstream_server.app.opening import record_space
 from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
@@ -75,7 +75,7 @@ async def assembled(
     used, vectors = models or Models(ScriptedEmbedder()), index or MemoryIndex()
     stored = await journals.opened(data_dir, now.now_us)
     journal = FaultyJournal(stored)
-    space, embedding = await space_of(stored, used.embedder, chosen)
+    space, embedding = await record_space(stored, used.embedder, chosen)
     metrics = Metrics()
     parts = engine_parts(chosen, stored, vectors, record_models(used, embedding, metrics), embedding, metrics, now)
     engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal)), space)

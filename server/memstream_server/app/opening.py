@@ -1,4 +1,4 @@
-"""What a start opens: tracing, the vector index, the current embedding space."""
+"""What a start opens: tracing, and the current embedding space."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from memstream_server.app.embedders import EMBEDDERS
 from memstream_server.app.errors import StartError
+from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models
-from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
@@ -32,27 +32,16 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
     return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())
 
 
-async def open_index(settings: Settings) -> VectorIndex:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory."""
-    from memstream_server.adapters.milvus.collection import Timeouts
-    from memstream_server.adapters.milvus.index import connect_milvus, open_lite
-
-    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
-    if settings.milvus_uri:
-        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
-    return await open_lite(settings.data_dir, timeouts=timeouts)
-
-
-async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
+async def choose_space(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
     """The models, with the model of the current space first: the next model once it has embedded everything."""
     recorded = await journal.get_space()
     if recorded is not None and models.next is not None and await models.next.named() == recorded.model:
         embedding = (await models.next.embedding(recorded)).model
         return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
-    return models, *await space_of(journal, models.embedder, settings)
+    return models, *await record_space(journal, models.embedder, settings)
 
 
-async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
+async def record_space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
     recorded = await journal.get_space()
     if recorded is not None and EMBEDDERS[settings.embedding].remote:
@@ -65,7 +54,7 @@ async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) 
             "It is asked once, at the first start; make it reachable and start again"
         ) from error
     if recorded is None:
-        recorded = Space(model.name, model.dimension, settings.index_partitions)
+        recorded = Space(model.name, model.dimension, choose_index(settings).layout)
         try:
             await journal.set_space(recorded)
         except Conflict:  # another server has recorded it first

@@ -295,7 +295,7 @@ class MilvusCollection:
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
 
     def _partition_name(self, memory: str) -> str | None:
-        return partition_name(memory, self._space.partitions) if self.lite else None
+        return partition_name(memory, self._space.index_layout) if self.lite else None
 
     def _create_collection(self) -> None:
         from pymilvus import DataType
@@ -323,12 +323,12 @@ class MilvusCollection:
             metric_type=METRIC,
             params={} if managed else HNSW,
         )
-        partitions = {"num_partitions": self._space.partitions} if self._keyed else {}
+        partitions = {"num_partitions": self._space.index_layout} if self._keyed else {}
         return {"index_params": index, "consistency_level": self._consistency, **partitions}
 
     def _create_partitions(self) -> None:
         present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
-        for bucket in range(self._space.partitions):
+        for bucket in range(self._space.index_layout):
             if bucket_name(bucket) not in present:
                 self._client.create_partition(self._name, bucket_name(bucket), timeout=self._timeouts.define_s)
 

@@ -152,7 +152,7 @@ class Reembedding:
         spaces = await self._journal.get_spaces()
         assert spaces.in_force is not None, "a server that serves has a space"
         embedding = await self._asked(progress, lambda: candidate.embedding(spaces.next))
-        space = embedding.space(spaces.in_force.partitions)
+        space = embedding.space(spaces.in_force.index_layout)
         await self._journal.set_spaces(replace(spaces, next=space))
         self._embeddings.next = embedding
         self._indexer.keep(spaces.in_force, space)
