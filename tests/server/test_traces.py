@@ -101,6 +101,11 @@ async def test_trace_spans_client_journal_index_and_models(
     # The server's refusal and the client's own time limit come at the same moment; both are DeadlineExceeded.
     assert (late.attributes or {}).get("error.type") in ("DeadlineExceeded", "RevisionNotReached")
     assert any(collector.above(one)[:1] == [streamed.name] for one in collector.named("journal.commit"))
+    check_all_spans(collector)
+
+
+def check_all_spans(collector: Collector) -> None:
+    """Every span has a caller, the service's name and no secret; the LLM's spans have its usage."""
     assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # used by a call
     assert {one.service for one in collector.spans} == {"memstream"}
     assert collector.named("index.upsert")
