@@ -18,6 +18,7 @@ import grpc.aio
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 import memstream
 from memstream.v1 import memory_service_pb2 as pb
@@ -60,7 +61,7 @@ class Issuer:
 
     def jwks(self) -> str:
         shown = [
-            json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())) | {"kid": kid, "alg": "ES256"}
+            json.loads(ECAlgorithm.to_jwk(key.public_key())) | {"kid": kid, "alg": "ES256"}
             for kid, key in self.keys.items()
         ]
         return json.dumps({"keys": shown})
@@ -166,7 +167,7 @@ async def test_the_sdk_observes_and_recalls_over_mutual_tls(tls: Guarded, author
         async with joy.observe(producer="p") as stream:
             await stream.send("user: My name is Bob")
         assert (await joy.recall_once("What is my name?"))[0].fragment.content == "user: My name is Bob"
-        with pytest.raises(memstream.errors.PermissionDenied):
+        with pytest.raises(memstream.PermissionDenied):
             await client.create_memory("tragedy/sad")
 
 
@@ -283,7 +284,7 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
                 keys.revoke_key(guarded.keys_file, revoked)
                 await asyncio.wait_for(_sending_on(stream), 60)
 
-        with pytest.raises(memstream.errors.Unauthenticated):
+        with pytest.raises(memstream.Unauthenticated):
             await observe_after(made.id)
 
 
@@ -312,7 +313,7 @@ async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
             return following.done()
 
         await until(ended)
-        with pytest.raises(memstream.errors.Unauthenticated):
+        with pytest.raises(memstream.Unauthenticated):
             await following
 
 
@@ -346,7 +347,7 @@ async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
 async def _reads(client: memstream.Client) -> bool:
     try:
         _ = [each async for each in client.list_memories("a")]
-    except memstream.errors.Unauthenticated:
+    except memstream.Unauthenticated:
         return False
     return True
 
@@ -373,14 +374,14 @@ async def test_changed_policy_applies_to_open_streams(guarded: Guarded) -> None:
                 guarded.policy_file.write_text(former)
                 await asyncio.wait_for(_sending_on(stream), 60)
 
-        with pytest.raises(memstream.errors.PermissionDenied):
+        with pytest.raises(memstream.PermissionDenied):
             await observe_meanwhile()
 
 
 async def _may(call: Awaitable[object]) -> bool:
     try:
         await call
-    except memstream.errors.PermissionDenied:
+    except memstream.PermissionDenied:
         return False
     return True
 

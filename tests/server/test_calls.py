@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -121,5 +121,6 @@ async def _indexed(metrics: str) -> bool:
 
 
 def test_no_label_can_hold_what_a_user_names() -> None:
-    labels = {name for family in Metrics().registry._names_to_collectors.values() for name in family._labelnames}
+    families = cast("list[Any]", list(Metrics().registry._names_to_collectors.values()))
+    labels = {name for family in families for name in family._labelnames}
     assert labels == {"code", "event", "kind", "outcome", "reason", "role", "rpc"}

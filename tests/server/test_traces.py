@@ -63,7 +63,7 @@ async def test_trace_spans_client_journal_index_and_models(
                 async with memory.recall() as recalls:
                     with tracer.start_as_current_span("asking again"):
                         await recalls.query("private words", reinforce=False)
-                    with pytest.raises(memstream.errors.DeadlineExceeded):
+                    with pytest.raises(memstream.DeadlineExceeded):
                         await recalls.query("private words", min_revision=10**6, timeout_s=0.1)
                 async with memory.watch(start="beginning") as watch:
                     await anext(aiter(watch))

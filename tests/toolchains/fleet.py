@@ -142,7 +142,7 @@ class Talk:
         assert (lost, doubled) == (0, 0)
         return f"{total} observations acknowledged, none lost or doubled; {self.calls} calls, {len(self.failed)} failed"
 
-    async def _call(self, memory: memstream.AgentMemory) -> None:
+    async def _call(self, memory: memstream.Memory) -> None:
         """Batches of a call each, and what reads."""
         number = 0
         while True:
@@ -157,7 +157,7 @@ class Talk:
                 self.failed.append(f"{memory.name}, call {number}: {error!r}")
             await asyncio.sleep(0.1)
 
-    async def _ask(self, memory: memstream.AgentMemory) -> None:
+    async def _ask(self, memory: memstream.Memory) -> None:
         """Queries of a stream."""
         async with memory.recall() as recalls:
             while True:

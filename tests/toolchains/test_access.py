@@ -83,7 +83,7 @@ async def test_a_call_that_is_passed_on_keeps_its_caller(guarded: Guarded) -> No
             async with joy.observe(producer=text[:1]) as stream:
                 await stream.send(text)
             assert await joy.recall_once(text)
-            with pytest.raises(memstream.errors.PermissionDenied):
+            with pytest.raises(memstream.PermissionDenied):
                 await client.memory("tragedy/joy").observe_batch(["not mine"])
     async with guarded.connected(owner) as client:
         assert sorted(await contents(client.memory("comedy/joy"))) == [
@@ -99,7 +99,7 @@ async def test_the_owner_asks_its_own_policy(guarded: Guarded) -> None:
     async with guarded.connected(owner, guarded.key) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])
     async with guarded.connected(other) as client:
-        with pytest.raises(memstream.errors.PermissionDenied, match="spiffe"):
+        with pytest.raises(memstream.PermissionDenied, match="spiffe"):
             await client.memory("comedy/joy").observe_batch(["by the certificate"])
     async with guarded.connected(other, guarded.key) as client:
         await client.memory("comedy/joy").observe_batch(["by the key"])
@@ -110,7 +110,7 @@ async def test_servers_with_another_secret_and_clients_are_not_believed(guarded:
     async with guarded.connected(owner) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])
     async with guarded.connected(stranger) as client:
-        with pytest.raises(memstream.errors.Unauthenticated, match="peer_secret"):
+        with pytest.raises(memstream.Unauthenticated, match="peer_secret"):
             await client.memory("comedy/joy").observe_batch(["by a stranger"])
     tls = guarded.agent
     credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)
