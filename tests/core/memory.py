@@ -13,7 +13,7 @@ from memstream_server.core.policy import RankingRule
 from memstream_server.core.replay_events import Place, place_of
 from memstream_server.core.transition import InsightRequest, Transition
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
-from tests.support.scenario import Change, Command, MemorySpec, Query, Said, overridden
+from tests.support.scenario import Change, Command, MemorySpec, Query, Said, override_policy
 
 SIMILARITY_MIN = 0.5
 """The hashing model's."""
@@ -75,7 +75,7 @@ class CoreMemory:
         self.position = self.now_s = 0
 
     async def set_policy(self, overrides: Mapping[str, object]) -> None:
-        self.policy = overridden(self.policy, overrides)
+        self.policy = override_policy(self.policy, overrides)
         self.apply(tiers.settle_held(self.state, self.policy, SIMILARITY_MIN))
 
     def newcomer(self, said: Said) -> tiers.Newcomer:

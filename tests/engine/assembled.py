@@ -73,7 +73,7 @@ async def assembled(
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     used, vectors = models or Models(ScriptedEmbedder()), index or MemoryIndex()
-    stored = await journals.opened(data_dir, now.now_us)
+    stored = await journals.open_test_journal(data_dir, now.now_us)
     journal = FaultyJournal(stored)
     space, embedding = await record_space(stored, used.embedder, chosen)
     metrics = Metrics()
@@ -144,7 +144,7 @@ async def check_index(parts: Assembled, name: str) -> None:
 
     async def settled() -> bool:  # a loss that was found by a search empties the index after the outbox
         indexable = set(await parts.engine._journal.list_indexable(uid))
-        return await parts.engine._journal.outbox_size() == 0 and parts.index.stored(uid) == indexable
+        return await parts.engine._journal.outbox_size() == 0 and parts.index.list_stored(uid) == indexable
 
     await until(settled)
 

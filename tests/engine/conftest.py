@@ -28,7 +28,7 @@ async def open_engine(
     """An engine on `data_dir`, composed as the server composes it."""
     chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
-    journal = await journals.opened(data_dir, now.now_us)
+    journal = await journals.open_test_journal(data_dir, now.now_us)
     metrics = Metrics()
     used = models or models_of(chosen, metrics)
     space, embedding = await record_space(journal, used.embedder, chosen)

@@ -229,7 +229,7 @@ async def test_what_the_index_lacks_is_found_beside_writes_that_never_stop(
     async with assembled(tmp_path, index=busy) as parts:
         busy.rest()
         uid = await filled(parts.engine, AckLevel.INDEXED)
-    lacking = sorted(busy.stored(uid))[:3]
+    lacking = sorted(busy.list_stored(uid))[:3]
     await busy.delete(uid, lacking)
     await busy.flush()
     entered = entries_made(monkeypatch)
@@ -278,7 +278,7 @@ async def compared(engine: Engine) -> bool:
 
 
 async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
-    return set(ids) <= index.stored(uid)
+    return set(ids) <= index.list_stored(uid)
 
 
 async def said(busy: BusyIndex, times: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.port import Journal
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
-from tests.support.processes import running
+from tests.support.processes import run_process
 
 BATCH = 5
 
@@ -49,7 +49,7 @@ async def main(place: str) -> None:
 def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
     """Run a writer, read its acknowledgements, kill it after that many lines, and read the rest."""
     command = [sys.executable, "-m", "tests.journal.writer_process", place]
-    with running(command) as process:
+    with run_process(command) as process:
         assert process.stdout is not None
         acknowledged = dict.fromkeys(("received", "revision"), 0)
         for number, line in enumerate(process.stdout):

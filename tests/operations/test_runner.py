@@ -35,7 +35,7 @@ CLOCK = Clock()
 @asynccontextmanager
 async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
-    journal = await journals.opened(data, clock.now_us)
+    journal = await journals.open_test_journal(data, clock.now_us)
     alone = Ownership(None, journal, clock, LeaseTimes())
     made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
     made.register("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn

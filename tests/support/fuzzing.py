@@ -426,7 +426,7 @@ def _inside(field: FieldDescriptor, value: Any) -> list[Message]:
     return list(_messages(field, value)) if field.message_type is not None else []
 
 
-def parsed(method: MethodDescriptor, data: bytes) -> Message | None:
+def parse_answer(method: MethodDescriptor, data: bytes) -> Message | None:
     """Parse an answer as the contract's message; None if it is not one."""
     try:
         return GetMessageClass(method.output_type).FromString(data)

@@ -104,13 +104,13 @@ class MemoryIndex:
         return best, np.array([found[fragment] for fragment in best], np.float32)
 
     async def count(self, memory: str, model: str = "") -> int:
-        return len(self.stored(memory, model))
+        return len(self.list_stored(memory, model))
 
     async def list_ids(self, memory: str, model: str = "") -> list[str]:
         self._called("list_ids")
-        return sorted(self.stored(memory, model))
+        return sorted(self.list_stored(memory, model))
 
-    def stored(self, memory: str, model: str = "") -> set[str]:
+    def list_stored(self, memory: str, model: str = "") -> set[str]:
         """Flushed fragment ids of a memory."""
         return {fragment for uid, fragment in self.kept.get(model or self._first, {}) if uid == memory}
 

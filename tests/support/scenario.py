@@ -72,7 +72,7 @@ class MemorySpec:
     overrides: Mapping[str, object]
 
     def policy(self) -> Policy:
-        return overridden(PROFILES[self.profile], self.overrides)
+        return override_policy(PROFILES[self.profile], self.overrides)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +181,7 @@ class Scenario:
 _DIRECTIVE = re.compile(r"(drivers|draws): *(.+)")
 
 
-def parse(text: str) -> Scenario:
+def parse_scenario(text: str) -> Scenario:
     """Read a scenario file's text. Raises ValueError on a block without `----`."""
     directives: dict[str, str] = {}
     blocks: list[Block] = []
@@ -268,7 +268,7 @@ def _typed(name: str, raw: str, current: object) -> object:
     return type(current)(raw) if isinstance(current, int | float | str) else raw  # enums are str
 
 
-def overridden(policy: Policy, overrides: Mapping[str, object]) -> Policy:
+def override_policy(policy: Policy, overrides: Mapping[str, object]) -> Policy:
     """The policy with dotted fields set."""
     for name, value in overrides.items():
         policy = with_value(policy, name, value)

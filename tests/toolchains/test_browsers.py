@@ -91,7 +91,7 @@ def made(http: httpx2.Client, name: str) -> dict[str, Any]:
 def test_what_the_page_does_with_curl(envoy: Envoy) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    asked = [block for block in pages.blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
+    asked = [block for block in pages.find_blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
     assert len(asked) > 4
     for block in asked:
         code, said = block.code, block.output or ""
@@ -105,7 +105,7 @@ def test_what_the_page_does_in_a_browser(envoy: Envoy) -> None:
         node = languages.node()
     except Absent as absent:
         pytest.skip(str(absent))
-    (block,) = pages.blocks(PAGE.read_text("utf-8"), "typescript")
+    (block,) = pages.find_blocks(PAGE.read_text("utf-8"), "typescript")
     code, said = block.code, block.output or ""
     program = node.built / "page" / "browsers.ts"
     program.parent.mkdir(exist_ok=True)

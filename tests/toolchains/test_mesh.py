@@ -24,7 +24,7 @@ from tests.server.conftest import restarted, started, stopped
 from tests.server.listing import contents
 from tests.server.producing import PATIENT
 from tests.support.certificates import Authority
-from tests.support.metrics import scraped
+from tests.support.metrics import scrape_metrics
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
@@ -119,7 +119,7 @@ async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: 
 
 
 def _answered(metrics: str, rpc: str) -> int:
-    series = scraped(metrics).items()
+    series = scrape_metrics(metrics).items()
     return round(sum(value for name, value in series if name.startswith("memstream_calls_total") and rpc in name))
 
 

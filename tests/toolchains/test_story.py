@@ -47,7 +47,7 @@ async def test_four_languages_on_one_memory(make_server: MakeServer) -> None:
     """As README.md says; a second time nothing is appended or observed again."""
     server = await started(make_server())
     first = await asyncio.to_thread(tell, server.address)
-    assert first == told(next(pages.blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
+    assert first == told(next(pages.find_blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
 
     async with memstream.connect(server.address) as client:
         messages = [message async for message in client.conversation("story/monday").messages()]
