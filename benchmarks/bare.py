@@ -155,8 +155,11 @@ class Messages:
     def time_round_trip(self) -> float:
         """Seconds to build, serialise, parse and read one answer."""
         began = time.perf_counter()
-        done = queries.done("1", self._answer, False)
-        sent = [pb.RecallResponse(recollections=part) for part in queries.recollections("1", self._answer, False, done)]
+        done = queries.done_response("1", self._answer, False)
+        sent = [
+            pb.RecallResponse(recollections=part)
+            for part in queries.recollection_responses("1", self._answer, False, done)
+        ]
         read = [pb.RecallResponse.FromString(each.SerializeToString()).recollections for each in sent]
         answer_from_wire(read, read[-1].done)
         return time.perf_counter() - began

@@ -56,7 +56,7 @@ def make_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     grants = (f'[[grant]]\nwho = ["key:{one}"]\nnamespaces = ["{one}"]\nverbs = ["*"]\n' for one in TENANTS)
     policy_file.write_text("\n".join(grants), "utf-8")
-    given = {one: keys.create(keys_file, one)[1] for one in TENANTS}
+    given = {one: keys.create_key(keys_file, one)[1] for one in TENANTS}
     return {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}, given
 
 

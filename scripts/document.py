@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memstream.status import _BY_REASON
-from memstream_server.core.policy import DBGPT, DEFAULT, leaves
+from memstream_server.core.policy import DBGPT, DEFAULT, iterate_tunables
 from memstream_server.settings import ENV_PREFIX, Settings
 from scripts.chart import FILES
 from scripts.contract_page import contract_page, reasons
@@ -27,7 +27,7 @@ takes precedence, then the environment (`{ENV_PREFIX}` and the name in capitals,
 TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
 of bounds, stops the start with an error that names it.
 
-`make generate` writes this table from `server/memstream_server/settings.py`, and a test compares them.
+`make generate` writes this table from `server/memstream_server/settings/`, and a test compares them.
 
 | setting | default | bounds | unit | meaning |
 |---|---|---|---|---|
@@ -58,7 +58,7 @@ def settings_page() -> str:
 
 def policy_page() -> str:
     """docs/policy.md: one row per tunable, in both profiles."""
-    rows = zip(leaves(DEFAULT), leaves(DBGPT), strict=True)
+    rows = zip(iterate_tunables(DEFAULT), iterate_tunables(DBGPT), strict=True)
     return POLICY_HEAD + "".join(
         _table_row(
             f"`{name}`",

@@ -21,6 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TREES = ("server/memstream_server", "client/memstream", "tests", "benchmarks")
 IMPORT_ROOTS = {"memstream_server": ROOT / "server", "memstream": ROOT / "client"}
+CAPPED_TREES = ("server/memstream_server", "client/memstream")
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+"""With docstring and comments; ruff caps statements, branches and complexity."""
 PARTICIPLE = re.compile(r"[a-z]+(?:ed|ing|wn|ld|pt|nt)")
 HEAD = (
     "| tree | files | file lines, median/p90/max | function lines, median/p90/max | comments | one-word functions "
@@ -145,6 +149,28 @@ def print_circles(imports: dict[str, set[str]]) -> bool:
     return bool(circles)
 
 
+def files_and_functions_too_long() -> Iterator[str]:
+    """Descriptions of what exceeds a cap in server and client."""
+    for path in (file for tree in CAPPED_TREES for file in python_files(ROOT / tree)):
+        text, name = path.read_text("utf-8"), path.relative_to(ROOT)
+        if (lines := text.count("\n")) > FILE_LINES_MAX:
+            yield f"{name} has {lines} lines, at most {FILE_LINES_MAX} are allowed"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    yield f"{name}: {node.name} has {lines} lines, at most {FUNCTION_LINES_MAX} are allowed"
+
+
+def print_too_long() -> bool:
+    """Whether a file or function is too long; prints them."""
+    found = list(files_and_functions_too_long())
+    print(f"files and functions that are too long: {len(found)}")
+    for each in found:
+        print(f"  {each}")
+    return bool(found)
+
+
 def main() -> None:
     """Print the rows, then circles and single importers of server and client."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,7 +178,10 @@ def main() -> None:
     parser.add_argument(
         "--circles", action="store_true", help="only look for import circles; exit code 1 if there are any"
     )
+    parser.add_argument("--caps", action="store_true", help="only look for too long files and functions; exit code 1")
     given = parser.parse_args()
+    if given.caps:
+        sys.exit(print_too_long())
     if given.circles:
         sys.exit(print_circles(module_imports()))
     paths = given.paths or TREES

@@ -26,11 +26,13 @@ from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.errors import CODES
 from memstream_server.settings import load
 from scripts.site import named
-from tests.support.pages import LANGUAGES, PAGES, ROOT, Block, anchors, blocks, links, prose
+from tests.support.pages import LANGUAGES, PAGES, ROOT, Block, anchors, find_blocks, links, strip_blocks
 from tests.support.server import ServerProcess
 
 RUNNABLE = [
-    page for page in PAGES if any(block.no_run is None for block in blocks(page.read_text("utf-8"), "python", "sh"))
+    page
+    for page in PAGES
+    if any(block.no_run is None for block in find_blocks(page.read_text("utf-8"), "python", "sh"))
 ]
 
 SERVER = ROOT / "server/memstream_server"
@@ -61,16 +63,16 @@ def test_main_pages_have_runnable_code() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_blocks_have_a_tested_language_or_a_reason(page: Path) -> None:
     text = page.read_text("utf-8")
-    for block in blocks(text):
+    for block in find_blocks(text):
         assert block.language in LANGUAGES, f"line {block.line}: no test for {block.language!r}"
         assert block.no_run is None or len(block.no_run) > 5, f"line {block.line}: no reason for not running"
-    assert "```" not in prose(text), "an unclosed fence, or more than a language after it"
-    assert not re.search(r"\n\n {4,}(?!<!-- )\S", prose(text)), "indented code has no language: fence it"
+    assert "```" not in strip_blocks(text), "an unclosed fence, or more than a language after it"
+    assert not re.search(r"\n\n {4,}(?!<!-- )\S", strip_blocks(text)), "indented code has no language: fence it"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_blocks_that_do_not_run_are_validated(page: Path) -> None:
-    for block in blocks(page.read_text("utf-8"), "json", "toml", "yaml"):
+    for block in find_blocks(page.read_text("utf-8"), "json", "toml", "yaml"):
         match block.language:
             case "json":
                 _check_json(json.loads(block.code))
@@ -177,7 +179,7 @@ def test_index_lists_the_available_capabilities(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_commands_that_do_not_run_parse(page: Path) -> None:
     """Checks bash syntax, our own programs with their flags, make targets and pip extras; not other programs."""
-    for block in blocks(page.read_text("utf-8"), "sh"):
+    for block in find_blocks(page.read_text("utf-8"), "sh"):
         subprocess.run(["bash", "-n", "-c", block.code], check=True, timeout=60)
         for line in re.findall(r"^(?:[A-Z_]+=\S+ +)*(\S+ .*)$", block.code.replace("\\\n", " "), re.M):
             if not line.startswith(OURS):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
-from memstream_server.core.printable import number_text, printable
+from memstream_server.core.printable import escape_unprintable, number_text
 from memstream_server.log_lines import REPEAT_S, LogHandler, describe_error, site_of
 from memstream_server.observability import configure_logging
 from memstream_server.ports.journal.errors import OutcomeUnknown
@@ -244,7 +244,7 @@ def _is_text_of_an_error(value: ast.AST) -> bool:
     ],
 )
 def test_printable_escapes_unprintable_characters(text: str, expected: str) -> None:
-    assert printable(text) == expected
+    assert escape_unprintable(text) == expected
 
 
 @pytest.mark.parametrize(

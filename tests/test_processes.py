@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import COMMAND, environment
 from tests.support import journals
-from tests.support.processes import running, stop_ignoring_interrupts
+from tests.support.processes import run_process, stop_ignoring_interrupts
 
 SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
 IGNORING = """\
@@ -33,7 +33,7 @@ def ignored() -> Iterator[None]:
 def test_children_do_not_inherit_ignored_signals() -> None:
     stop_ignoring_interrupts()
     signal.raise_signal(signal.SIGINT)  # does not end the test run
-    with running(SLEEPER) as child:
+    with run_process(SLEEPER) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
         child.send_signal(signal.SIGINT)
@@ -41,7 +41,7 @@ def test_children_do_not_inherit_ignored_signals() -> None:
 
 
 def test_failing_test_kills_its_program() -> None:
-    with pytest.raises(ZeroDivisionError), running(SLEEPER) as child:
+    with pytest.raises(ZeroDivisionError), run_process(SLEEPER) as child:
         raise ZeroDivisionError
     assert child.returncode == -signal.SIGKILL
 
@@ -50,7 +50,7 @@ def test_failing_test_kills_its_program() -> None:
 def test_serve_handles_signals_that_it_inherits_as_ignored(number: signal.Signals, tmp_path: Path) -> None:
     serve = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     command = [sys.executable, "-c", IGNORING, str(int(number)), *serve]
-    with running(command, env=environment() | journals.environment(serve[len(COMMAND) :])) as server:
+    with run_process(command, env=environment() | journals.environment(serve[len(COMMAND) :])) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("memstream listens on ")
         server.send_signal(number)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from memstream_server.core.policy import DEFAULT, leaves
+from memstream_server.core.policy import DEFAULT, iterate_tunables
 from memstream_server.observability import Metrics, configure_logging, serve_metrics
 from memstream_server.settings import (
     LogFormat,
@@ -46,7 +46,7 @@ def test_settings_have_meaning_bounds_and_unit() -> None:
 
 
 def test_policy_fields_have_a_meaning() -> None:
-    assert all(meta.get("meaning") for _, _, meta in leaves(DEFAULT))
+    assert all(meta.get("meaning") for _, _, meta in iterate_tunables(DEFAULT))
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

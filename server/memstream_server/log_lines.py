@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from memstream_server.core.printable import printable
+from memstream_server.core.printable import escape_unprintable
 
 REPEAT_S = 10.0
 """Equal failures within this time after a written one are counted."""
@@ -49,14 +49,17 @@ Event = MutableMapping[str, Any]
 
 def describe_error(error: BaseException) -> str:
     """Types, codes and causes: "ModelUnavailable <- openai.InternalServerError status_code=503"."""
-    return " <- ".join(_describe_one(each) for each in _causes(error))
+    return " <- ".join(_describe_one(each) for each in _iterate_causes(error))
 
 
 def describe_stack(error: BaseException) -> str:
     """A traceback without source lines, texts or local variables, the first cause first."""
     lines = ["Traceback (most recent call last):"]
-    for each in reversed(list(_causes(error))):
-        lines += [f"  {_short(name)}:{line} in {function}" for name, line, function in _frames(each)[-_FRAMES_MAX:]]
+    for each in reversed(list(_iterate_causes(error))):
+        lines += [
+            f"  {_shorten_path(name)}:{line} in {function}"
+            for name, line, function in _list_frames(each)[-_FRAMES_MAX:]
+        ]
         lines.append(_describe_one(each))
         if isinstance(each, BaseExceptionGroup):
             lines += [f"  + {describe_error(one)}" for one in each.exceptions[:_CAUSES_MAX]]
@@ -65,7 +68,7 @@ def describe_stack(error: BaseException) -> str:
 
 def site_of(error: BaseException) -> str:
     """The same 16 hexadecimal digits for every failure of this type at this place."""
-    frames = [f"{_short(name)}:{line}" for name, line, _ in _frames(error)]
+    frames = [f"{_shorten_path(name)}:{line}" for name, line, _ in _list_frames(error)]
     text = "\n".join([type(error).__qualname__, *frames])
     return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
@@ -81,7 +84,7 @@ def make_safe(_logger: Any, _method: str, event: Event) -> Event:
     for key, value in event.items():
         event[key] = _safe_value(value)
     if error is not None:
-        event["exception"] = "\n".join(printable(line) for line in describe_stack(error).splitlines())
+        event["exception"] = "\n".join(escape_unprintable(line) for line in describe_stack(error).splitlines())
     return event
 
 
@@ -92,7 +95,7 @@ def hide_secrets(text: str, secrets: Iterable[str]) -> str:
     return _USER_IN_URL.sub(f"://{_HIDDEN}@", text)
 
 
-def hiding(secrets: Iterable[str]) -> Callable[[Any, str, Any], str]:
+def make_hiding_processor(secrets: Iterable[str]) -> Callable[[Any, str, Any], str]:
     """A processor of structlog: applies `hide_secrets` to a rendered line."""
     values = tuple(secrets)
     return lambda _logger, _method, line: hide_secrets(line, values)
@@ -130,7 +133,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         """Unlike logging's own report, shows no arguments of a line that cannot be written."""
         with suppress(OSError, ValueError):  # the stream itself may be broken
-            self.stream.write(f"a log line of {printable(record.name)} could not be written\n")
+            self.stream.write(f"a log line of {escape_unprintable(record.name)} could not be written\n")
 
     def _write_repeats(self, now_s: float) -> None:
         """Writes the counts of failures whose time is over."""
@@ -202,9 +205,9 @@ def _message_of(record: logging.LogRecord, args: Any) -> str:
 
 def _safe_value(value: Any) -> Any:
     if isinstance(value, BaseException):
-        return printable(describe_error(value))
+        return escape_unprintable(describe_error(value))
     if isinstance(value, str):
-        return printable(value if len(value) <= _TEXT_CHARS_MAX else value[:_TEXT_CHARS_MAX] + "...")
+        return escape_unprintable(value if len(value) <= _TEXT_CHARS_MAX else value[:_TEXT_CHARS_MAX] + "...")
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -222,7 +225,7 @@ def _error_of(exc_info: Any) -> BaseException | None:
     return sys.exc_info()[1] if exc_info else None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """The error, then its causes."""
     seen: BaseException | None = error
     for _ in range(_CAUSES_MAX):
@@ -236,7 +239,7 @@ def _describe_one(error: BaseException) -> str:
     kind = type(error)
     home = kind.__module__.partition(".")[0]
     parts = [kind.__qualname__ if home in ("builtins", "memstream_server") else f"{home}.{kind.__qualname__}"]
-    parts += [f"{name}={value}" for name in _CODES if (value := _code(error, name))]
+    parts += [f"{name}={value}" for name in _CODES if (value := _format_code(error, name))]
     if getattr(kind, "log_text", False):
         parts[0] += ":"
         parts.append(str(error)[:_TEXT_CHARS_MAX])
@@ -245,14 +248,14 @@ def _describe_one(error: BaseException) -> str:
     return " ".join(parts)
 
 
-def _code(error: BaseException, name: str) -> str:
+def _format_code(error: BaseException, name: str) -> str:
     value = getattr(error, name, None)
     if isinstance(value, bool) or not isinstance(value, int | str):
         return ""
     return str(value) if _CODE.fullmatch(str(value)) else ""
 
 
-def _frames(error: BaseException) -> list[tuple[str, int, str]]:
+def _list_frames(error: BaseException) -> list[tuple[str, int, str]]:
     """(file, line, function), innermost call first."""
     return [
         (frame.f_code.co_filename, line or 0, frame.f_code.co_name)
@@ -260,5 +263,5 @@ def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     ]
 
 
-def _short(file: str) -> str:
+def _shorten_path(file: str) -> str:
     return _PATH_HEAD.sub("", file)

@@ -21,7 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
-from memstream_server.log_lines import LogHandler, hiding, make_safe
+from memstream_server.log_lines import LogHandler, make_hiding_processor, make_safe
 from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
@@ -49,7 +49,7 @@ def configure_logging(
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared[:2], structlog.stdlib.add_logger_name, *shared[2:]],
-            processors=[make_safe, _rendering(form, target), hiding(secrets)],
+            processors=[make_safe, _choose_renderer(form, target), make_hiding_processor(secrets)],
             pass_foreign_args=True,
             use_get_message=False,  # it would insert values into the text
         )
@@ -94,7 +94,7 @@ def _log_unhandled(event: str, error: BaseException | None) -> None:
     structlog.get_logger(__name__).error(event, exc_info=error)
 
 
-def _rendering(form: LogFormat, target: TextIO) -> structlog.typing.Processor:
+def _choose_renderer(form: LogFormat, target: TextIO) -> structlog.typing.Processor:
     if form is LogFormat.JSON:
         return structlog.processors.JSONRenderer(sort_keys=True)
     return structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)
@@ -233,12 +233,12 @@ class MetricsEndpoint:
         return [status[4:].encode() + b"\n"]
 
     def _probe(self, service: str) -> bool:
-        async def asked() -> bool:
+        async def ask_state() -> bool:
             return self._serves(service)
 
         if self._loop is None or self._loop.is_closed():
             return False
-        answer = asyncio.run_coroutine_threadsafe(asked(), self._loop)
+        answer = asyncio.run_coroutine_threadsafe(ask_state(), self._loop)
         try:
             return answer.result(PROBE_S)
         except (TimeoutError, CancelledError):  # the event loop hangs, or has ended

@@ -50,7 +50,7 @@ class CallSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def ended(self, code: grpc.StatusCode) -> None:
+    def record_end(self, code: grpc.StatusCode) -> None:
         self._span.set_attribute("rpc.grpc.status_code", code.value[0])
         if code in _OURS:
             self._span.set_status(Status(StatusCode.ERROR))
@@ -82,7 +82,7 @@ class OpenTelemetry:
         self._provider.shutdown()
 
     @contextmanager
-    def call(self, method: str, metadata: Metadata) -> Iterator[CallSpan]:
+    def trace_call(self, method: str, metadata: Metadata) -> Iterator[CallSpan]:
         given = {key: value for key, value in metadata if isinstance(value, str)}
         service, _, name = method.lstrip("/").partition("/")
         span = self._tracer.start_span(
@@ -98,12 +98,12 @@ class OpenTelemetry:
         finally:
             span.end()
 
-    def passed_on(self) -> Metadata:
+    def current_metadata(self) -> Metadata:
         carrier: dict[str, str] = {}
         inject(carrier)
         return tuple(carrier.items())
 
-    def traced(self, part: Part, name: str, *, always: bool = True) -> Part:
+    def wrap_part(self, part: Part, name: str, *, always: bool = True) -> Part:
         """`part` with its coroutine methods as spans `name.method`; unless `always`, only inside another span."""
         return cast("Part", _Traced(part, name, self._tracer, always))
 
@@ -121,13 +121,13 @@ class _Traced:
         member = getattr(self._part, name)
         if not inspect.iscoroutinefunction(member):
             return member
-        traced = self._wrapped(member, f"{self._name}.{name}")
+        traced = self._wrap_method(member, f"{self._name}.{name}")
         setattr(self, name, traced)
         return traced
 
-    def _wrapped(self, method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+    def _wrap_method(self, method: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(method)
-        async def traced(*arguments: Any, **named: Any) -> Any:
+        async def call_in_span(*arguments: Any, **named: Any) -> Any:
             if not self._always and not trace.get_current_span().get_span_context().is_valid:
                 return await method(*arguments, **named)
             with self._tracer.start_as_current_span(
@@ -147,4 +147,4 @@ class _Traced:
                         span.set_attribute("gen_ai.usage.input_tokens", account.prompt_tokens - before[0])
                         span.set_attribute("gen_ai.usage.output_tokens", account.completion_tokens - before[1])
 
-        return traced
+        return call_in_span

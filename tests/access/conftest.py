@@ -49,7 +49,7 @@ def guarded_files(directory: Path) -> tuple[Path, Path, dict[str, str]]:
     directory.mkdir(parents=True, exist_ok=True)
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
     policy_file.write_text(POLICY)
-    return keys_file, policy_file, {name: keys.create(keys_file, name)[1] for name in NAMES}
+    return keys_file, policy_file, {name: keys.create_key(keys_file, name)[1] for name in NAMES}
 
 
 @pytest.fixture(scope="module")

@@ -25,16 +25,16 @@ from tests.support.waiting import until
 def test_ended_calls_are_released_per_principal() -> None:
     admission = Admission(streams_max=1, calls_max=2)
     with (
-        admission.admitted("key:a", "streams"),
-        admission.admitted("key:a", "calls"),
-        admission.admitted("key:a", "calls"),
+        admission.count_open("key:a", "streams"),
+        admission.count_open("key:a", "calls"),
+        admission.count_open("key:a", "calls"),
     ):
         for what in ("streams", "calls"):
-            with pytest.raises(QuotaExceeded), admission.admitted("key:a", what):
+            with pytest.raises(QuotaExceeded), admission.count_open("key:a", what):
                 pass
-            with admission.admitted("key:b", what):
+            with admission.count_open("key:b", what):
                 pass
-    with admission.admitted("key:a", "streams"):
+    with admission.count_open("key:a", "streams"):
         pass
     assert not admission._under_way
 
@@ -44,18 +44,18 @@ def test_rate_allows_one_second_then_waits() -> None:
     admission = Admission(observations_per_s=10, bytes_per_s=1e9, now_s=lambda: now_s)
     five = pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5))
     for owed_s in (0.0, 0.0, 0.5, 1.0):
-        assert admission.sent("key:a", five) == pytest.approx(owed_s)
-    assert admission.sent("key:b", five) == 0
+        assert admission.charge_message("key:a", five) == pytest.approx(owed_s)
+    assert admission.charge_message("key:b", five) == 0
     one = pb.ObserveBatchRequest(observations=[Observation(content="x")])
     with pytest.raises(QuotaExceeded) as raised:
-        admission.call("key:a", one)
+        admission.charge_call("key:a", one)
     assert raised.value.retry_after_s == pytest.approx(1.0)
-    admission.call("key:a", pb.RecallOnceRequest())  # a caller over its observation rate may still query
+    admission.charge_call("key:a", pb.RecallOnceRequest())  # a caller over its observation rate may still query
     now_s = 101.0
-    admission.call("key:a", one)
-    assert admission.sent("key:a", five) == pytest.approx(0.6)
+    admission.charge_call("key:a", one)
+    assert admission.charge_message("key:a", five) == pytest.approx(0.6)
     now_s = 200.0  # at most one second is saved up
-    assert [admission.sent("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
+    assert [admission.charge_message("key:a", five) for _ in range(3)] == pytest.approx([0, 0, 0.5])
 
 
 def test_every_request_is_charged_and_full_buckets_are_dropped(
@@ -65,12 +65,12 @@ def test_every_request_is_charged_and_full_buckets_are_dropped(
     now_s = 100.0
     admission = Admission(bytes_per_s=100, now_s=lambda: now_s)
     query = pb.RecallRequest(query=pb.RecallQuery(text="x" * 250))
-    assert admission.sent("key:debtor", query) == pytest.approx(query.ByteSize() / 100 - 1)
+    assert admission.charge_message("key:debtor", query) == pytest.approx(query.ByteSize() / 100 - 1)
     for number in range(10):
         now_s += 0.01
-        admission.sent(f"key:{number}", pb.RecallRequest(close=pb.RecallClose()))
+        admission.charge_message(f"key:{number}", pb.RecallRequest(close=pb.RecallClose()))
     now_s += 1.0
-    admission.sent("key:last", query)
+    admission.charge_message("key:last", query)
     assert set(admission._rates[-1]._paid_until) == {"key:debtor", "key:last"}
 
 
@@ -84,7 +84,7 @@ def test_what_asks_for_something_anew_is_a_request() -> None:
         (pb.ObserveRequest(batch=pb.ObservationBatch(observations=[Observation(content="x")] * 5)), False, 0),
     ):
         who = type(message).__name__ + str(owed_s) + str(message)
-        assert [admission.sent(who, message, first=first) for _ in range(2)] == [0, owed_s]
+        assert [admission.charge_message(who, message, first=first) for _ in range(2)] == [0, owed_s]
 
 
 def test_refusal_delay_grows_up_to_a_bound() -> None:
@@ -92,20 +92,20 @@ def test_refusal_delay_grows_up_to_a_bound() -> None:
     admission = Admission(calls_max=1, requests_per_s=1, now_s=lambda: now_s)
 
     def told_in_s(principal: str = "key:a") -> float:
-        with pytest.raises(QuotaExceeded) as raised, admission.admitted(principal, "calls"):
-            admission.call(principal, pb.RecallOnceRequest())
+        with pytest.raises(QuotaExceeded) as raised, admission.count_open(principal, "calls"):
+            admission.charge_call(principal, pb.RecallOnceRequest())
         return raised.value.refusal_delay_s
 
-    admission.call("key:a", pb.RecallOnceRequest())
-    admission.call("key:b", pb.RecallOnceRequest())
-    admission.call("key:a", pb.RecallOnceRequest())
-    admission.call("key:b", pb.RecallOnceRequest())
+    admission.charge_call("key:a", pb.RecallOnceRequest())
+    admission.charge_call("key:b", pb.RecallOnceRequest())
+    admission.charge_call("key:a", pb.RecallOnceRequest())
+    admission.charge_call("key:b", pb.RecallOnceRequest())
     assert [told_in_s() for _ in range(REFUSALS_PER_S)] == [0.0] * REFUSALS_PER_S
     assert [told_in_s() for _ in range(3)] == pytest.approx([0.0, 1 / REFUSALS_PER_S, 2 / REFUSALS_PER_S])
     assert told_in_s("key:b") == 0
     later = [told_in_s() for _ in range(3 * REFUSALS_PER_S)]
     assert max(later) == later[-1] == pytest.approx(REFUSAL_WAIT_MAX_S)
-    with admission.admitted("key:c", "calls"):
+    with admission.count_open("key:c", "calls"):
         assert told_in_s("key:c") == 0
 
 

@@ -24,7 +24,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.access.conftest import Guarded, guarded_files
 from tests.server.conftest import QUICK, MakeServer, check_log, started
 from tests.support import attack_connections
-from tests.support.attacking import Seen, attacking
+from tests.support.attacking import Seen, attack_during
 from tests.support.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, raw, request
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -92,7 +92,7 @@ async def test_attack_is_survived(attacked: Guarded, memory: memstream.Memory, n
     async with memstream.connect(server.address, token=attacked.keys["alice"]) as client:
         await client.create_memory("a/m", exist_ok=True)
     token = attacked.keys[by] if by else ""
-    async with attacking(server.address, server.pid, name, memory, token, "a") as seen:
+    async with attack_during(server.address, server.pid, name, memory, token, "a") as seen:
         await asyncio.sleep(ATTACK_S)
         await until(lambda: _answered(seen, 10))
     assert seen.failures == []

@@ -258,7 +258,7 @@ async def test_lists_show_only_callers_namespaces(guarded: Guarded, channel: grp
         assert {each.name async for each in alice.list_namespaces(page_size=1)} == {"a", "a-2"}
         assert {each.namespace async for each in alice.operations(page_size=1)} == {"a"}
         assert {each.namespace async for each in alice.operations("a")} == {"a"}
-        with pytest.raises(memstream.errors.PermissionDenied):
+        with pytest.raises(memstream.PermissionDenied):
             _ = [each async for each in alice.operations("b")]
 
 

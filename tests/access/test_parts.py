@@ -95,8 +95,8 @@ def test_unreadable_file_is_reloaded_once_readable(tmp_path: Path, monkeypatch: 
     file.write_text("and after", "utf-8")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", denied)
-        assert watched.current() == "before"
-    assert watched.current() == "and after", "a change of its mode alone leaves time and size as they were"
+        assert watched.read_current() == "before"
+    assert watched.read_current() == "and after", "a change of its mode alone leaves time and size as they were"
 
 
 def denied(*_: Any) -> bytes:
@@ -105,8 +105,8 @@ def denied(*_: Any) -> bytes:
 
 def test_keys_are_hashed_and_match_only_whole(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
-    made, given = keys.create(file, "joy")
-    other, _ = keys.create(file, "joy")
+    made, given = keys.create_key(file, "joy")
+    other, _ = keys.create_key(file, "joy")
     known = keys.parse_keys(file.read_text())
     assert given not in file.read_text()
     assert given.rpartition("_")[2] not in file.read_text()
@@ -114,11 +114,11 @@ def test_keys_are_hashed_and_match_only_whole(tmp_path: Path) -> None:
     assert keys.name_of(known, given) == "joy"
     for wrong in ("", "msk_", given[:-1], given + "A", given.swapcase(), given.replace(made.id, other.id)):
         assert keys.name_of(known, wrong) is None
-    keys.revoke(file, made.id)
+    keys.revoke_key(file, made.id)
     assert keys.name_of(keys.parse_keys(file.read_text()), given) is None
-    assert [key.id for key in keys.read(file)] == [other.id]
+    assert [key.id for key in keys.read_keys(file)] == [other.id]
     with pytest.raises(AccessError, match="has no key"):
-        keys.revoke(file, made.id)
+        keys.revoke_key(file, made.id)
 
 
 ID_OF_NO_KIND = json.dumps({"keys": [{"id": ["s3cret"], "name": "a", "sha256": "0" * 64, "created": ""}]})
@@ -131,7 +131,7 @@ def test_invalid_key_file_error_hides_its_text(tmp_path: Path, text: str) -> Non
     file = tmp_path / "keys.json"
     file.write_text(text)
     with pytest.raises(AccessError, match="not a file written by") as refused:
-        keys.read(file)
+        keys.read_keys(file)
     assert "s3cret" not in str(refused.value)
 
 
@@ -193,12 +193,12 @@ def test_forwarded_caller_is_signed_without_credentials(monkeypatch: pytest.Monk
     given = [("authorization", "Bearer s3cret"), ("x-forwarded-client-cert", "URI=x"), (CALLER_HEADER, "forged")]
     token = CALLER.set(Caller("jwt:jóy", lambda _verb, _namespace: True, allowed))
     try:
-        passed = dict(ours.metadata([*given, ("x-request-id", "1")], "/a/B"))
+        passed = dict(ours.forwarded_metadata([*given, ("x-request-id", "1")], "/a/B"))
     finally:
         CALLER.reset(token)
     assert set(passed) == {CALLER_HEADER, "x-request-id"}
     header = str(passed[CALLER_HEADER])
-    assert ours.principal(header, "/a/B") == "jwt:jóy"
+    assert ours.verify_principal(header, "/a/B") == "jwt:jóy"
     refused: list[tuple[Peers, Any, str]] = [
         (other, header, "/a/B"),
         (Peers(), header, "/a/B"),
@@ -211,10 +211,10 @@ def test_forwarded_caller_is_signed_without_credentials(monkeypatch: pytest.Monk
     ]
     for who, said, path in refused:
         with pytest.raises(Unauthenticated):
-            who.principal(said, path)
+            who.verify_principal(said, path)
     monkeypatch.setattr(peers, "VALID_S", -1.0)
     with pytest.raises(Unauthenticated):
-        ours.principal(header, "/a/B")
+        ours.verify_principal(header, "/a/B")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import grpc.aio
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
 
 import memstream
 from memstream.v1 import memory_service_pb2 as pb
@@ -60,7 +61,7 @@ class Issuer:
 
     def jwks(self) -> str:
         shown = [
-            json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())) | {"kid": kid, "alg": "ES256"}
+            json.loads(ECAlgorithm.to_jwk(key.public_key())) | {"kid": kid, "alg": "ES256"}
             for kid, key in self.keys.items()
         ]
         return json.dumps({"keys": shown})
@@ -100,7 +101,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory, authority: Authority, issuer: 
         verbs = ["*"]
         """
     )
-    made = {"joy": keys.create(keys_file, "joy")[1]}
+    made = {"joy": keys.create_key(keys_file, "joy")[1]}
     certificate, key = authority.issue("server")
     settings = {
         **QUICK,
@@ -166,7 +167,7 @@ async def test_the_sdk_observes_and_recalls_over_mutual_tls(tls: Guarded, author
         async with joy.observe(producer="p") as stream:
             await stream.send("user: My name is Bob")
         assert (await joy.recall_once("What is my name?"))[0].fragment.content == "user: My name is Bob"
-        with pytest.raises(memstream.errors.PermissionDenied):
+        with pytest.raises(memstream.PermissionDenied):
             await client.create_memory("tragedy/sad")
 
 
@@ -272,7 +273,7 @@ async def test_new_connections_get_replaced_certificate(tls: Guarded, authority:
 
 
 async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -> None:
-    made, given = keys.create(guarded.keys_file, "alice")
+    made, given = keys.create_key(guarded.keys_file, "alice")
     async with memstream.connect(guarded.server.address, token=given) as client:
         await until(lambda: _reads(client))
         joy = await client.create_memory("a/revoked", exist_ok=True)
@@ -280,16 +281,16 @@ async def test_a_revoked_key_is_refused_and_ends_its_streams(guarded: Guarded) -
         async def observe_after(revoked: str) -> None:
             async with joy.observe(producer="p") as stream:
                 await stream.send("one")
-                keys.revoke(guarded.keys_file, revoked)
+                keys.revoke_key(guarded.keys_file, revoked)
                 await asyncio.wait_for(_sending_on(stream), 60)
 
-        with pytest.raises(memstream.errors.Unauthenticated):
+        with pytest.raises(memstream.Unauthenticated):
             await observe_after(made.id)
 
 
 async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
     """Although its client sends no message that would trigger a check."""
-    (made, given), (_, other) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    (made, given), (_, other) = keys.create_key(guarded.keys_file, "alice"), keys.create_key(guarded.keys_file, "alice")
     async with (
         memstream.connect(guarded.server.address, token=given) as client,
         memstream.connect(guarded.server.address, token=other) as teller,
@@ -299,7 +300,7 @@ async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
 
         async def follow() -> None:
             async with joy.recall() as recalls, recalls.subscribe("secret", limit=100) as standing:
-                keys.revoke(guarded.keys_file, made.id)
+                keys.revoke_key(guarded.keys_file, made.id)
                 async for _ in standing:
                     pass
 
@@ -312,12 +313,15 @@ async def test_revoked_key_ends_standing_query(guarded: Guarded) -> None:
             return following.done()
 
         await until(ended)
-        with pytest.raises(memstream.errors.Unauthenticated):
+        with pytest.raises(memstream.Unauthenticated):
             await following
 
 
 async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
-    (former, first), (_, second) = keys.create(guarded.keys_file, "alice"), keys.create(guarded.keys_file, "alice")
+    (former, first), (_, second) = (
+        keys.create_key(guarded.keys_file, "alice"),
+        keys.create_key(guarded.keys_file, "alice"),
+    )
     current, asked = [first], []
 
     def token() -> str:
@@ -330,7 +334,7 @@ async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
         async with joy.observe(producer="p") as stream:
             await stream.send("one")
             current[0] = second
-            keys.revoke(guarded.keys_file, former.id)
+            keys.revoke_key(guarded.keys_file, former.id)
 
             async def sends_on() -> bool:
                 await stream.send("more")
@@ -343,7 +347,7 @@ async def test_stream_reconnects_with_a_fresh_token(guarded: Guarded) -> None:
 async def _reads(client: memstream.Client) -> bool:
     try:
         _ = [each async for each in client.list_memories("a")]
-    except memstream.errors.Unauthenticated:
+    except memstream.Unauthenticated:
         return False
     return True
 
@@ -370,14 +374,14 @@ async def test_changed_policy_applies_to_open_streams(guarded: Guarded) -> None:
                 guarded.policy_file.write_text(former)
                 await asyncio.wait_for(_sending_on(stream), 60)
 
-        with pytest.raises(memstream.errors.PermissionDenied):
+        with pytest.raises(memstream.PermissionDenied):
             await observe_meanwhile()
 
 
 async def _may(call: Awaitable[object]) -> bool:
     try:
         await call
-    except memstream.errors.PermissionDenied:
+    except memstream.PermissionDenied:
         return False
     return True
 

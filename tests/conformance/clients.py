@@ -18,41 +18,27 @@ async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
     """Runs one step and returns what was wrong, or an empty text."""
     async with memstream.connect(address, retry=RETRY) as client:
         memory = client.memory(step["memory"])
-        match step["client"]:
-            case "observe":
-                return await _observe(memory, step, ask)
-            case "flush":
-                return await _flush(memory, step, ask)
-            case "listed":
-                return await _listed(memory, step)
-            case "refused":
-                return await _refused(memory, step)
-            case "outcomes":
-                return await _outcomes(memory, step, ask)
-            case "recall":
-                return await _recall(memory, step, ask)
-            case "stand":
-                return await _stand(memory, step, ask)
-            case "give up":
-                return await _give_up(memory, step)
-            case "watch":
-                return await _watch(memory, step, ask)
-            case "no memory":
-                return await _no_memory(memory, step)
-            case "too large":
-                return await _too_large(memory, step)
-            case "late":
-                return await _late(memory, step)
-            case "unknown values":
-                return await _unknown_values(memory, step)
-            case "details":
-                return await _details(memory, step)
-            case "away":
-                return await _away(memory, step, ask)
-            case "abort":
-                return await _abort(memory, ask)
-            case "renew":
-                return await _renew(address, step, ask)
+        steps: dict[str, Callable[[], Awaitable[str]]] = {
+            "observe": lambda: _observe(memory, step, ask),
+            "flush": lambda: _flush(memory, step, ask),
+            "listed": lambda: _listed(memory, step),
+            "refused": lambda: _refused(memory, step),
+            "outcomes": lambda: _outcomes(memory, step, ask),
+            "recall": lambda: _recall(memory, step, ask),
+            "stand": lambda: _stand(memory, step, ask),
+            "give up": lambda: _give_up(memory, step),
+            "watch": lambda: _watch(memory, step, ask),
+            "no memory": lambda: _no_memory(memory, step),
+            "too large": lambda: _too_large(memory, step),
+            "late": lambda: _late(memory, step),
+            "unknown values": lambda: _unknown_values(memory, step),
+            "details": lambda: _details(memory, step),
+            "away": lambda: _away(memory, step, ask),
+            "abort": lambda: _abort(memory, ask),
+            "renew": lambda: _renew(address, step, ask),
+        }
+        if step["client"] in steps:
+            return await steps[step["client"]]()
     return f"there is no step {step['client']!r}"
 
 

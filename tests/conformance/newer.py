@@ -76,7 +76,7 @@ class _Renewed(grpc.Status):
     """The same status with an unknown reason, and a detail of an unknown type."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
-        self.code, self.details = error.code(), error.details()
+        self.code, self.details = error.code(), error.details() or ""
         said = Status(code=error.code().value[0], message=error.details() or "")
         info = AnyMessage()
         info.Pack(ErrorInfo(reason="NEWER_REASON", domain="memstream.dev", metadata={"newer": "yes"}))

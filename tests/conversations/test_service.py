@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import memstream
 import memstream.sync
 from memstream import Capability, Conversation, ConversationNotFound, InvalidRequest, Plan, PlanState
+from memstream.status import translate_error
 from memstream.v1 import conversation_service_pb2 as pb
 from tests.support.server import ServerProcess
 
@@ -252,7 +253,7 @@ async def test_bad_input_names_the_field(
     call = method(getattr(pb, f"{rpc}Request")(namespace="bad", **request_message))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (call.read() if rpc == "WatchMessages" else call)
-    error = memstream.status.translate_error(caught.value)
+    error = translate_error(caught.value)
     assert isinstance(error, InvalidRequest)
     assert field in [violation.field for violation in error.violations]
 

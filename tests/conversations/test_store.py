@@ -13,7 +13,7 @@ from tests.support import journals
 @pytest.fixture
 def opener(tmp_path: Path) -> Opener:
     async def open_again() -> Store:
-        return await journals.opened(tmp_path / "data", lambda: NOW_US, reserve_bytes=0)
+        return await journals.open_test_journal(tmp_path / "data", lambda: NOW_US, reserve_bytes=0)
 
     return open_again
 

@@ -19,7 +19,7 @@ TALK = ConversationName("comedy", "monday")
 
 @pytest.fixture
 async def talks(tmp_path: Path) -> AsyncIterator[Conversations]:
-    journal = await journals.opened(tmp_path / "data", Clock().now_us, reserve_bytes=0)
+    journal = await journals.open_test_journal(tmp_path / "data", Clock().now_us, reserve_bytes=0)
     yield Conversations(journal.conversations, journal, Clock(), quiet_s=3_600.0)  # only a notification wakes a watch
     await journal.close()
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from memstream_server.core import lifecycle, tiers
-from memstream_server.core.enhancement import cosine, merged_text
+from memstream_server.core.enhancement import compute_cosine, merged_text
 from memstream_server.core.events import Event, Reason
 from memstream_server.core.identity import is_repeat
 from memstream_server.core.policy import RankingRule
 from memstream_server.core.replay_events import Place, place_of
 from memstream_server.core.transition import InsightRequest, Transition
 from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
-from tests.support.scenario import Change, Command, MemorySpec, Query, Said, overridden
+from tests.support.scenario import Change, Command, MemorySpec, Query, Said, override_policy
 
 SIMILARITY_MIN = 0.5
 """The hashing model's."""
@@ -75,8 +75,8 @@ class CoreMemory:
         self.position = self.now_s = 0
 
     async def set_policy(self, overrides: Mapping[str, object]) -> None:
-        self.policy = overridden(self.policy, overrides)
-        self.apply(tiers.settle(self.state, self.policy, SIMILARITY_MIN))
+        self.policy = override_policy(self.policy, overrides)
+        self.apply(tiers.settle_held(self.state, self.policy, SIMILARITY_MIN))
 
     def newcomer(self, said: Said) -> tiers.Newcomer:
         """Give id, position and time, and look up what was recalled: the facts the engine fetches."""
@@ -141,20 +141,20 @@ class CoreMemory:
 
     def _relevance(self, fragment: Fragment, vector: Vector | None) -> float:
         own = self.vectors.get(fragment.id)
-        return 0.0 if own is None or vector is None else cosine(own, vector)
+        return 0.0 if own is None or vector is None else compute_cosine(own, vector)
 
     async def clear(self, tiers: Sequence[Tier]) -> None:
         rest = [fragment for id_, fragment in self.known.items() if id_ not in self.held()]
-        self.apply(lifecycle.clear(self.state, rest, tiers))
+        self.apply(lifecycle.clear_tiers(self.state, rest, tiers))
 
     async def forget(self, ids: Sequence[str], reason: Reason = Reason.REQUESTED) -> None:
-        self.apply(lifecycle.forget(self.state, self.values(ids), self.now_s * 1_000_000, reason))
+        self.apply(lifecycle.forget_fragments(self.state, self.values(ids), self.now_s * 1_000_000, reason))
 
     async def restore(self, ids: Sequence[str]) -> None:
-        self.apply(lifecycle.restore(self.state, self.with_vectors(ids), self.policy))
+        self.apply(lifecycle.restore_fragments(self.state, self.with_vectors(ids), self.policy))
 
     async def erase(self, ids: Sequence[str]) -> None:
-        self.apply(lifecycle.erase(self.state, self.values(ids)))
+        self.apply(lifecycle.erase_fragments(self.state, self.values(ids)))
 
     async def update(self, change: Change) -> None:
         fragment = self.known[change.id]
@@ -164,9 +164,9 @@ class CoreMemory:
         if change.importance is not None:
             fragment = fragment.but(importance=change.importance)
         if change.pinned is not None:
-            self.apply(lifecycle.pin(self.state, fragment, change.pinned))
+            self.apply(lifecycle.set_pinned(self.state, fragment, change.pinned))
         else:
-            self.apply(lifecycle.update(self.state, fragment, change.vector))
+            self.apply(lifecycle.update_fragment(self.state, fragment, change.vector))
 
     async def events(self) -> list[Event]:
         new, self.told = self.history[self.told :], len(self.history)

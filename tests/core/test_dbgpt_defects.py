@@ -99,7 +99,7 @@ def test_clear_clears() -> None:
     """DB-GPT's hybrid clear returned an empty list and kept everything."""
     done = all_of(MemoryKind.HYBRID, policy(DEFAULT, short_term__capacity=2), [said(number) for number in (1, 2, 3)])
     long_term = [fragment for fragment in done.puts if fragment.tier is Tier.LONG_TERM]
-    cleared = lifecycle.clear(done.state, long_term, set(Tier))
+    cleared = lifecycle.clear_tiers(done.state, long_term, set(Tier))
     assert set(cleared.removed) == {fragment.id for fragment in done.puts}
     assert (cleared.state.sensory, cleared.state.short_term) == ((), ())
     assert {event.reason for event in cleared.events} == {Reason.CLEARED}
@@ -117,10 +117,10 @@ def test_reflection_comes_due() -> None:
 def test_forgetting_takes_out_of_recall_and_back() -> None:
     """A to-do in DB-GPT."""
     kept = all_of(MemoryKind.HYBRID, DEFAULT, [said(1), said(2)])
-    gone = lifecycle.forget(kept.state, kept.puts[:1], time_us=7, reason=Reason.EXPIRED)
+    gone = lifecycle.forget_fragments(kept.state, kept.puts[:1], time_us=7, reason=Reason.EXPIRED)
     assert [held.fragment.content for held in gone.state.short_term] == ["2"]
     assert gone.puts[0].forget_time_us == 7
-    back = lifecycle.restore(gone.state, [Held(gone.puts[0])], DEFAULT)
+    back = lifecycle.restore_fragments(gone.state, [Held(gone.puts[0])], DEFAULT)
     assert [held.fragment.content for held in back.state.short_term] == ["1", "2"]
 
 

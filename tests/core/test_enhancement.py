@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream_server.core.enhancement import cosine, enhance, hit, merged_text
-from memstream_server.core.keyed_random import draw
+from memstream_server.core.enhancement import compute_cosine, enhance_anchors, find_hit, merged_text
+from memstream_server.core.keyed_random import draw_number
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Vector
@@ -30,20 +30,20 @@ def anchor(id_: str = "a", *enhancements: Enhancement) -> Held:
 
 def test_model_similarity_min_is_the_default() -> None:
     other, near = Enhancement("b", "b"), unit(math.acos(0.6))
-    assert hit(anchor(), other, near, COSINE, 0.5, SEED)
-    assert not hit(anchor(), other, near, COSINE, 0.75, SEED)
-    assert not hit(anchor(), other, near, ShortTermPolicy(similarity_min=0.75), 0.5, SEED)
+    assert find_hit(anchor(), other, near, COSINE, 0.5, SEED)
+    assert not find_hit(anchor(), other, near, COSINE, 0.75, SEED)
+    assert not find_hit(anchor(), other, near, ShortTermPolicy(similarity_min=0.75), 0.5, SEED)
 
 
 def test_the_minimum_itself_is_a_hit() -> None:
     half = np.array([0.5, math.sqrt(0.75)], dtype=np.float32)
-    assert hit(anchor(), Enhancement("b", "b"), half, ShortTermPolicy(similarity_min=0.5), 0.9, SEED)
+    assert find_hit(anchor(), Enhancement("b", "b"), half, ShortTermPolicy(similarity_min=0.5), 0.9, SEED)
 
 
 def test_nothing_enhances_itself_nor_anything_twice() -> None:
-    assert not hit(anchor("a"), Enhancement("a", "a"), unit(0), COSINE, 0.5, SEED)
+    assert not find_hit(anchor("a"), Enhancement("a", "a"), unit(0), COSINE, 0.5, SEED)
     before = Enhancement("b", "b", recollection=True)
-    assert not hit(anchor("a", before), Enhancement("b", "b"), unit(0), COSINE, 0.5, SEED)
+    assert not find_hit(anchor("a", before), Enhancement("b", "b"), unit(0), COSINE, 0.5, SEED)
 
 
 @pytest.mark.parametrize("rule", list(SimilarityRule))
@@ -59,32 +59,32 @@ def test_batch_enhancement_equals_single_hits(
     )
     other, vector = Enhancement("b", "b"), unit(math.radians(said))
     draft = Draft(State(kind=MemoryKind.HYBRID, seed=SEED, short_term=held))
-    enhance(draft, other, vector, policy, 0.5)
-    hits = [hit(each, other, vector, policy, 0.5, SEED) for each in held]
+    enhance_anchors(draft, other, vector, policy, 0.5)
+    hits = [find_hit(each, other, vector, policy, 0.5, SEED) for each in held]
     assert [each.enhancements for each in draft.short_term] == [(other,) if found else () for found in hits]
-    events = draft.finish().events
+    events = draft.finish_transition().events
     assert [(each.cosine, each.draw) for each in events] == [(found.cosine, found.draw) for found in hits if found]
 
 
 def test_a_sigmoid_of_seven_tenths_takes_a_cosine_of_0847() -> None:
     """sigmoid(0.847) = 0.7. The test searches for a pair of ids that wins its draw."""
-    lucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) < 0.5)
+    lucky = next(id_ for id_ in map(str, range(100)) if draw_number(SEED, "a", id_) < 0.5)
     other = Enhancement(lucky, "b")
-    assert not hit(anchor(), other, unit(math.acos(0.846)), SIGMOID, 0.0, SEED)
-    found = hit(anchor(), other, unit(math.acos(0.848)), SIGMOID, 0.0, SEED)
+    assert not find_hit(anchor(), other, unit(math.acos(0.846)), SIGMOID, 0.0, SEED)
+    found = find_hit(anchor(), other, unit(math.acos(0.848)), SIGMOID, 0.0, SEED)
     assert found is not None
-    assert found.draw == draw(SEED, "a", lucky)
+    assert found.draw == draw_number(SEED, "a", lucky)
 
 
 def test_a_lost_draw_is_no_hit_even_for_the_same_words() -> None:
-    unlucky = next(id_ for id_ in map(str, range(100)) if draw(SEED, "a", id_) > 0.74)
-    assert not hit(anchor(), Enhancement(unlucky, "b"), unit(0), SIGMOID, 0.0, SEED)
+    unlucky = next(id_ for id_ in map(str, range(100)) if draw_number(SEED, "a", id_) > 0.74)
+    assert not find_hit(anchor(), Enhancement(unlucky, "b"), unit(0), SIGMOID, 0.0, SEED)
 
 
 def test_cosines_stay_within_one() -> None:
     vector = np.full(384, 1 / math.sqrt(384), dtype=np.float32) * np.float32(1.0001)
-    assert cosine(vector, vector) == 1.0
-    assert cosine(vector, -vector) == -1.0
+    assert compute_cosine(vector, vector) == 1.0
+    assert compute_cosine(vector, -vector) == -1.0
 
 
 @pytest.mark.parametrize(

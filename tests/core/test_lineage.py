@@ -9,7 +9,7 @@ import pytest
 
 from memstream_server.core import lineage
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.replay_events import fold, place_of
+from memstream_server.core.replay_events import fold_event, place_of
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier
 
 EMPTY = State(MemoryKind.HYBRID, b"seed")
@@ -27,7 +27,7 @@ def insight(id: str, content: str, *sources: str) -> Fragment:
 
 def followed(named: Sequence[str], *fragments: Fragment, merges: bool = False) -> tuple[set[str], dict[str, str]]:
     """(erased ids, contents of redacted fragments by id)."""
-    erasure = lineage.follow(named, fragments, merges=merges)
+    erasure = lineage.trace_erasure(named, fragments, merges=merges)
     return {one.id for one in erasure.leaving}, {one.id: one.content for one in erasure.retold}
 
 
@@ -53,7 +53,7 @@ def test_merged_words_are_cut_out(merges: bool) -> None:
 
 def test_redacted_fragment_keeps_other_sources() -> None:
     merged = told("f", "tea;more", "a", "b", count=3).but(token_count=9)
-    (after,) = lineage.follow(["a"], [told("a", "more"), merged], merges=False).retold
+    (after,) = lineage.trace_erasure(["a"], [told("a", "more"), merged], merges=False).retold
     assert (after.sources, after.enhancement_count, after.token_count, after.content) == (("b",), 2, 0, "tea")
 
 
@@ -64,7 +64,7 @@ def test_erasure_keeps_the_fragments_own_words() -> None:
 
 
 def test_an_unmerged_fragment_only_loses_the_source() -> None:
-    (after,) = lineage.follow(["a"], [told("a", "tea"), told("f", "rain", "a")], merges=False).retold
+    (after,) = lineage.trace_erasure(["a"], [told("a", "tea"), told("f", "rain", "a")], merges=False).retold
     assert (after.content, after.sources) == ("rain", ())
 
 
@@ -101,11 +101,11 @@ def test_erasure_events_replay_to_remaining() -> None:
     merged, plain = told("f", "tea;secret", "a", "b"), told("g", "rain", "a", count=4)
     held = Held(told("h", "snow", "a").but(tier=Tier.SHORT_TERM))
     before = {one.id: one for one in (told("a", "secret"), merged, plain, held.fragment, insight("i", "!", "a"))}
-    erasure = lineage.follow(["a"], before.values(), merges=False)
-    step = lineage.erase(replace(EMPTY, short_term=(held,)), erasure, before, {})
+    erasure = lineage.trace_erasure(["a"], before.values(), merges=False)
+    step = lineage.apply_erasure(replace(EMPTY, short_term=(held,)), erasure, before, {})
     places = {id_: place_of(one) for id_, one in before.items()}
     for event in step.events:
-        fold(places, event)
+        fold_event(places, event)
     after = {id_: one for id_, one in before.items() if id_ not in step.removed} | {one.id: one for one in step.puts}
     assert places == {id_: place_of(one) for id_, one in after.items()}
     assert after["f"].content == "tea"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream_server.core.printable import number_text, printable
+from memstream_server.core.printable import escape_unprintable, number_text
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ from memstream_server.core.printable import number_text, printable
     ],
 )
 def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert escape_unprintable(text) == shown
 
 
 def test_kept_characters_stay() -> None:
-    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+    assert escape_unprintable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
 
 
 @given(st.text())
 def test_result_has_no_control_character(text: str) -> None:
-    assert not any(ord(one) < 32 or 127 <= ord(one) < 160 for one in printable(text))
+    assert not any(ord(one) < 32 or 127 <= ord(one) < 160 for one in escape_unprintable(text))
 
 
 @pytest.mark.parametrize(

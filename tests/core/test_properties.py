@@ -16,7 +16,7 @@ from memstream_server.core.events import EventType
 from memstream_server.core.policy import Profile
 from memstream_server.core.replay_events import fold_all
 from memstream_server.core.tiers import TIERS
-from memstream_server.core.transition import Transition, anchors_changed, join, join_all
+from memstream_server.core.transition import Transition, anchors_changed, join_all, join_transitions
 from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier, Vector
 from tests.core.memory import SIMILARITY_MIN, CoreMemory
 from tests.support.replay import Runner
@@ -197,9 +197,9 @@ def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[st
     a, b, c = steps[: cuts[0]], steps[cuts[0] : cuts[-1]], steps[cuts[-1] :]
     whole = join_all(steps)
     if b:
-        assert shown(join(join(join_all(a), join_all(b)), join_all(c))) == shown(whole)
-        assert shown(join(join_all(a), join(join_all(b), join_all(c)))) == shown(whole)
-    assert shown(join(join_all(a + b), join_all(c))) == shown(whole)
+        assert shown(join_transitions(join_transitions(join_all(a), join_all(b)), join_all(c))) == shown(whole)
+        assert shown(join_transitions(join_all(a), join_transitions(join_all(b), join_all(c)))) == shown(whole)
+    assert shown(join_transitions(join_all(a + b), join_all(c))) == shown(whole)
     stored: dict[str, Fragment] = {fragment.id: fragment for fragment in whole.puts}
     assert stored == played.known
     assert whole.events == tuple(played.history)

@@ -55,56 +55,56 @@ def aged(age_hours: float, **changes: object) -> Fragment:
     ],
 )
 def test_an_average_fragment_halves_every_half_life(fragment: Fragment, expected: float) -> None:
-    assert retention.strength(fragment, NOW_US, 10 * HOUR_S) == pytest.approx(expected, rel=1e-6)
+    assert retention.compute_strength(fragment, NOW_US, 10 * HOUR_S) == pytest.approx(expected, rel=1e-6)
 
 
 def test_access_restarts_the_decay() -> None:
     old = aged(100)
     again = old.but(access_time_us=NOW_US, access_count=1)
-    assert retention.strength(old, NOW_US, HOUR_S) < 1e-6
-    assert retention.strength(again, NOW_US, HOUR_S) == 1.0
+    assert retention.compute_strength(old, NOW_US, HOUR_S) < 1e-6
+    assert retention.compute_strength(again, NOW_US, HOUR_S) == 1.0
 
 
 @given(fragments, st.integers(1, 10_000), st.integers(0, 500))
 def test_strength_is_bounded_and_only_time_lowers_it(fragment: Fragment, half_life_s: int, later_hours: int) -> None:
-    now = retention.strength(fragment, NOW_US, half_life_s)
-    later = retention.strength(fragment, NOW_US + later_hours * HOUR_US, half_life_s)
+    now = retention.compute_strength(fragment, NOW_US, half_life_s)
+    later = retention.compute_strength(fragment, NOW_US + later_hours * HOUR_US, half_life_s)
     assert 0 <= later <= now <= 1
     valued = fragment.but(importance=1.0, access_count=fragment.access_count + 1)
-    assert retention.strength(valued, NOW_US, half_life_s) >= now
+    assert retention.compute_strength(valued, NOW_US, half_life_s) >= now
 
 
 @given(st.lists(fragments, max_size=20), policies)
 def test_due_fragments_have_one_reason_and_no_pin(held: list[Fragment], policy: RetentionPolicy) -> None:
-    found = retention.due(held, NOW_US, policy)
+    found = retention.find_due(held, NOW_US, policy)
     assert not {id(one) for one in found[Reason.EXPIRED]} & {id(one) for one in found[Reason.RETENTION]}
     for one in (*found[Reason.EXPIRED], *found[Reason.RETENTION]):
         assert not one.pinned
         assert one.forget_time_us is None
-    assert all(retention.expired(one, NOW_US, policy) for one in found[Reason.EXPIRED])
-    assert all(retention.faded(one, NOW_US, policy) for one in found[Reason.RETENTION])
+    assert all(retention.is_expired(one, NOW_US, policy) for one in found[Reason.EXPIRED])
+    assert all(retention.is_faded(one, NOW_US, policy) for one in found[Reason.RETENTION])
     kept = [one for one in held if not any(one is gone for gone in (*found[Reason.EXPIRED], *found[Reason.RETENTION]))]
     for one in kept:
         exempt = one.pinned or one.forget_time_us is not None
-        assert exempt or not (retention.expired(one, NOW_US, policy) or retention.faded(one, NOW_US, policy))
+        assert exempt or not (retention.is_expired(one, NOW_US, policy) or retention.is_faded(one, NOW_US, policy))
 
 
 def test_nothing_is_due_where_the_policy_asks_for_nothing() -> None:
-    assert not any(retention.due([aged(900)], NOW_US, RetentionPolicy()).values())
+    assert not any(retention.find_due([aged(900)], NOW_US, RetentionPolicy()).values())
 
 
 def test_the_ttl_is_for_fragments_without_an_expiry_of_their_own() -> None:
     policy = RetentionPolicy(ttl_s=HOUR_S)
-    assert retention.expired(aged(1), NOW_US, policy)
-    assert not retention.expired(aged(0.99), NOW_US, policy)
-    assert not retention.expired(aged(1, expire_time_us=NOW_US + 1), NOW_US, policy)
-    assert retention.expired(aged(0, expire_time_us=NOW_US), NOW_US, policy)
+    assert retention.is_expired(aged(1), NOW_US, policy)
+    assert not retention.is_expired(aged(0.99), NOW_US, policy)
+    assert not retention.is_expired(aged(1, expire_time_us=NOW_US + 1), NOW_US, policy)
+    assert retention.is_expired(aged(0, expire_time_us=NOW_US), NOW_US, policy)
 
 
 @given(st.lists(st.floats(0, 1), max_size=30), st.integers(-1, 40))
 def test_the_weakest_are_not_stronger_than_those_kept(strengths: list[float], count: int) -> None:
     ids = [str(number) for number in range(len(strengths))]
-    gone = retention.weakest(ids, strengths, count)
+    gone = retention.select_weakest(ids, strengths, count)
     assert len(gone) == min(max(count, 0), len(ids))
     left = [strength for id_, strength in zip(ids, strengths, strict=True) if id_ not in gone]
     weak = [strengths[int(id_)] for id_ in gone]
@@ -113,4 +113,4 @@ def test_the_weakest_are_not_stronger_than_those_kept(strengths: list[float], co
 
 
 def test_of_equals_the_first_given_leaves() -> None:
-    assert retention.weakest(["a", "b", "c"], [0.5, 0.5, 0.5], 2) == ["a", "b"]
+    assert retention.select_weakest(["a", "b", "c"], [0.5, 0.5, 0.5], 2) == ["a", "b"]

@@ -10,7 +10,7 @@ from memstream_server.core.events import EventType
 from memstream_server.core.replay_events import fold_all
 from tests.core.memory import CoreMemory
 from tests.support.replay import expectation, paths, replay
-from tests.support.scenario import Driver, parse
+from tests.support.scenario import Driver, parse_scenario
 
 FOLDER = Path(__file__).parent / "scenarios"
 RESERVED = {
@@ -41,7 +41,7 @@ def test_scenarios_show_every_event() -> None:
     expected = [
         line.split()
         for path in FOLDER.glob("*.txt")
-        for block in parse(path.read_text()).blocks
+        for block in parse_scenario(path.read_text()).blocks
         for line in block.expected
     ]
     shown = {words[1] for words in expected if len(words) > 1}

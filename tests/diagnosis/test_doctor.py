@@ -25,7 +25,7 @@ from tests.cli.commands import run
 from tests.diagnosis.conftest import changed, entries, looked
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, indexed
-from tests.support.processes import running
+from tests.support.processes import run_process
 from tests.support.recorded_endpoint import RecordedEndpoint
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -318,7 +318,7 @@ time.sleep(600)
 def test_orphaned_index_process_is_named(data_dir: Path) -> None:
     """A stand-in for Milvus Lite, which dies with its server: the doctor finds it by Lite's lock and arguments."""
     command = [sys.executable, "-c", HOLDING, "--directory", str(data_dir / "milvus")]
-    with running(command) as holder:
+    with run_process(command) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         code, answer = looked("doctor", data_dir)

@@ -11,8 +11,8 @@ import pytest
 
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
-from memstream_server.app.opening import space_of
-from memstream_server.app.watched_models import watched
+from memstream_server.app.opening import record_space
+from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import State
@@ -73,11 +73,11 @@ async def assembled(
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     used, vectors = models or Models(ScriptedEmbedder()), index or MemoryIndex()
-    stored = await journals.opened(data_dir, now.now_us)
+    stored = await journals.open_test_journal(data_dir, now.now_us)
     journal = FaultyJournal(stored)
-    space, embedding = await space_of(stored, used.embedder, chosen)
+    space, embedding = await record_space(stored, used.embedder, chosen)
     metrics = Metrics()
-    parts = engine_parts(chosen, stored, vectors, watched(used, embedding, metrics), embedding, metrics, now)
+    parts = engine_parts(chosen, stored, vectors, record_models(used, embedding, metrics), embedding, metrics, now)
     engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal)), space)
     await engine.start()
     try:
@@ -95,13 +95,13 @@ async def assembled(
 async def image_of(engine: Engine, name: str) -> Image:
     """The image that a restart would load."""
     record = await engine.memories.get(NAMESPACE, name)
-    return await engine._journal.load(record.uid, engine.info().embedding.name, 1_000_000)
+    return await engine._journal.load_memory(record.uid, engine.info().embedding.name, 1_000_000)
 
 
 async def events_of(engine: Engine, uid: str) -> list[Event]:
     """All events of a memory; checks that its revisions are contiguous."""
     recorded: list[Recorded] = []
-    while page := await engine._journal.events(uid, len(recorded), 100_000):
+    while page := await engine._journal.list_events(uid, len(recorded), 100_000):
         recorded += page
     assert [one.revision for one in recorded] == list(range(1, len(recorded) + 1))
     return [event for one in recorded for event in one.events]
@@ -143,8 +143,8 @@ async def check_index(parts: Assembled, name: str) -> None:
     uid = (await parts.engine.memories.get(NAMESPACE, name)).uid
 
     async def settled() -> bool:  # a search that finds the index lost empties it after the outbox
-        indexable = set(await parts.engine._journal.indexable(uid))
-        return await parts.engine._journal.outbox_size() == 0 and parts.index.stored(uid) == indexable
+        indexable = set(await parts.engine._journal.list_indexable(uid))
+        return await parts.engine._journal.outbox_size() == 0 and parts.index.list_stored(uid) == indexable
 
     await until(settled)
 

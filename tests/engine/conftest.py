@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from memstream_server.app.dependencies import engine_parts
+from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models, models_of
-from memstream_server.app.opening import open_index, space_of
+from memstream_server.app.opening import record_space
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
@@ -27,11 +28,11 @@ async def open_engine(
     """An engine on `data_dir`, composed as in the server."""
     chosen = Settings(data_dir=data_dir, index_flush_interval_s=0.2, **settings)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
-    journal = await journals.opened(data_dir, now.now_us)
+    journal = await journals.open_test_journal(data_dir, now.now_us)
     metrics = Metrics()
     used = models or models_of(chosen, metrics)
-    space, embedding = await space_of(journal, used.embedder, chosen)
-    index = await open_index(chosen)
+    space, embedding = await record_space(journal, used.embedder, chosen)
+    index = await choose_index(chosen).open()
     engine = Engine(engine_parts(chosen, journal, index, used, embedding, metrics, now), space)
     await engine.start()
     try:

@@ -15,7 +15,7 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query
 from tests.support import scenario
-from tests.support.scenario import Change, Command, MemorySpec, Said, overridden
+from tests.support.scenario import Change, Command, MemorySpec, Said, override_policy
 
 NAMESPACE = "scenarios"
 
@@ -65,7 +65,7 @@ class EngineMemory:
 
     async def set_policy(self, overrides: Mapping[str, object]) -> None:
         record = await self.engine.memories.get(NAMESPACE, self.name)
-        change = MemoryChange(policy=overridden(record.policy, overrides))
+        change = MemoryChange(policy=override_policy(record.policy, overrides))
         await self.engine.memories.update(NAMESPACE, self.name, change)
 
     async def observe(self, said: Said) -> str:

@@ -224,7 +224,7 @@ async def test_repeat_after_crash_waits_for_received_batch(tmp_path: Path) -> No
     async with assembled(tmp_path) as parts:
         await create(parts)
         parts.journal.fail_at(1, Fault.LOST, "commit")
-        release = parts.journal.hold("own")  # this engine cannot activate the memory again
+        release = parts.journal.hold("own_memory")  # this engine cannot activate the memory again
         with pytest.raises(EngineError):
             await batch(parts, LINES)
         release()

@@ -165,9 +165,9 @@ async def test_watch_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch:
         for number in range(30):
             lines = [observation(f"{number} {line}") for line in range(10)]
             await engine.observe_batch(NAMESPACE, "joy", "", 1, lines, STORED)
-        page = await engine._journal.events(uid, 0, 256)
+        page = await engine._journal.list_events(uid, 0, 256)
         assert 1 <= len(page) < 31
-        assert len(await engine._journal.events(uid, 5, 256)) >= 1
+        assert len(await engine._journal.list_events(uid, 5, 256)) >= 1
         seen: list[int] = []
         async with aclosing(engine.watch(NAMESPACE, "joy", uid, 0, 0)) as steps:
             async for _, revision, _, events in steps:

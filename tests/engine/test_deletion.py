@@ -78,7 +78,7 @@ async def test_memory_deleted_during_activation_stays_deleted(tmp_path: Path) ->
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         gate = asyncio.Event()
-        loads = counted(parts, "load", gate)
+        loads = counted(parts, "load_memory", gate)
         reading = asyncio.create_task(recalled(parts.engine, "joy", "anything"))
         await until(lambda: begun(loads))
         await asyncio.sleep(0.05)  # the image is loaded and waits

@@ -43,7 +43,7 @@ async def insights(engine: Engine) -> list[Fragment]:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("write", ["commit", "scrub", "outbox_refill"])
+@pytest.mark.parametrize("write", ["commit", "scrub_files", "outbox_refill"])
 async def test_erasure_completes_after_any_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, fault: Fault
 ) -> None:
@@ -56,10 +56,10 @@ async def test_erasure_completes_after_any_failed_write(
         await observe(parts.engine, TEA, f"{TEA} today")
         (insight,) = await until(lambda: insights(parts.engine))
         parts.journal.fail_at(1, fault, write)
-        index.fail_at(1, IndexUnavailable, "drop")
+        index.fail_at(1, IndexUnavailable, "drop_all")
         assert await erased(parts.engine, insight.sources[0]) is OperationState.SUCCEEDED
         assert parts.journal.failed == write
-        assert index.failed == index._call == "drop"
+        assert index.failed == index._call == "drop_all"
         assert [one.id for one in await live(parts.engine)] == [insight.sources[1]]
         await check(parts.engine, "joy")
 
@@ -88,7 +88,7 @@ async def test_erasing_a_source_discards_its_insight_in_flight(tmp_path: Path) -
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -111,7 +111,7 @@ async def test_insight_of_erased_source_is_dropped_after_space_switch(tmp_path: 
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -126,7 +126,7 @@ async def test_erasure_waits_for_unstored_observations(tmp_path: Path) -> None:
         record = await parts.engine.memories.get(NAMESPACE, "joy")
 
         async def received() -> list[str]:
-            image = await parts.engine._journal.load(record.uid, "", 0)
+            image = await parts.engine._journal.load_memory(record.uid, "", 0)
             return [one.id for receipt in image.pending for one in receipt.fragments]
 
         (waiting,) = await until(received)
@@ -144,7 +144,7 @@ async def test_cancel_ends_erasure_that_waits_for_unstored(tmp_path: Path) -> No
         release = parts.journal.hold("commit")
         await observe(parts.engine, TEA, level=AckLevel.RECEIVED)
         record = await parts.engine.memories.get(NAMESPACE, "joy")
-        image = await parts.engine._journal.load(record.uid, "", 0)
+        image = await parts.engine._journal.load_memory(record.uid, "", 0)
         (waiting,) = [one.id for receipt in image.pending for one in receipt.fragments]
         operation = await parts.engine.erasing.start(NAMESPACE, "joy", [waiting])
         await cancelled(parts.engine, operation.id)

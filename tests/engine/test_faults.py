@@ -205,11 +205,11 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
                 failed.add(failing)
     # The remaining reads happen only in long operations, or if RAM lacks the answer.
     others = {
-        "indexable",
-        "jobs",
+        "list_indexable",
+        "list_jobs",
         "outbox_fragments",
         "outbox_rows",
-        "purgeable",
+        "list_purgeable",
         "received_hashes",
         "pending_memories",
     }
@@ -324,7 +324,7 @@ async def test_no_failing_llm_call_loses_or_doubles_anything(tmp_path: Path) -> 
 
 async def no_jobs(parts: Assembled) -> bool:
     """Reads the journal directly."""
-    return not await parts.journal._journal.jobs(1)
+    return not await parts.journal._journal.list_jobs(1)
 
 
 # ---- the index

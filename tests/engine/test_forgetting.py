@@ -155,7 +155,7 @@ async def test_fragment_is_erased_after_the_grace_period(engine: Engine, clock: 
     assert [(event.fragment, event.reason) for event in erased] == [(ids[0], Reason.EXPIRED)]
     with pytest.raises(FragmentNotFound):
         await engine.fragments.get(*NAME, id=ids[0])
-    assert await engine._journal.vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
+    assert await engine._journal.get_vectors(erased[0].fragment, engine.info().embedding.name, ids[:1]) == {}
 
 
 async def test_inactive_memory_is_maintained_too(tmp_path: Path, clock: SettableClock) -> None:
@@ -206,7 +206,7 @@ async def test_purge_that_waits_for_another_server_is_cancellable(
     operation = await engine.purging.start(NAME[0], "")
 
     async def left_to_another() -> bool:
-        row = (await engine._storage.operations.page(*NAME, "", 1) or [operation])[0]
+        row = (await engine._storage.operations.list_page(*NAME, "", 1) or [operation])[0]
         return row.memory == NAME[1] and row.process is None
 
     await until(left_to_another)

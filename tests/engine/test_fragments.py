@@ -188,7 +188,7 @@ async def test_more_jobs_than_one_page_are_all_done(tmp_path: Path, monkeypatch:
             await observe(parts.engine, f"{subject} were seen by the river", f"{subject} were seen by the river today")
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(100)
+            return not await parts.engine._journal.list_jobs(100)
 
         await until(done)
         assert sum(one.kind == "insight" for one in await live(parts.engine)) >= 5
@@ -201,9 +201,9 @@ async def test_jobs_of_a_deleted_memory_are_deleted(tmp_path: Path) -> None:
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         await observe(parts.engine, TEA, f"{TEA} today")
-        assert [job.type for job in await parts.engine._journal.jobs(10)] == ["insight"]
+        assert [job.type for job in await parts.engine._journal.list_jobs(10)] == ["insight"]
         await parts.engine.memories.delete(NAMESPACE, "joy")
-        assert await parts.engine._journal.jobs(10) == []
+        assert await parts.engine._journal.list_jobs(10) == []
         calls = insights.calls
         await asyncio.sleep(0.1)
         assert insights.calls <= calls + 1
@@ -252,7 +252,7 @@ async def test_fragment_forgotten_without_vector_gets_it_for_restore(tmp_path: P
         embedder.heal()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         await parts.engine.fragments.restore(NAMESPACE, "joy", [id_])
@@ -387,11 +387,11 @@ async def test_late_vector_does_not_undo_a_change(tmp_path: Path) -> None:
         embedder.gate.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.jobs(10)
+            return not await parts.engine._journal.list_jobs(10)
 
         await until(done)
         (found,) = await live(parts.engine)
         assert found.content == "badgers dig at night"
         (vector,) = await embedder.embed([indexed_text(found)])
-        assert await parts.engine._journal.vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
+        assert await parts.engine._journal.get_vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
         await check(parts.engine, "joy")

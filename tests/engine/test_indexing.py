@@ -97,7 +97,7 @@ async def test_lost_index_degrades_recall_to_lexical_search(tmp_path: Path) -> N
 async def test_start_repairs_missing_and_orphaned_index_rows(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         uid = await filled(engine, AckLevel.INDEXED)
-        ids = set(await engine._journal.indexable(uid))
+        ids = set(await engine._journal.list_indexable(uid))
         index = engine._storage.index
         await index.delete(uid, sorted(ids)[:3])
         orphan = np.zeros(engine.dimension, np.float32)
@@ -107,7 +107,7 @@ async def test_start_repairs_missing_and_orphaned_index_rows(tmp_path: Path) -> 
     async with open_engine(tmp_path) as engine:
 
         async def right() -> bool:
-            return await healthy(engine) and set(await engine._storage.index.ids(uid)) == ids
+            return await healthy(engine) and set(await engine._storage.index.list_ids(uid)) == ids
 
         await until(right)
 
@@ -227,7 +227,7 @@ async def test_reconcile_finds_missing_rows_during_steady_writes(
     async with assembled(tmp_path, index=busy) as parts:
         busy.rest()
         uid = await filled(parts.engine, AckLevel.INDEXED)
-    lacking = sorted(busy.stored(uid))[:3]
+    lacking = sorted(busy.list_stored(uid))[:3]
     await busy.delete(uid, lacking)
     await busy.flush()
     entered = entries_made(monkeypatch)
@@ -245,7 +245,7 @@ class SlowlyRead(MemoryIndex):
 
     async def ids(self, memory: str, model: str = "") -> list[str]:
         await asyncio.sleep(0.1)
-        return await super().ids(memory, model)
+        return await super().list_ids(memory, model)
 
 
 async def test_reconcile_of_many_memories_does_not_delay_indexing(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def compared(engine: Engine) -> bool:
 
 
 async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
-    return set(ids) <= index.stored(uid)
+    return set(ids) <= index.list_stored(uid)
 
 
 async def said(busy: BusyIndex, times: int) -> bool:

@@ -51,7 +51,7 @@ async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
 async def told(engine: Engine, type_: EventType) -> list[Event]:
     """All events of that type in the journal."""
     uid = (await engine.memories.get(*NAME)).uid
-    recorded = await engine._journal.events(uid, 0, 100_000)
+    recorded = await engine._journal.list_events(uid, 0, 100_000)
     return [event for one in recorded for event in one.events if event.type is type_]
 
 

@@ -61,7 +61,7 @@ async def test_scorer_rates_observations_without_importance(tmp_path: Path) -> N
 
 async def events(engine: Engine) -> list[Event]:
     record = await engine.memories.get("test", "joy")
-    return [event for one in await engine._journal.events(record.uid, 0, 1_000) for event in one.events]
+    return [event for one in await engine._journal.list_events(record.uid, 0, 1_000) for event in one.events]
 
 
 async def test_recovered_scorer_rates_defaults_of_its_outage(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_recovered_scorer_rates_texts_updated_in_its_outage(tmp_path: Path
         await engine.observe_batch("test", "joy", "", 1, said[1:], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.jobs(10)
+            return not await engine._journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
@@ -140,7 +140,7 @@ async def test_quarantined_job_is_done_once_its_cause_has_passed(
         await engine.observe_batch("test", "joy", "", 1, [observation("Bob likes tea")], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.jobs(10)
+            return not await engine._journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes tea", 0.9)]
@@ -226,7 +226,7 @@ async def test_jobs_of_a_failing_model_do_not_block_other_types(
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 3
+            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 3
 
         await until(waiting)
         embedder.fail()
@@ -268,7 +268,7 @@ async def test_failing_job_behind_waiting_ones_is_quarantined(tmp_path: Path, mo
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.jobs(9)].count("insight") >= 4
+            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 4
 
         await until(waiting)
         scorer.fail()

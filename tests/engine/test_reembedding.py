@@ -28,7 +28,7 @@ def models() -> Models:
 
 
 async def spaces(engine: Engine) -> Spaces:
-    return await engine._journal.spaces()
+    return await engine._journal.get_spaces()
 
 
 async def alone(engine: Engine) -> bool:

@@ -72,7 +72,7 @@ async def test_evicting_memories_in_use_loses_and_doubles_nothing(
     async with assembled(tmp_path, active_memories_max=2) as parts:
         for name in MEMORIES:
             await create(parts.engine, name)
-        loads = counted(parts, "load")
+        loads = counted(parts, "load_memory")
         speakers = [speak(parts.engine, name, producer) for name in MEMORIES for producer in ("left", "right")]
         await asyncio.gather(*speakers, *(ask(parts.engine, name) for name in MEMORIES))
         await parts.engine.wait_for_reinforcement()
@@ -82,7 +82,7 @@ async def test_evicting_memories_in_use_loses_and_doubles_nothing(
         assert len(parts.engine._registry) <= 2
         assert len(loads) > 2 * len(MEMORIES)
         if not journals.DATABASE:  # with a shared journal an evicted memory is released to other servers
-            assert "own" not in parts.journal.written, "a process alone takes no memory"
+            assert "own_memory" not in parts.journal.written, "a process alone takes no memory"
 
 
 async def test_evicted_memory_leaves_ram_without_the_gc(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ async def test_loaded_fragments_are_not_read_again(tmp_path: Path, count: int) -
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
             await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(count)])
-        loads, reads = counted(parts, "load"), counted(parts, "fragments")
+        loads, reads = counted(parts, "load_memory"), counted(parts, "get_fragments")
         # Older fragments are read and replace the oldest cached ones.
         older = count - FRAGMENTS_MAX + 20 if count > FRAGMENTS_MAX else 0
         for number in (count - 1, older + 10):
@@ -163,7 +163,7 @@ async def test_reactivation_needs_no_lookup_by_name(tmp_path: Path) -> None:
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
             await observe(parts.engine, name, f"An otter lives in {name}.")
-        loads, looks = counted(parts, "load"), counted(parts, "get_memory")
+        loads, looks = counted(parts, "load_memory"), counted(parts, "get_memory")
         for _ in range(3):
             for name in MEMORIES[:2]:
                 assert await recalled(parts.engine, name, "otter") == [f"An otter lives in {name}."]
@@ -175,7 +175,7 @@ async def test_reactivation_needs_no_lookup_by_name(tmp_path: Path) -> None:
 async def test_concurrent_activations_load_a_memory_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        loads = counted(parts, "load")
+        loads = counted(parts, "load_memory")
         await asyncio.gather(*(recalled(parts.engine, "joy", "anything") for _ in range(20)))
         assert len(loads) == 1
 
@@ -200,7 +200,7 @@ async def test_cancelled_caller_does_not_end_a_shared_activation(tmp_path: Path)
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         gate = asyncio.Event()
-        loads = counted(parts, "load", gate)
+        loads = counted(parts, "load_memory", gate)
         first, second = (asyncio.create_task(recalled(parts.engine, "joy", "anything")) for _ in range(2))
         await until(lambda: begun(loads))
         first.cancel()
@@ -277,7 +277,7 @@ async def test_memory_is_reloaded_after_failures_to_take_it(tmp_path: Path, faul
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
-        parts.journal.fail_at(1, fault, "own")
+        parts.journal.fail_at(1, fault, "own_memory")
         parts.engine._registry.reread_memory(uid)
         await until(lambda: failed(parts))
         await until(lambda: active(parts, uid))
@@ -292,7 +292,7 @@ async def test_late_write_of_a_failed_actor_is_refused_after_reload(tmp_path: Pa
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
-        first = (await parts.engine._journal.load(uid, parts.engine.info().embedding.name, 0)).record.epoch
+        first = (await parts.engine._journal.load_memory(uid, parts.engine.info().embedding.name, 0)).record.epoch
         let_go = parts.journal.hold("receive")
         late = asyncio.create_task(observe(parts.engine, "joy", "a late lynx", level=AckLevel.RECEIVED))
         await until(lambda: written(parts, "receive"))

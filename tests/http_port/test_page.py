@@ -8,7 +8,7 @@ import shlex
 import httpx2
 import pytest
 
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, find_blocks
 from tests.support.server import ServerProcess
 
 DOCUMENTED = "127.0.0.1:7701"
@@ -27,7 +27,7 @@ def send_like_curl(command: str, address: str) -> httpx2.Response:
 
 @pytest.mark.parametrize("page", ["docs/http.md", "README.md"])
 def test_curl_of_a_page_answers_as_documented(page: str, http_server: tuple[ServerProcess, str]) -> None:
-    found = list(blocks((ROOT / page).read_text("utf-8"), "sh", "text"))
+    found = list(find_blocks((ROOT / page).read_text("utf-8"), "sh", "text"))
     commands = [index for index, block in enumerate(found) if block.code.startswith("curl")]
     assert commands
     for index in commands:

@@ -108,7 +108,7 @@ class Conformance:
         assert ids == []
         assert cosines.shape == (0,)
         assert await index.count(memory) == 0
-        assert await index.ids(memory) == []
+        assert await index.list_ids(memory) == []
         await index.delete(memory, [fragment_id(1)])
 
     async def test_empty_write_is_no_error(self, index: VectorIndex, memory: str) -> None:
@@ -170,7 +170,7 @@ class Conformance:
         await index.upsert(points(memory, unit_vectors(2500)))
         await index.flush()
         await index.delete(memory, [fragment_id(number) for number in range(2499)])
-        assert await index.ids(memory) == [fragment_id(2499)]
+        assert await index.list_ids(memory) == [fragment_id(2499)]
 
     async def test_search_is_limited_to_its_memory(self, index: VectorIndex, memory: str) -> None:
         """300 memories in 64 partitions: most share one."""
@@ -183,7 +183,7 @@ class Conformance:
             assert ids == [fragment_id(place)]
             np.testing.assert_allclose(cosines, [1], atol=1e-5)
         assert await index.count(f"{memory}-3") == 1
-        assert await index.ids(f"{memory}-3") == [fragment_id(3)]
+        assert await index.list_ids(f"{memory}-3") == [fragment_id(3)]
 
     async def test_deletion_is_limited_to_its_memory(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(100)
@@ -200,8 +200,8 @@ class Conformance:
         await index.flush()
         await index.delete(memory, [fragment_id(1)])
         await index.flush()
-        assert await index.ids(memory) == [fragment_id(0), fragment_id(2)]
-        assert await index.ids(other) == [fragment_id(0), fragment_id(1), fragment_id(2)]
+        assert await index.list_ids(memory) == [fragment_id(0), fragment_id(2)]
+        assert await index.list_ids(other) == [fragment_id(0), fragment_id(1), fragment_id(2)]
         assert (await index.search(other, vectors[1], 1))[0] == [fragment_id(1)]
 
     async def test_ids_are_paged_in_order(self, index: VectorIndex, memory: str) -> None:
@@ -215,7 +215,7 @@ class Conformance:
         await index.upsert(points(memory, vectors[:5], first=count))
         await index.delete(memory, [fragment_id(100)])
         expected = [fragment_id(number) for number in range(count + 5) if number != 100]
-        assert await index.ids(memory) == expected  # in pages of a thousand
+        assert await index.list_ids(memory) == expected  # in pages of a thousand
 
     async def test_unusual_ids_round_trip(self, index: VectorIndex, memory: str) -> None:
         vectors = unit_vectors(len(STRANGE))
@@ -225,7 +225,7 @@ class Conformance:
         )
         for name, strange, vector in zip(names, STRANGE, vectors, strict=True):
             assert (await index.search(name, vector, 10))[0] == [strange]
-            assert await index.ids(name) == [strange]
+            assert await index.list_ids(name) == [strange]
             assert await index.count(name) == 1
         for name, strange in zip(names[::2], STRANGE[::2], strict=True):
             await index.delete(name, [strange])
@@ -248,7 +248,7 @@ class Conformance:
     async def test_description_and_health(self, index: VectorIndex) -> None:
         assert index.description.startswith("milvus")
         assert any(character.isdigit() for character in index.description)
-        assert await index.healthy()
+        assert await index.is_healthy()
 
     async def test_dropped_index_can_be_refilled(self, index: VectorIndex, reopen: Reopen, memory: str) -> None:
         """It replaces the module's index."""
@@ -256,7 +256,7 @@ class Conformance:
         await index.upsert(points(memory, vectors))
         await index.flush()
         await index.upsert(points(memory, vectors, first=20))
-        await index.drop()
+        await index.drop_all()
         with pytest.raises(IndexUnavailable):
             await index.search(memory, vectors[0], 1)
         assert await index.open(SPACE)

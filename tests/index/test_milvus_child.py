@@ -77,7 +77,7 @@ async def kill_child(index: MilvusIndex, data_dir: Path) -> None:
     os.kill(pid, signal.SIGKILL)
     await until(lambda: pid not in children(data_dir))
     await until(lambda: bool(children(data_dir)))
-    await until(index.healthy)
+    await until(index.is_healthy)
 
 
 async def fill_again(index: MilvusIndex) -> None:
@@ -115,7 +115,7 @@ async def test_write_without_child_reports_lost_writes_once(index: MilvusIndex, 
         await search_until_it_fails(index, IndexUnavailable)
     with pytest.raises(IndexUnavailable):
         await index.flush()
-    await until(index.healthy)
+    await until(index.is_healthy)
     await index.upsert(points("m", more, first=1000))
     await index.flush()
     assert await index.count("m") == len(VECTORS) + 50
@@ -145,7 +145,7 @@ async def test_kill_during_write(index: MilvusIndex, tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(IndexUnavailable):
             await finish(index, write)
-        await until(index.healthy)
+        await until(index.is_healthy)
         assert await index.count("m") == len(VECTORS)
         await index.upsert(points(f"many-{attempt}", many))
         await index.flush()
@@ -168,7 +168,7 @@ async def test_calls_fail_at_once_without_child(index: MilvusIndex, tmp_path: Pa
     os.kill(only_child(tmp_path), signal.SIGKILL)
     with pytest.raises(IndexUnavailable):
         await search_until_it_fails(index, IndexUnavailable)
-    await until(index.healthy)
+    await until(index.is_healthy)
 
 
 async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ asyncio.run(main())
     index = await open_lite(tmp_path)
     assert not await index.open(SPACE)
     assert orphan not in children(tmp_path)
-    assert set(await index.ids("m")) >= {fragment_id(number) for number in range(70)}
+    assert set(await index.list_ids("m")) >= {fragment_id(number) for number in range(70)}
     await index.close()
 
 
@@ -424,7 +424,7 @@ async def test_damage_found_on_restart_is_reported_once(index: MilvusIndex, tmp_
     with pytest.raises(IndexLost):
         await search_until_it_fails(index, IndexLost)
     assert (await index.search("m", VECTORS[0], 1))[0] == []
-    assert await index.healthy()
+    assert await index.is_healthy()
     await fill_again(index)
 
 
@@ -467,7 +467,7 @@ async def test_failed_flush_restarts_child_and_keeps_flushed(index: MilvusIndex,
         await index.flush()
     assert first not in children(tmp_path)
     obstacle.unlink(missing_ok=True)
-    await until(index.healthy)
+    await until(index.is_healthy)
     assert await index.count("m") == len(VECTORS)
     await index.upsert(more)
     await index.flush()
@@ -480,5 +480,5 @@ async def test_unreachable_server_raises_unavailable(unused_tcp_port: int) -> No
     index = connect_milvus(f"http://127.0.0.1:{unused_tcp_port}")
     with pytest.raises(IndexUnavailable):
         await index.open(SPACE)
-    assert not await index.healthy()
+    assert not await index.is_healthy()
     await index.close()

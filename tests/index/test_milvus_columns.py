@@ -68,8 +68,8 @@ async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
         columns.upsert([Point("m", fragment_id(40), vectors[0])])
         rows.upsert([Point("m", fragment_id(20), vectors[1])])
         for _ in ("unflushed", "flushed"):
-            assert columns.count("m") == 60
-            assert columns.ids("m") == ([fragment_id(number) for number in range(60)], False)
+            assert columns.count_rows("m") == 60
+            assert columns.list_ids("m") == ([fragment_id(number) for number in range(60)], False)
             for written, number in ((0, 0), (0, 40), (1, 1), (1, 20), (29, 29), (59, 59)):
                 found, cosines = columns.search("m", vectors[written], 2, 5)
                 assert fragment_id(number) in found
@@ -84,8 +84,8 @@ async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
             bare.insert_rows("p0", [vectors[0]], {"id": ["m/f"], "spare_text": [""]}, numbers, 5)
         bare.close()
         columns.flush()
-        assert columns.count("m") == 60
-        columns.drop()
+        assert columns.count_rows("m") == 60
+        columns.drop_collection()
         with pytest.raises(IndexUnavailable, match="code 100"):
             columns.upsert(points("m", vectors))
     finally:

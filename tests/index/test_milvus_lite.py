@@ -61,7 +61,7 @@ class TestMilvusLite(Conformance):
 
 async def test_closed_index_raises(tmp_path: Path) -> None:
     index = await open_lite(tmp_path)
-    assert not await index.healthy()
+    assert not await index.is_healthy()
     with pytest.raises(IndexUnavailable, match="not open"):
         await index.search("m", unit_vectors(1)[0], 1)
     await index.close()
@@ -82,7 +82,7 @@ async def test_two_spaces_have_two_collections(tmp_path: Path) -> None:
     await index.upsert([Point("m", "g", unit_vectors(1, dimension=8)[0])])
     await index.flush()
     assert not await index.open(SPACE)
-    assert await index.ids("m") == ["f"]
+    assert await index.list_ids("m") == ["f"]
     assert not await index.open(other)
-    assert await index.ids("m") == ["g"]
+    assert await index.list_ids("m") == ["g"]
     await index.close()

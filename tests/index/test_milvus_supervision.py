@@ -87,7 +87,7 @@ async def test_failed_start_is_retried(starts: Starts) -> None:
     starts.children[0].over.set()
 
     async def again() -> bool:
-        return len(starts.children) == 2 and await index.healthy()
+        return len(starts.children) == 2 and await index.is_healthy()
 
     await until(again, deadline_s=5)
     await index.close()
@@ -99,7 +99,7 @@ async def test_close_during_failing_start_returns(starts: Starts) -> None:
     starts.held.clear()
     starts.children[0].over.set()
     await asyncio.sleep(0.05)  # it is being restarted
-    dropping = asyncio.create_task(index.drop())
+    dropping = asyncio.create_task(index.drop_all())
     await asyncio.sleep(0.01)
     dropping.cancel()
     await asyncio.wait({dropping})

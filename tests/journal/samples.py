@@ -113,4 +113,4 @@ class Gathered:
 
 
 async def image(journal: Journal, vectors_max: int = 100) -> Image:
-    return await journal.load("u1", MODEL, vectors_max)
+    return await journal.load_memory("u1", MODEL, vectors_max)

@@ -38,10 +38,10 @@ async def filled(data_dir: Path, rows: int = 3) -> SqlJournal:
     """A journal with a memory of that many long-term fragments, all indexed."""
     journal = await opened(data_dir)
     await journal.create_memory(record(), ())
-    await journal.own("u1")
+    await journal.own_memory("u1")
     entries = tuple(IndexEntry("u1", fragment(place).id) for place in range(rows))
     await journal.commit(transition(1, rows=tuple(row(fragment(place)) for place in range(rows)), index=entries))
-    await journal.outbox_done([entry.id for entry, _ in await journal.outbox(rows)])
+    await journal.outbox_done([entry.id for entry, _ in await journal.read_outbox(rows)])
     return journal
 
 
@@ -67,7 +67,7 @@ async def test_closed_journal_raises(data_dir: Path) -> None:
     journal = await opened(data_dir)
     await journal.close()
     await journal.close()
-    for call in (journal.space(), journal.own("u1")):
+    for call in (journal.get_space(), journal.own_memory("u1")):
         with pytest.raises(JournalError, match="closed"):
             await call
 
@@ -119,7 +119,7 @@ async def test_reading_detects_deeper_damage(data_dir: Path) -> None:
     journal = await opened(data_dir)
     try:
         with pytest.raises(Unreadable, match="restore a backup"):
-            await journal.load("u1", MODEL, 0)
+            await journal.load_memory("u1", MODEL, 0)
         assert await journal.get_memory("comedy", "joy") is not None
     finally:
         await journal.close()
@@ -133,7 +133,7 @@ async def test_record_of_newer_codec_is_refused(data_dir: Path) -> None:
     journal = await opened(data_dir)
     try:
         with pytest.raises(Unreadable, match=r"version 9.*newer memstream"):
-            await journal.load("u1", MODEL, 0)
+            await journal.load_memory("u1", MODEL, 0)
     finally:
         await journal.close()
 
@@ -234,10 +234,10 @@ async def test_backup_during_writes_is_a_snapshot(data_dir: Path, tmp_path: Path
         restore(copy, target)
         again = await opened(target)
         uid = await uid_of(again)
-        image = await again.load(uid, MODEL, 9)
+        image = await again.load_memory(uid, MODEL, 9)
         assert least <= image.record.revision <= most
         assert {one.fragment.version for one in image.rows} <= {0, image.record.revision - 1}
-        assert len(await again.events(uid, 0, 100_000)) == image.record.revision
+        assert len(await again.list_events(uid, 0, 100_000)) == image.record.revision
         await again.close()
     assert sorted(os.listdir(tmp_path)) == [
         "backup0",
@@ -274,10 +274,10 @@ async def test_restore_refills_index(data_dir: Path, tmp_path: Path) -> None:
     again = await opened(tmp_path / "new")
     try:
         renamed = await uid_of(again)
-        entries = [entry for entry, _ in await again.outbox(9)]
+        entries = [entry for entry, _ in await again.read_outbox(9)]
         assert (await again.index_generation(), renamed != "u1") == (1, True)
         assert [(entry.memory, entry.delete) for entry in entries] == [("u1", True)] * 3 + [(renamed, False)] * 3
-        assert [one.fragment.position for one in (await again.load(renamed, MODEL, 9)).rows] == [0, 1, 2]
+        assert [one.fragment.position for one in (await again.load_memory(renamed, MODEL, 9)).rows] == [0, 1, 2]
         await again.backup(str(tmp_path / "second"))
     finally:
         await again.close()
@@ -298,7 +298,7 @@ async def test_restore_needs_force_and_a_stopped_server(data_dir: Path, tmp_path
         restore(tmp_path / "backup", data_dir)
     restore(tmp_path / "backup", data_dir, force=True)
     again = await opened(data_dir)
-    assert [one.fragment.position for one in (await again.load(await uid_of(again), MODEL, 9)).rows] == [0, 1, 2]
+    assert [one.fragment.position for one in (await again.load_memory(await uid_of(again), MODEL, 9)).rows] == [0, 1, 2]
     await again.close()
 
 
@@ -322,7 +322,7 @@ async def test_restore_of_invalid_file_changes_nothing(data_dir: Path, tmp_path:
         restore(backup, tmp_path / "empty")
     assert not (tmp_path / "empty").exists() or os.listdir(tmp_path / "empty") == ["lock"]
     again = await opened(data_dir)
-    assert len((await again.load("u1", MODEL, 9)).rows) == 100
+    assert len((await again.load_memory("u1", MODEL, 9)).rows) == 100
     await again.close()
 
 

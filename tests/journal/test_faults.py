@@ -32,14 +32,14 @@ def data_dir(tmp_path: Path) -> Path:
 async def journal(data_dir: Path) -> AsyncIterator[SqlJournal]:
     opened = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
     await opened.create_memory(record(), ())
-    await opened.own("u1")
+    await opened.own_memory("u1")
     await opened.open_producer("u1", 1, "p")
     yield opened
     await opened.close()
 
 
 async def revision(journal: SqlJournal) -> int:
-    return (await journal.load("u1", MODEL, 0)).record.revision
+    return (await journal.load_memory("u1", MODEL, 0)).record.revision
 
 
 # ---- killed
@@ -113,7 +113,7 @@ async def test_failed_commit_makes_group_outcome_unknown(
         return_exceptions=True,
     )
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
     await journal.commit(transition(image.record.revision))  # the writer continues
 
@@ -163,7 +163,7 @@ async def test_broken_transaction_fails_only_one_write(journal: SqlJournal, monk
         return_exceptions=True,
     )
     assert [type(result) for result in results] == [type(None), OutcomeUnknown, type(None)]
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert [one.fragment.position for one in image.rows] == [2]
     assert len(image.pending) == 1
 
@@ -176,7 +176,7 @@ async def test_low_space_rejects_only_writes_that_add_data(data_dir: Path) -> No
     journal = await open_journal(data_dir, clock_us=Now(), free_bytes=lambda: free, reserve_bytes=1 << 20)
     try:
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         await journal.open_producer("u1", 1, "p")
         await journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1)))))
         free = 1 << 19
@@ -190,7 +190,7 @@ async def test_low_space_rejects_only_writes_that_add_data(data_dir: Path) -> No
         )
         assert [type(result) for result in results] == [StorageFull, type(None), *[StorageFull] * 3]
         assert [one.position for one in await journal.list_fragments("u1", FragmentQuery())] == [1]
-        assert (await journal.own("u1")).epoch == 2
+        assert (await journal.own_memory("u1")).epoch == 2
         await journal.delete_memory("u1")
         free = 1 << 40
         await journal.create_memory(record(), ())
@@ -214,7 +214,7 @@ async def test_full_disk_keeps_acknowledged_writes(data_dir: Path, monkeypatch: 
     journal = await open_journal(data_dir, clock_us=Now(), reserve_bytes=0)
     try:
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         stored = await _fill(journal)
         assert stored >= 20
         now = await revision(journal)

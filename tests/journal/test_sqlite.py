@@ -48,7 +48,7 @@ async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> No
     memories, turns = [f"u{number}" for number in range(20)], 60
     for uid in memories:
         await journal.create_memory(record(uid, uid), ())
-        await journal.own(uid)
+        await journal.own_memory(uid)
     sizes = random.Random(1)
     words: dict[str, bytes] = {}
 
@@ -67,7 +67,7 @@ async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> No
         await journal.commit(replace(transition(turns + 1), memory=uid, removed=gone))
     held = files(tmp_path)
     assert any(word in held for word in words.values())
-    await journal.scrub()
+    await journal.scrub_files()
     held = files(tmp_path)
     assert [name for name, word in words.items() if word in held] == []
     assert held.count(b"<u") >= len(memories) * turns - len(words)

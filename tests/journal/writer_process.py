@@ -13,7 +13,7 @@ from pathlib import Path
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.port import Journal
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
-from tests.support.processes import running
+from tests.support.processes import run_process
 
 BATCH = 5
 
@@ -40,16 +40,16 @@ async def main(place: str) -> None:
     journal = await open_journal(Path(place), url=url, clock_us=Now(), reserve_bytes=0)
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         await journal.open_producer("u1", 1, "p")
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     await asyncio.gather(receive(journal, image.producers[0].received + 1), store(journal, image.record.revision))
 
 
 def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
     """Run a writer, read its acknowledgements, kill it after that many lines, and read the rest."""
     command = [sys.executable, "-m", "tests.journal.writer_process", place]
-    with running(command) as process:
+    with run_process(command) as process:
         assert process.stdout is not None
         acknowledged = dict.fromkeys(("received", "revision"), 0)
         for number, line in enumerate(process.stdout):
@@ -62,7 +62,7 @@ def acknowledged_until_killed(place: str, lines: int) -> dict[str, int]:
 
 async def check_kept(journal: Journal, said: dict[str, int]) -> None:
     """Check that every write acknowledged so far exists, complete and once."""
-    image = await journal.load("u1", MODEL, 10_000)
+    image = await journal.load_memory("u1", MODEL, 10_000)
     (producer,) = image.producers
     assert producer.received >= said["received"]
     assert producer.received % BATCH == 0, "a batch is received whole or not at all"
@@ -73,7 +73,7 @@ async def check_kept(journal: Journal, said: dict[str, int]) -> None:
     assert image.record.revision >= said["revision"]
     assert [one.fragment.position for one in image.rows] == list(range(1, image.record.revision))
     assert all(one.vector for one in image.rows)
-    assert len(await journal.events("u1", 0, 100_000)) == image.record.revision
+    assert len(await journal.list_events("u1", 0, 100_000)) == image.record.revision
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
     "receive": lambda journal: journal.receive(receipt(3, 2, 10)),
     "create": lambda journal: journal.create_memory(record("u2", "sad"), ()),
     "delete": lambda journal: journal.delete_memory("u1"),
-    "own": lambda journal: journal.own("u1"),
+    "own_memory": lambda journal: journal.own_memory("u1"),
     "open_producer": lambda journal: journal.open_producer("u1", 1, "q"),
-    "touch": lambda journal: journal.touch(Accesses("u1", 1, (Access(fragment(9).id, 1, 1),))),
-    "append": lambda journal: journal.conversations.append(TALK, Message("ann"), 1, lambda _: _ANSWER),
-    "complete": lambda journal: journal.conversations.complete(TALK, 1, lambda _: _ANSWER),
+    "add_accesses": lambda journal: journal.add_accesses(Accesses("u1", 1, (Access(fragment(9).id, 1, 1),))),
+    "append": lambda journal: journal.conversations.append_message(TALK, Message("ann"), 1, lambda _: _ANSWER),
+    "complete": lambda journal: journal.conversations.complete_conversation(TALK, 1, lambda _: _ANSWER),
     "save_plans": lambda journal: journal.conversations.save_plans(TALK, PLANS, 1, lambda _: _ANSWER),
-    "stage": lambda journal: journal.conversations.stage("o1.talk", 1, [Message("ann", number=1)], PLANS),
+    "stage": lambda journal: journal.conversations.stage_rows("o1.talk", 1, [Message("ann", number=1)], PLANS),
     "operation": lambda journal: journal.operations.create(_OPERATION, _ANSWER),
 }
 
@@ -54,24 +54,28 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
 async def seen(journal: SqlJournal) -> object:
     """Everything that the ports show of both memories, of conversations and operations."""
     records = await journal.list_memories("comedy", "", 9)
-    images = [await journal.load(one.uid, MODEL, 9) for one in records]
-    events = [await journal.events(one.uid, 0, 9) for one in records]
+    images = [await journal.load_memory(one.uid, MODEL, 9) for one in records]
+    events = [await journal.list_events(one.uid, 0, 9) for one in records]
     held = [[one.fragment for one in image.short_term] for image in images]
     plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
-    besides = await talked(journal), await journal.operations.page("", "", "", 9), await journal.answer(_ANSWER.request)
-    return besides, plain, held, events, await journal.outbox(9), await journal.jobs(9)
+    besides = (
+        await talked(journal),
+        await journal.operations.list_page("", "", "", 9),
+        await journal.get_answer(_ANSWER.request),
+    )
+    return besides, plain, held, events, await journal.read_outbox(9), await journal.list_jobs(9)
 
 
 async def talked(journal: SqlJournal) -> object:
     """Everything of all conversations, staged ones included."""
     talks = journal.conversations
-    names = [ConversationName(space, name) for space in ("", "comedy") for name in await talks.names(space, "", 9)]
+    names = [ConversationName(space, name) for space in ("", "comedy") for name in await talks.list_names(space, "", 9)]
     return [
         (
             name,
-            await talks.status(name),
-            await talks.messages(name, MessageQuery()),
-            await talks.plans(name, PlanQuery()),
+            await talks.get_status(name),
+            await talks.list_messages(name, MessageQuery()),
+            await talks.list_plans(name, PlanQuery()),
         )
         for name in names
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstream.local_files import Directory
-from tests.support.pages import ROOT, blocks
+from tests.support.pages import ROOT, find_blocks
 
 OTHERS = """
 import pytest, memstream
@@ -44,7 +44,7 @@ def memory_policy():
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
 def test_session_shares_one_server_that_ends_with_it(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    conftest, test = (block.code for block in blocks((ROOT / "docs/checks.md").read_text("utf-8"), "python"))
+    conftest, test = (block.code for block in find_blocks((ROOT / "docs/checks.md").read_text("utf-8"), "python"))
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n", "utf-8")
     (tmp_path / "conftest.py").write_text(conftest + POLICY, "utf-8")
     (tmp_path / "test_agent.py").write_text(test + OTHERS, "utf-8")

@@ -75,12 +75,12 @@ async def begun(*calls: Awaitable[list[str | None]]) -> list[asyncio.Future[list
 async def test_concurrent_calls_share_a_request() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
-    tasks = await begun(*(batches.answers([name]) for name in "abcdefg"))
+    tasks = await begun(*(batches.fetch_answers([name]) for name in "abcdefg"))
     assert endpoint.asked == [["a"]]
     endpoint.go()
     assert await asyncio.gather(*tasks) == [[name.upper()] for name in "abcdefg"]
     assert endpoint.asked == [["a"], ["b", "c", "d", "e"], ["f", "g"]]
-    assert await batches.answers([]) == []
+    assert await batches.fetch_answers([]) == []
     assert len(endpoint.asked) == 3
 
 
@@ -88,7 +88,7 @@ async def test_one_text_beside_many_is_in_the_next_request() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
     many, other = [f"m{number}" for number in range(100)], [f"o{number}" for number in range(100)]
-    tasks = await begun(batches.answers(many), batches.answers(other), batches.answers(["lone"]))
+    tasks = await begun(batches.fetch_answers(many), batches.fetch_answers(other), batches.fetch_answers(["lone"]))
     endpoint.go()
     assert await tasks[2] == ["LONE"]
     assert "lone" in endpoint.asked[1]
@@ -100,7 +100,9 @@ async def test_one_text_beside_many_is_in_the_next_request() -> None:
 async def test_long_texts_fill_a_request_and_are_not_preferred() -> None:
     endpoint = Endpoint()
     batches = of(endpoint, texts_max=10, characters_max=25)
-    tasks = await begun(*(batches.answers([letter * 10] * 5) for letter in "abc"), batches.answers(["z" * 99]))
+    tasks = await begun(
+        *(batches.fetch_answers([letter * 10] * 5) for letter in "abc"), batches.fetch_answers(["z" * 99])
+    )
     endpoint.go()
     assert await tasks[3] == ["Z" * 99]
     assert ["z" * 99] in endpoint.asked[:5]  # alone, for it is too long, and before what the others still want
@@ -112,7 +114,9 @@ async def test_a_refusal_is_theirs_who_asked_for_it() -> None:
     endpoint = Endpoint()
     batches = of(endpoint, texts_max=8)
     tasks = await begun(
-        *(batches.answers([name]) for name in "abc"), batches.answers([BAD, "x"]), batches.answers([f"{BAD}2"])
+        *(batches.fetch_answers([name]) for name in "abc"),
+        batches.fetch_answers([BAD, "x"]),
+        batches.fetch_answers([f"{BAD}2"]),
     )
     endpoint.go()
     assert await asyncio.gather(*tasks) == [["A"], ["B"], ["C"], [None, "X"], [None]]
@@ -121,7 +125,7 @@ async def test_a_refusal_is_theirs_who_asked_for_it() -> None:
 async def test_a_failure_is_theirs_whose_text_was_asked() -> None:
     endpoint = Endpoint()
     batches = of(endpoint, texts_max=2)
-    tasks = await begun(*(batches.answers(names) for names in (["a"], [DEAD, "b2", "b3"], ["c"], ["d"])))
+    tasks = await begun(*(batches.fetch_answers(names) for names in (["a"], [DEAD, "b2", "b3"], ["c"], ["d"])))
     endpoint.go()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert [done[0], done[3]] == [["A"], ["D"]]
@@ -132,7 +136,7 @@ async def test_a_failure_is_theirs_whose_text_was_asked() -> None:
 async def test_who_leaves_takes_along_what_was_not_asked() -> None:
     endpoint = Endpoint()
     batches = of(endpoint, texts_max=2)
-    first, second, third = await begun(*(batches.answers([name, f"{name}2"]) for name in "abc"))
+    first, second, third = await begun(*(batches.fetch_answers([name, f"{name}2"]) for name in "abc"))
     second.cancel()
     endpoint.go()
     assert await first == ["A", "A2"]
@@ -143,7 +147,7 @@ async def test_who_leaves_takes_along_what_was_not_asked() -> None:
 async def test_cancelled_call_withdraws_its_texts() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
-    first, second = await begun(batches.answers([BAD, "a", "a2"]), batches.answers(["b"]))
+    first, second = await begun(batches.fetch_answers([BAD, "a", "a2"]), batches.fetch_answers(["b"]))
     endpoint.refusing = first.cancel
     endpoint.go()
     assert await second == ["B"]
@@ -153,7 +157,7 @@ async def test_cancelled_call_withdraws_its_texts() -> None:
 async def test_a_request_is_given_up_once_nobody_waits_for_it() -> None:
     endpoint = Endpoint()
     batches = of(endpoint, texts_max=2)
-    first, second, third = await begun(*(batches.answers([name]) for name in "abc"))
+    first, second, third = await begun(*(batches.fetch_answers([name]) for name in "abc"))
     first.cancel()
     await asyncio.sleep(0.01)
     assert endpoint.asked == [["a"], ["b", "c"]]
@@ -167,7 +171,7 @@ async def test_a_request_is_given_up_once_nobody_waits_for_it() -> None:
 async def test_who_waits_when_it_is_closed_is_told() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
-    tasks = await begun(*(batches.answers([name]) for name in "abc"))
+    tasks = await begun(*(batches.fetch_answers([name]) for name in "abc"))
     await batches.close()
     for task in tasks:
         with pytest.raises(ModelUnavailable, match="going away"):
@@ -178,7 +182,7 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
 async def test_who_waits_for_a_half_when_it_is_closed_is_told() -> None:
     endpoint = Endpoint()
     batches = of(endpoint)
-    tasks = await begun(*(batches.answers([name]) for name in ("first", "a", BAD, "c", "d")))
+    tasks = await begun(*(batches.fetch_answers([name]) for name in ("first", "a", BAD, "c", "d")))
     endpoint.refusing = endpoint.hold
     endpoint.go()
     assert await tasks[0] == ["FIRST"]
@@ -196,7 +200,7 @@ async def test_inner_cancellation_fails_callers() -> None:
 
     batches: Batches[str] = Batches(ask, texts_max=4, characters_max=100, concurrency=1)
     with pytest.raises(ModelUnavailable, match="given up"):
-        await asyncio.wait_for(batches.answers(["a", "b"]), 5)
+        await asyncio.wait_for(batches.fetch_answers(["a", "b"]), 5)
 
 
 async def test_wrong_answer_count_fails_callers() -> None:
@@ -205,7 +209,7 @@ async def test_wrong_answer_count_fails_callers() -> None:
 
     batches: Batches[str] = Batches(ask, texts_max=4, characters_max=100, concurrency=1)
     with pytest.raises(ValueError, match="shorter"):
-        await batches.answers(["a", "b"])
+        await batches.fetch_answers(["a", "b"])
 
 
 @given(
@@ -229,7 +233,7 @@ def test_everyone_gets_what_is_theirs(
         batches = of(endpoint, texts_max, characters_max, concurrency)
         tasks = []
         for texts, leaves, turns in callers:
-            tasks.append(asyncio.ensure_future(batches.answers(texts)))
+            tasks.append(asyncio.ensure_future(batches.fetch_answers(texts)))
             for _ in range(turns):
                 await asyncio.sleep(0)
             if leaves:
@@ -242,7 +246,7 @@ def test_everyone_gets_what_is_theirs(
         assert all(len(texts) <= texts_max for texts in endpoint.asked)
         assert all(len(texts) == 1 or sum(map(len, texts)) <= characters_max for texts in endpoint.asked)
         await asyncio.sleep(0)
-        assert await batches.answers(["still"]) == ["STILL"]
+        assert await batches.fetch_answers(["still"]) == ["STILL"]
 
     asyncio.run(scenario())
 

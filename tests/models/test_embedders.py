@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstream_server.app.models import EMBEDDERS
+from memstream_server.app.embedders import EMBEDDERS
 from memstream_server.settings import EmbeddingKind
 
 

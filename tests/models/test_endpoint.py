@@ -61,7 +61,7 @@ async def test_sends_key_headers_and_query() -> None:
         "query": {"api-version": "2024-10-21", "q": "a&b"},
     }
     async with serving(handle, path="/v1?tier=free&q=old", api_key=KEY, **given) as (_, client):
-        await client.post("/embeddings", {"model": "m"}, "data", 1_000)
+        await client.post_json("/embeddings", {"model": "m"}, "data", 1_000)
     (request,) = seen
     assert (request.headers["Authorization"], request.headers["api-key"]) == (f"Bearer {KEY}", "a=b")
     assert dict(request.query) == {"tier": "free", "api-version": "2024-10-21", "q": "a&b"}
@@ -78,7 +78,7 @@ async def test_no_key_sends_no_authorization(monkeypatch: pytest.MonkeyPatch) ->
         return web.json_response({"data": []})
 
     async with serving(handle) as (_, client):
-        await client.post("/embeddings", {}, "data", 1_000)
+        await client.post_json("/embeddings", {}, "data", 1_000)
     assert "Authorization" not in seen[0].headers
     assert "somebody-else" not in str(seen[0].headers)
 
@@ -92,13 +92,13 @@ async def test_redirect_is_not_followed() -> None:
 
     async with serving(handle, headers={"api-key": KEY}) as (_, client):
         with pytest.raises(StatusError) as raised:
-            await client.post("/embeddings", {}, "data", 1_000)
+            await client.post_json("/embeddings", {}, "data", 1_000)
     assert asked == ["/v1/embeddings"]
-    text = raised.value.text(harmless=True)
+    text = raised.value.format_text(harmless=True)
     assert "HTTP 307" in text
     assert "a redirect to http://127.0.0.1:9/elsewhere" in text
     assert "abcdef" not in text
-    assert isinstance(raised.value.translated(), ModelUnavailable)
+    assert isinstance(raised.value.translate_error(), ModelUnavailable)
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
@@ -112,7 +112,7 @@ async def test_body_without_end_is_bounded(status: int) -> None:
 
     async with serving(handle) as (_, client):
         with pytest.raises((MalformedError, StatusError)) as raised:
-            await client.post("/embeddings", {}, "data", 1_000)
+            await client.post_json("/embeddings", {}, "data", 1_000)
     assert isinstance(raised.value, MalformedError if status == 200 else StatusError)
 
 
@@ -123,13 +123,13 @@ ECHO = json.dumps({"detail": [{"input": "the secret of Bob", "headers": f"Author
 async def test_body_is_shown_of_harmless_requests_alone(status: int) -> None:
     async with serving(answering(ECHO, status), api_key=KEY) as (origin, client):
         with pytest.raises(StatusError) as raised:
-            await client.post("/embeddings", {}, "data", 1_000)
+            await client.post_json("/embeddings", {}, "data", 1_000)
         error = raised.value
-        assert str(error.translated()) == f"{origin}/v1/embeddings answered HTTP {status}"
-        shown = str(error.translated(harmless=True))
+        assert str(error.translate_error()) == f"{origin}/v1/embeddings answered HTTP {status}"
+        shown = str(error.translate_error(harmless=True))
         assert "the secret of Bob" in shown
         assert KEY not in shown
-        for text in (str(error), error.summary, getattr(error.translated(), "summary", "")):
+        for text in (str(error), error.summary, getattr(error.translate_error(), "summary", "")):
             assert "Bob" not in text
         assert origin not in error.summary
 
@@ -138,7 +138,7 @@ async def test_reply_of_another_program_is_foreign() -> None:
     for body in ("<!doctype html><title>Chat</title>", "", "[]", "7", '{"object": "list"}', '{"data"'):
         async with serving(answering(body)) as (origin, client):
             with pytest.raises(ForeignReplyError) as raised:
-                await client.post("/embeddings", {}, "data", 1_000)
+                await client.post_json("/embeddings", {}, "data", 1_000)
             assert origin in str(raised.value)
             assert raised.value.summary.startswith("malformed reply: ")
             assert origin not in raised.value.summary
@@ -148,8 +148,8 @@ async def test_status_inside_a_successful_reply_counts() -> None:
     body = '{"error": {"message": "Provider returned error", "code": 429}}'
     async with serving(answering(body)) as (_, client):
         with pytest.raises(StatusError) as raised:
-            await client.post("/chat/completions", {}, "choices", 1_000)
-    assert isinstance(raised.value.translated(), TransientError)
+            await client.post_json("/chat/completions", {}, "choices", 1_000)
+    assert isinstance(raised.value.translate_error(), TransientError)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ async def test_status_inside_a_successful_reply_counts() -> None:
     ],
 )
 async def test_status_says_what_to_do(status: int, kind: type[Exception]) -> None:
-    assert type(StatusError(status, "url").translated()) is kind
+    assert type(StatusError(status, "url").translate_error()) is kind
 
 
 async def test_address_that_answers_is_used_from_then_on() -> None:
@@ -175,7 +175,7 @@ async def test_address_that_answers_is_used_from_then_on() -> None:
 
     async with serving(handle, path="/") as (_, client):
         for _ in range(3):
-            await client.post("/embeddings", {}, "data", 1_000)
+            await client.post_json("/embeddings", {}, "data", 1_000)
     assert asked == ["/embeddings", "/v1/embeddings", "/v1/embeddings", "/v1/embeddings"]
 
 
@@ -189,7 +189,7 @@ async def test_other_errors_do_not_move_the_address(status: int) -> None:
 
     async with serving(handle, path="/") as (_, client):
         with pytest.raises(StatusError):
-            await client.post("/embeddings", {}, "data", 1_000)
+            await client.post_json("/embeddings", {}, "data", 1_000)
     assert asked == ["/embeddings"]
 
 
@@ -197,13 +197,13 @@ async def test_url_is_shown_without_secrets() -> None:
     endpoint = Endpoint("https://joe:hunter22@host:8443/v1?key=AIzaSecret", query={"api-version": "2024-10-21"})
     client = EndpointClient(endpoint)
     try:
-        assert client.shown("https://joe:hunter22@host:8443/v1/embeddings") == (
+        assert client.mask_url("https://joe:hunter22@host:8443/v1/embeddings") == (
             "https://host:8443/v1/embeddings?key=***&api-version=***"
         )
-        assert "hunter22" not in client.cleaned("joe:hunter22 and AIzaSecret")
-        assert client.cleaned("a\x1b[31m\u202eb\r\nc") == "a?[31m?b c"
-        assert client.cleaned("key sk-abcdef123456, Bearer abc.def") == "key ***, ***"
-        assert len(client.cleaned("x" * 10_000)) == 301
+        assert "hunter22" not in client.mask_text("joe:hunter22 and AIzaSecret")
+        assert client.mask_text("a\x1b[31m\u202eb\r\nc") == "a?[31m?b c"
+        assert client.mask_text("key sk-abcdef123456, Bearer abc.def") == "key ***, ***"
+        assert len(client.mask_text("x" * 10_000)) == 301
     finally:
         await client.close()
     assert "hunter22" not in repr(Endpoint("http://host", api_key="hunter22", headers={"a": "hunter22"}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.adapters.models.negotiation import Part, negotiated
+from memstream_server.adapters.models.negotiation import Part, negotiate_parts
 from memstream_server.adapters.models.openai_errors import StatusError
 
 PARTS = [Part("schema", ("json_schema",)), Part("system", ("system role",)), Part("temperature", ("temperature",))]
@@ -34,37 +34,37 @@ class Scripted:
 @pytest.mark.parametrize("refused", [[], ["schema"], ["system"], ["temperature"], ["schema", "system"], sorted(ALL)])
 async def test_finds_exactly_what_is_refused(status: int, refused: list[str]) -> None:
     endpoint = Scripted(dict.fromkeys(refused, status))
-    assert await negotiated(endpoint, PARTS) == (ALL - set(refused), "reply")
+    assert await negotiate_parts(endpoint, PARTS) == (ALL - set(refused), "reply")
     assert len(endpoint.sent) <= 1 + 2 * len(PARTS)
 
 
 async def test_all_parts_taken_cost_one_request() -> None:
     endpoint = Scripted({})
-    await negotiated(endpoint, PARTS)
+    await negotiate_parts(endpoint, PARTS)
     assert endpoint.sent == [ALL]
 
 
 async def test_part_that_the_error_names_is_left_out_first() -> None:
     endpoint = Scripted({"temperature": 400}, excerpt="Unsupported value: 'Temperature' does not ...")
-    assert (await negotiated(endpoint, PARTS))[0] == {"schema", "system"}
+    assert (await negotiate_parts(endpoint, PARTS))[0] == {"schema", "system"}
     assert endpoint.sent == [ALL, {"schema", "system"}]
 
 
 @pytest.mark.parametrize("outage", [(500,), (500, 500), (501, 500, 500)])
 async def test_outage_takes_no_part_away(outage: tuple[int, ...]) -> None:
     endpoint = Scripted({}, outage)
-    assert (await negotiated(endpoint, PARTS))[0] == ALL
+    assert (await negotiate_parts(endpoint, PARTS))[0] == ALL
 
 
 async def test_outage_in_front_of_refusal_takes_only_the_refused() -> None:
     endpoint = Scripted({"system": 400}, (500,))
-    assert (await negotiated(endpoint, PARTS))[0] == {"schema", "temperature"}
+    assert (await negotiate_parts(endpoint, PARTS))[0] == {"schema", "temperature"}
 
 
 async def test_endpoint_that_refuses_everything_raises_its_first_error() -> None:
     endpoint = Scripted({}, (422, 400, 400, 400))
     with pytest.raises(StatusError) as raised:
-        await negotiated(endpoint, PARTS)
+        await negotiate_parts(endpoint, PARTS)
     assert raised.value.status == 422
     assert len(endpoint.sent) == 4
 
@@ -73,9 +73,9 @@ async def test_endpoint_that_refuses_everything_raises_its_first_error() -> None
 async def test_other_statuses_decide_nothing(status: int) -> None:
     endpoint = Scripted({}, (status,))
     with pytest.raises(StatusError):
-        await negotiated(endpoint, PARTS)
+        await negotiate_parts(endpoint, PARTS)
     assert len(endpoint.sent) == 1
     later = Scripted({"schema": 400}, (0, status))  # in the middle of it
     with pytest.raises(StatusError) as raised:
-        await negotiated(later, PARTS)
+        await negotiate_parts(later, PARTS)
     assert raised.value.status == status

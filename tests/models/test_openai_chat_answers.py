@@ -173,10 +173,10 @@ async def test_questions_use_latest_texts_up_to_count() -> None:
     async with chatting() as (fake, chat):
         fake.say('{"questions": ["Who?", "Why?", "When?"]}')
         insights = ChatInsights(chat, PROMPTS, characters=10)
-        assert await insights.questions(["oldest", "older", "newer"], 2) == ["Who?", "Why?"]
+        assert await insights.derive_questions(["oldest", "older", "newer"], 2) == ["Who?", "Why?"]
         assert asked(fake) == [["older", "newer"]]
         assert "the 2 most salient questions" in fake.seen[0].body["messages"][0]["content"].replace("\n", " ")
-        assert await insights.questions([], 2) == []
+        assert await insights.derive_questions([], 2) == []
 
 
 async def test_reflection_cites_places_of_its_texts() -> None:
@@ -222,17 +222,17 @@ ONE = {"number": 1, "score": 5}
 )
 def test_scores_are_of_every_text_once_and_of_the_scale(answer: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.scores(answer, 2)
+        reply_parsing.parse_scores(answer, 2)
 
 
 def test_scores_in_any_order() -> None:
-    assert reply_parsing.scores({"scores": [{"number": 2, "score": 10.0}, ONE]}, 2) == [0.5, 1.0]
+    assert reply_parsing.parse_scores({"scores": [{"number": 2, "score": 10.0}, ONE]}, 2) == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("item", ["", "  ", 5, None, ["x"], {"insight": "x"}, "x" * 4_001])
 def test_texts_are_sentences(item: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.texts({"insights": ["fine", item]}, "insights")
+        reply_parsing.parse_texts({"insights": ["fine", item]}, "insights")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_texts_are_sentences(item: Any) -> None:
 )
 def test_reflection_cites_only_given_texts(item: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.cited({"insights": [item]}, 3)
+        reply_parsing.parse_cited({"insights": [item]}, 3)
 
 
 def test_prompts_are_replaced_file_by_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parsed
+from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parse_vectors
 from memstream_server.adapters.models.openai_errors import retry_after_s
 from memstream_server.adapters.models.resilience import Resilience, TransientError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
@@ -223,9 +223,9 @@ async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
 def test_reply_of_another_dimension() -> None:
     packed = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
     reply = {"data": [{"index": 0, "embedding": packed}]}
-    assert parsed(reply, 1, None).shape == (1, 4)
+    assert parse_vectors(reply, 1, None).shape == (1, 4)
     with pytest.raises(TransientError, match="vectors of 4 numbers came, not 8"):
-        parsed(reply, 1, 8)
+        parse_vectors(reply, 1, 8)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ OTHER = '{"scores": [{"number": 1, "score": 1}]}'
 
 
 def read(answer: Any) -> list[float]:
-    return reply_parsing.scores(answer, 1)
+    return reply_parsing.parse_scores(answer, 1)
 
 
 def reply(message: Any, finish_reason: str | None = "stop") -> dict[str, Any]:

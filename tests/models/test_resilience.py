@@ -116,11 +116,11 @@ async def test_the_breaker_opens_probes_once_and_closes() -> None:
 def test_only_one_probe_at_a_time() -> None:
     time = Time()
     breaker = CircuitBreaker(1, 10, time.clock)
-    breaker.failed(ModelUnavailable("down"))
+    breaker.record_failure(ModelUnavailable("down"))
     time.now_s = 10.0
-    breaker.admit()
+    breaker.admit_call()
     with pytest.raises(ModelUnavailable):
-        breaker.admit()
+        breaker.admit_call()
 
 
 async def test_cancelled_caller_does_not_open_breaker() -> None:

@@ -52,8 +52,8 @@ class OperationConformance:
     async def test_a_new_store_is_empty(self, store: Operations) -> None:
         assert await store.get("x") is None
         assert await store.ask_cancel("x") is None
-        assert await store.page("", "", "", 10) == []
-        assert await store.unfinished() == []
+        assert await store.list_page("", "", "", 10) == []
+        assert await store.list_unfinished() == []
         assert await store.remove_ended(NOW_US) == 0
         assert await store.save(made(1)) is False
         assert await store.get(made(1).id) is None
@@ -77,10 +77,10 @@ class OperationConformance:
         all_ = [made(number, *place) for number, place in enumerate(where)]
         for each in all_:
             await store.create(each)
-        assert await store.page("", "", "", 10) == all_[::-1]
-        assert await store.page("", "", all_[3].id, 2) == [all_[2], all_[1]]
-        assert await store.page("a", "", "", 10) == [all_[4], all_[2], all_[1]]
-        assert await store.page("a", "joy", all_[4].id, 10) == [all_[2]]
+        assert await store.list_page("", "", "", 10) == all_[::-1]
+        assert await store.list_page("", "", all_[3].id, 2) == [all_[2], all_[1]]
+        assert await store.list_page("a", "", "", 10) == [all_[4], all_[2], all_[1]]
+        assert await store.list_page("a", "joy", all_[4].id, 10) == [all_[2]]
 
     async def test_a_save_returns_the_request_to_cancel(self, store: Operations) -> None:
         await store.create(made(1))
@@ -100,10 +100,10 @@ class OperationConformance:
     async def test_only_ended_operations_are_removed_when_old(self, store: Operations) -> None:
         for number, state in enumerate(OperationState):
             await store.create(replace(made(number), state=state, end_time_us=10 if number > 1 else 0))
-        assert [each.id for each in await store.unfinished()] == [made(0).id, made(1).id]
+        assert [each.id for each in await store.list_unfinished()] == [made(0).id, made(1).id]
         assert await store.remove_ended(10) == 0
         assert await store.remove_ended(11) == 3
-        assert await store.page("", "", "", 10) == [replace(made(1), state=OperationState.RUNNING), made(0)]
+        assert await store.list_page("", "", "", 10) == [replace(made(1), state=OperationState.RUNNING), made(0)]
 
     async def test_one_process_claims_an_operation(self, store: Operations) -> None:
         await store.create(made(1))
@@ -120,7 +120,7 @@ class OperationConformance:
     async def test_an_answer_is_stored_with_the_operation(self, journal: Store, store: Operations) -> None:
         answer = Answer("r1", b"d", b"response", NOW_US)
         await store.create(made(1), answer)
-        assert await journal.answer("r1") == answer
+        assert await journal.get_answer("r1") == answer
         with pytest.raises(Conflict):
             await store.create(made(2), answer)
         assert await store.get(made(2).id) is None
@@ -131,5 +131,5 @@ class OperationConformance:
         await first.operations.ask_cancel(made(1).id)
         await first.close()
         second = await opener()
-        assert await second.operations.unfinished() == [replace(made(1), cancel_asked=True)]
+        assert await second.operations.list_unfinished() == [replace(made(1), cancel_asked=True)]
         await second.close()

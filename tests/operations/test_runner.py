@@ -36,7 +36,7 @@ CLOCK = Clock()
 @asynccontextmanager
 async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
-    journal = await journals.opened(data, clock.now_us)
+    journal = await journals.open_test_journal(data, clock.now_us)
     alone = Ownership(None, journal, clock, LeaseTimes())
     made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
     made.register_type("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
@@ -285,7 +285,7 @@ async def test_an_operation_written_at_lease_loss_is_left_to_others(
         number[0] = 7
         await runs.resume()
         await gate.begun(1)
-        rows = await runs._store.page("", "", "", 5)
+        rows = await runs._store.list_page("", "", "", 5)
         assert [row.process for row in rows] == [7, 7]
         gate.open.set()
         for row in rows:

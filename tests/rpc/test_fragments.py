@@ -121,7 +121,7 @@ async def test_overtaking_repeat_gets_first_response() -> None:
     first = pb.ClearMemoryResponse(cleared=3, revision=7)
 
     async def overtaken() -> pb.ClearMemoryResponse:
-        engine.keep(call.answer(first))
+        engine.keep(call.make_answer(first))
         raise AlreadyAnswered("meanwhile")
 
     assert await respond_once(call, engine, overtaken) == first

@@ -64,7 +64,7 @@ def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
 
     @st.composite
     def build(draw: Any) -> Any:
-        made = GetMessageClass(of)()
+        made: Any = GetMessageClass(of)()
         for field in of.fields:
             if (field.message_type is not None and depth == 0) or not draw(st.booleans()):
                 continue

@@ -435,7 +435,7 @@ async def test_a_routing_header_that_agrees_passes(wire: Wire) -> None:
 
 
 async def test_health_watch_reports_services_and_ends_with_server(wire: Wire) -> None:
-    stub = health_pb2_grpc.HealthStub(wire.channel)
+    stub: Any = health_pb2_grpc.HealthStub(wire.channel)
     for service in ("", "memstream.v1.StreamService", "memstream.v1.MemoryService"):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

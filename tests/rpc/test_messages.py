@@ -48,22 +48,22 @@ def told(check: Callable[[Violations], object]) -> str:
     ],
 )
 def test_names_say_which_character_does_not_fit(name: str, said: str) -> None:
-    message = told(lambda found: validation.name(found, "memory", name, LIMITS))
+    message = told(lambda found: validation.check_name(found, "memory", name, LIMITS))
     assert said in message
     assert message.isprintable()
 
 
 @pytest.mark.parametrize("name", ["a", "0", "user~bob.2026_x-y", "x" * 128])
 def test_names_that_fit_are_taken(name: str) -> None:
-    assert told(lambda found: validation.name(found, "memory", name, LIMITS)) == ""
+    assert told(lambda found: validation.check_name(found, "memory", name, LIMITS)) == ""
 
 
 def test_identifier_error_names_the_character() -> None:
-    message = told(lambda found: validation.identifier(found, "session", "mon\x07day", LIMITS))
+    message = told(lambda found: validation.check_identifier(found, "session", "mon\x07day", LIMITS))
     assert (
         message == "session: is 'mon\\x07day', with '\\x07' (U+0007) as character 4: control characters are not allowed"
     )
-    assert "has 130 bytes" in told(lambda found: validation.identifier(found, "speaker", "é" * 65, LIMITS))
+    assert "has 130 bytes" in told(lambda found: validation.check_identifier(found, "speaker", "é" * 65, LIMITS))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_identifier_error_names_the_character() -> None:
     ],
 )
 def test_numbers_are_repeated_as_given(value: float, low: float, high: float, said: str) -> None:
-    assert told(lambda found: validation.within(found, "limit", value, low, high)) == f"limit: {said}"
+    assert told(lambda found: validation.check_bounds(found, "limit", value, low, high)) == f"limit: {said}"
 
 
 def test_many_findings_are_counted() -> None:

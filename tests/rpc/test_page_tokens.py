@@ -84,7 +84,7 @@ async def test_forged_payloads_are_invalid_tokens(asked: Callable[[str, Message]
     refusals = [
         error
         for payload in FORGED
-        if (error := await _failure(asked(name, make(page_token=page_tokens.make(make(), payload)))))
+        if (error := await _failure(asked(name, make(page_token=page_tokens.make_token(make(), payload)))))
     ]
     assert {error.code() for error in refusals} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert all("page_token" in (error.details() or "") for error in refusals)

@@ -110,50 +110,50 @@ async def test_budget_waits_in_order_and_for_its_own_holder() -> None:
     budget, order = ByteBudget(10), list[int]()
 
     async def take(number: int, size: int) -> None:
-        await budget.take("a", size)
+        await budget.take_bytes("a", size)
         order.append(number)
 
-    await budget.take("a", 8)
+    await budget.take_bytes("a", 8)
     waiting = [asyncio.create_task(take(number, size)) for number, size in enumerate((9, 1, 2))]
     await asyncio.sleep(0)
-    await budget.take("b", 10)  # another holder's budget is unaffected
+    await budget.take_bytes("b", 10)  # another holder's budget is unaffected
     assert order == []
-    budget.give("a", 8)
+    budget.give_back("a", 8)
     await asyncio.sleep(0)
     assert order == [0, 1]
-    budget.give("a", 9)
+    budget.give_back("a", 9)
     await asyncio.gather(*waiting)
     assert order == [0, 1, 2]
-    budget.give("a", 3)
-    budget.give("b", 10)
+    budget.give_back("a", 3)
+    budget.give_back("b", 10)
     assert not budget._accounts
 
 
 async def test_budget_allows_one_that_is_larger_than_it() -> None:
     budget = ByteBudget(10)
-    await budget.take("a", 1_000)
-    second = asyncio.create_task(budget.take("a", 1))
+    await budget.take_bytes("a", 1_000)
+    second = asyncio.create_task(budget.take_bytes("a", 1))
     await asyncio.sleep(0)
     assert not second.done()
-    budget.give("a", 1_000)
+    budget.give_back("a", 1_000)
     await second
-    budget.give("a", 1)
+    budget.give_back("a", 1)
     assert not budget._accounts
 
 
 @pytest.mark.parametrize("turn_comes", [False, True])
 async def test_cancelled_wait_keeps_nothing(turn_comes: bool) -> None:
     budget = ByteBudget(10)
-    await budget.take("a", 10)
-    first, second = (asyncio.create_task(budget.take("a", 10)) for _ in range(2))
+    await budget.take_bytes("a", 10)
+    first, second = (asyncio.create_task(budget.take_bytes("a", 10)) for _ in range(2))
     await asyncio.sleep(0)
     if turn_comes:  # in the same event-loop iteration as the cancellation
-        budget.give("a", 10)
+        budget.give_back("a", 10)
     first.cancel()
     if not turn_comes:
         await asyncio.sleep(0)
-        budget.give("a", 10)
+        budget.give_back("a", 10)
     await asyncio.wait_for(second, 10)
     assert first.cancelled() or (await asyncio.gather(first, return_exceptions=True))[0] is not None
-    budget.give("a", 10)
+    budget.give_back("a", 10)
     assert not budget._accounts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memstream.v1 import error_pb2, event_pb2, fragment_pb2, memory_pb2
 from memstream_server.core import policy as core
 from memstream_server.core.events import Event, EventType, Reason
-from memstream_server.core.policy import Policy, leaves, with_value
+from memstream_server.core.policy import Policy, iterate_tunables, with_value
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import EngineError, FieldViolation, QuotaExceeded
 from memstream_server.ports.journal.writing import Rejection
@@ -73,7 +73,7 @@ def test_every_tunable_has_its_field() -> None:
     message = policies.policy_message(
         with_value(with_value(core.DEFAULT, "short_term.similarity_min", 0.5), "recall.dense_weight", 0.1)
     )
-    for name, _, meta in leaves(core.DEFAULT):
+    for name, _, meta in iterate_tunables(core.DEFAULT):
         *parts, last = name.removesuffix("_s").split(".")
         holder: Any = message
         for part in parts:
@@ -86,7 +86,7 @@ def _policies() -> st.SearchStrategy[Policy]:
     @st.composite
     def build(draw: Any) -> Policy:
         policy = draw(st.sampled_from([core.DEFAULT, core.DBGPT]))
-        for name, value, meta in leaves(policy):
+        for name, value, meta in iterate_tunables(policy):
             if draw(st.booleans()) or name == "profile":
                 continue
             if isinstance(value, bool):
@@ -122,7 +122,7 @@ def test_the_languages_are_the_stemmers() -> None:
 @given(st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999))
 def test_a_time_survives(value_us: int) -> None:
     found = Violations()
-    assert scalars.time_us(found, "t", scalars.timestamp(value_us)) == value_us
+    assert scalars.time_us(found, "t", scalars.timestamp_message(value_us)) == value_us
     assert not found.found
 
 
@@ -143,7 +143,7 @@ def test_digest_ignores_map_order() -> None:
 def test_every_event_type_has_a_number() -> None:
     lacking = [each for each in EventType if each not in fragments.EVENT_TYPES]
     assert lacking == [EventType.ACCESSED]
-    known = {fragments.EVENT_TYPES.number(each) for each in EventType if each not in lacking}
+    known = {fragments.EVENT_TYPES.to_number(each) for each in EventType if each not in lacking}
     assert known == set(event_pb2.EventType.values()) - {0}
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import memstream
 import memstream.agent
 import memstream.sync.agent
+from memstream import public
 from tests.support.arbitrary import wrong_values
 from tests.support.server import ServerProcess
 
@@ -86,7 +87,7 @@ def arguments_to(function: Callable[..., Any], label: str, applied: dict[str, An
 
 def made() -> list[Argument]:
     """Objects that a program creates from values only."""
-    kinds = [getattr(memstream, name) for name in memstream.__all__]
+    kinds = [getattr(memstream, name) for name in public.__all__]
     values = [kind for kind in kinds if getattr(kind, "__checks_its_fields__", False)]
     functions = [memstream.connect, memstream.sync.connect, memstream.memory_name, memstream.user_id_of]
     of_files = arguments_to(memstream.Tls.of_files, "Tls.of_files", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -18,7 +18,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.observability import Metrics
 from tests.server.conftest import MakeServer, started, stopped
 from tests.support.fake_openai import FakeOpenAI
-from tests.support.metrics import scraped
+from tests.support.metrics import scrape_metrics
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
@@ -84,7 +84,7 @@ async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
         await started(server)
 
         async def now() -> dict[str, float]:
-            return await asyncio.to_thread(scraped, metrics)
+            return await asyncio.to_thread(scrape_metrics, metrics)
 
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("count/private", kind=memstream.MemoryKind.LONG_TERM)
@@ -116,10 +116,11 @@ async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
 
 
 async def _indexed(metrics: str) -> bool:
-    seen = await asyncio.to_thread(scraped, metrics)
+    seen = await asyncio.to_thread(scrape_metrics, metrics)
     return seen["memstream_indexed_seconds_count"] > 0 and seen["memstream_owned_memories"] == 1
 
 
 def test_no_label_can_hold_what_a_user_names() -> None:
-    labels = {name for family in Metrics().registry._names_to_collectors.values() for name in family._labelnames}
+    families = cast("list[Any]", list(Metrics().registry._names_to_collectors.values()))
+    labels = {name for family in families for name in family._labelnames}
     assert labels == {"code", "event", "kind", "outcome", "reason", "role", "rpc"}

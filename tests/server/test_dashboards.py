@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any, cast
 from urllib.request import urlopen
 
 import grpc
@@ -24,7 +25,8 @@ ALERTS = {rule["alert"]: rule["expr"] for group in RULES["groups"] for rule in g
 def exposed() -> dict[str, set[str]]:
     """Series by name, with their labels."""
     series: dict[str, set[str]] = {}
-    for collector in Metrics().registry._names_to_collectors.values():
+    collectors = cast("list[Any]", list(Metrics().registry._names_to_collectors.values()))
+    for collector in collectors:
         labels = set(collector._labelnames)
         for family in collector.describe():
             kinds = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(family.type, ("",))

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import grpc.aio
+import numpy as np
 import pytest
 
 import memstream
@@ -97,7 +98,7 @@ def alike(fake: FakeOpenAI, mark: str) -> None:
     """Similar texts with the mark, each with its own vector."""
     base = fake._vector(mark)
     plain = fake.vector
-    fake.vector = lambda text: base + 0.05 * fake._vector(text) if mark in text else plain(text)
+    fake.vector = lambda text: (base + 0.05 * fake._vector(text)).astype(np.float32) if mark in text else plain(text)
 
 
 async def ids_of(memory: Memory, *observations: Observation) -> list[str]:

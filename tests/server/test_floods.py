@@ -14,7 +14,7 @@ import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, serve_tests, started
-from tests.support.metrics import scraped
+from tests.support.metrics import scrape_metrics
 from tests.support.raw_http2 import (
     DATA,
     END_HEADERS,
@@ -57,7 +57,7 @@ async def served(client: memstream.Client, path: str) -> None:
 
 
 async def streams_open(metrics: str) -> float:
-    seen = await asyncio.to_thread(scraped, metrics)
+    seen = await asyncio.to_thread(scrape_metrics, metrics)
     return sum(value for name, value in seen.items() if name.startswith("memstream_streams{"))
 
 
@@ -73,7 +73,7 @@ async def test_connections_without_handshake_are_closed(hasty: ServerProcess, pa
             await connection.send(sent)
         await served(client, path)
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(connection.ended() for connection in slow))
+            await asyncio.gather(*(connection.wait_for_end() for connection in slow))
         await served(client, path)
 
 
@@ -89,7 +89,7 @@ async def test_idle_connections_are_closed(hasty: ServerProcess, path: str, sent
             await connection.send(HELLO, sent)
         await served(client, path)
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(connection.ended() for connection in slow))
+            await asyncio.gather(*(connection.wait_for_end() for connection in slow))
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0\0\0\x03\xe8" + b"x" * 10], ids=["no message", "half a message"])

@@ -112,9 +112,8 @@ async def test_whole_server_needs_index_and_draining_serves_nothing(
     async with grpc.aio.insecure_channel(server.address) as channel:
         assert await checked(channel, *CONTRACT, "memstream.journal") == [SERVING] * 6  # the index takes a moment
         await until(lambda: _all_serve(channel))
-        watched: Any = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service="memstream.v1.StreamService")
-        )
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(service="memstream.v1.StreamService"))
         assert (await watched.read()).status == SERVING
         ending = asyncio.create_task(stopped(server))
         assert (await watched.read()).status == NOT_SERVING

@@ -32,13 +32,13 @@ def about(number: int) -> str:
 
 async def in_index(data_dir: Path, uid: str) -> list[str]:
     """The index's ids of a memory, read without a server."""
-    journal = await journals.opened(data_dir, lambda: 0, reserve_bytes=0)
+    journal = await journals.open_test_journal(data_dir, lambda: 0, reserve_bytes=0)
     index = await open_lite(data_dir)
     try:
-        space = await journal.space()
+        space = await journal.get_space()
         assert space is not None
         assert not await index.open(space), "the index is empty"
-        ids = await index.ids(uid)
+        ids = await index.list_ids(uid)
         assert await index.count(uid) == len(ids)
         return ids
     finally:
@@ -66,7 +66,7 @@ async def test_stop_flushes_the_index_backlog(make_server: MakeServer) -> None:
         await memory.observe_batch([about(number) for number in range(50)])
         assert (await memory.stats()).unindexed == 50
         await check_index(server, memory)
-    assert journals.rows(server.data_dir, "SELECT count(*) FROM outbox") == [(0,)]
+    assert journals.query_rows(server.data_dir, "SELECT count(*) FROM outbox") == [(0,)]
 
 
 @linux

@@ -525,7 +525,7 @@ async def test_a_memory_reflects_when_asked_to(make_server: MakeServer, fake: Fa
         assert asked.model_use is not None
         assert (asked.model_use.purpose, asked.model_use.requests) == ("reflection", 2)
         short = await client.create_memory("llm/short", kind=MemoryKind.SHORT_TERM)
-        with pytest.raises(memstream.errors.KindMismatch, match="no long-term tier"):
+        with pytest.raises(memstream.KindMismatch, match="no long-term tier"):
             await short.reflect()
 
 
@@ -557,5 +557,5 @@ async def test_without_an_llm_nobody_reflects(make_server: MakeServer) -> None:
     async with memstream.connect(server.address) as client:
         assert memstream.Capability.REFLECTION not in (await client.server_info()).capabilities
         memory = await client.create_memory("llm/joy")
-        with pytest.raises(memstream.errors.CapabilityMissing, match="llm_model"):
+        with pytest.raises(memstream.CapabilityMissing, match="llm_model"):
             await memory.reflect()

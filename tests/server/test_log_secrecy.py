@@ -35,9 +35,9 @@ class EchoingEndpoint(FakeOpenAI):
     echoes = False
     _turn = 0
 
-    async def _answered(self, request: web.Request, reply: Any) -> web.StreamResponse:
+    async def _handle_request(self, request: web.Request, reply: Any) -> web.StreamResponse:
         if not self.echoes:
-            return await super()._answered(request, reply)
+            return await super()._handle_request(request, reply)
         text = f"{await request.text()} {request.headers.get('authorization')}"
         error = json.dumps({"error": {"message": f"Incorrect API key or input: {text}", "type": "t", "code": "c"}})
         ways = [

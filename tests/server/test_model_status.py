@@ -16,7 +16,7 @@ from tests.server.conftest import MakeServer, restarted, started
 from tests.server.test_health import NOT_SERVING, SERVING, checked
 from tests.server.test_process import run
 from tests.support.fake_openai import FakeOpenAI, Fault
-from tests.support.metrics import scraped
+from tests.support.metrics import scrape_metrics
 from tests.support.recorded_endpoint import RecordedEndpoint
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -71,7 +71,7 @@ async def test_failing_scorer_is_seen_everywhere(make_server: MakeServer, openai
     async with grpc.aio.insecure_channel(server.address) as channel:
         names = ["memstream.model.scorer", "memstream.model.insights", "memstream.model.embedder", ""]
         await until(lambda: serving(channel, names, [NOT_SERVING, NOT_SERVING, SERVING, SERVING]))
-    seen = await asyncio.to_thread(scraped, listen)
+    seen = await asyncio.to_thread(scrape_metrics, listen)
     assert seen['memstream_model_up{role="scorer"}'] == 0
     assert seen['memstream_model_up{role="embedder"}'] == 1
     assert seen['memstream_model_failures_total{role="scorer"}'] >= 2

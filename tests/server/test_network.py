@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 import memstream
+from memstream.status import translate_error
 from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
@@ -154,7 +155,7 @@ async def test_shuffled_duplicate_batches_apply_in_order(
             try:
                 answer = await stub.ObserveBatch(request, timeout=60)
             except grpc.aio.AioRpcError as error:
-                refusal = memstream.status.translate_error(error)
+                refusal = translate_error(error)
                 # Each call opens the producer again; a call that runs at that moment may be superseded instead.
                 if not isinstance(refusal, memstream.ProducerSuperseded):
                     assert isinstance(refusal, memstream.SequenceGap), refusal

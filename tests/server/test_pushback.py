@@ -19,7 +19,7 @@ from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.access.conftest import guarded_files
 from tests.server.conftest import MakeServer, started
-from tests.support.metrics import scraped
+from tests.support.metrics import scrape_metrics
 from tests.support.server import free_address
 from tests.support.waiting import until
 
@@ -46,7 +46,7 @@ async def hasty(address: str) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def refusals(metrics: str, rpc: str) -> float:
-    seen = await asyncio.to_thread(scraped, metrics)
+    seen = await asyncio.to_thread(scrape_metrics, metrics)
     return seen.get(f'memstream_calls_total{{code="RESOURCE_EXHAUSTED",rpc="{rpc}"}}', 0.0)
 
 

@@ -18,7 +18,7 @@ from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, indexed
 from tests.support.fake_openai import FakeOpenAI, Fault
-from tests.support.journals import rows
+from tests.support.journals import query_rows
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -134,9 +134,9 @@ async def ranked(memory: Memory) -> list[list[tuple[str, float]]]:
 
 def models_of(server: ServerProcess) -> set[str]:
     """The spaces of all vectors in the journal."""
-    vectors = rows(server.data_dir, "SELECT DISTINCT model FROM vectors")
-    compared = rows(server.data_dir, "SELECT DISTINCT model FROM anchors WHERE vector IS NOT NULL")
-    beside = rows(server.data_dir, "SELECT DISTINCT next_model FROM anchors WHERE next_vector IS NOT NULL")
+    vectors = query_rows(server.data_dir, "SELECT DISTINCT model FROM vectors")
+    compared = query_rows(server.data_dir, "SELECT DISTINCT model FROM anchors WHERE vector IS NOT NULL")
+    beside = query_rows(server.data_dir, "SELECT DISTINCT next_model FROM anchors WHERE next_vector IS NOT NULL")
     return {model for (model,) in vectors + compared + beside}
 
 

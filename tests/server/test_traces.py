@@ -63,7 +63,7 @@ async def test_trace_spans_client_journal_index_and_models(
                 async with memory.recall() as recalls:
                     with tracer.start_as_current_span("asking again"):
                         await recalls.query("private words", reinforce=False)
-                    with pytest.raises(memstream.errors.DeadlineExceeded):
+                    with pytest.raises(memstream.DeadlineExceeded):
                         await recalls.query("private words", min_revision=10**6, timeout_s=0.1)
                 async with memory.watch(start="beginning") as watch:
                     await anext(aiter(watch))
@@ -71,7 +71,7 @@ async def test_trace_spans_client_journal_index_and_models(
         assert found.recollections
         assert await stopped(server) == 0  # the server sends pending spans before it ends
     ours = {one.name: one for one in exporter.get_finished_spans()}
-    called = collector.named("memstream.v1.StreamService/RecallOnce")[0]
+    called = collector.find_spans("memstream.v1.StreamService/RecallOnce")[0]
     asked = ours["memstream.v1/RecallOnce"]
     assert (called.trace, called.parent) == (
         asked.context.trace_id.to_bytes(16, "big"),
@@ -82,17 +82,17 @@ async def test_trace_spans_client_journal_index_and_models(
     assert called.attributes["rpc.method"] == "RecallOnce"
     assert called.attributes["rpc.grpc.status_code"] == 0
     below = {one.name: one for one in collector.spans if one.parent == called.id}
-    assert {"embedder.embed", "index.search", "journal.vectors"} <= below.keys()
+    assert {"embedder.embed", "index.search", "journal.get_vectors"} <= below.keys()
     # The memory's own tasks decide a received observation, on behalf of the call.
-    batch = collector.named("memstream.v1.StreamService/ObserveBatch")[0]
+    batch = collector.find_spans("memstream.v1.StreamService/ObserveBatch")[0]
     for name in ("journal.receive", "embedder.embed", "journal.commit"):
-        assert any(collector.above(one)[:1] == [batch.name] for one in collector.named(name)), name
-    streamed = collector.named("memstream.v1.StreamService/Observe")[0]
+        assert any(collector.list_ancestors(one)[:1] == [batch.name] for one in collector.find_spans(name)), name
+    streamed = collector.find_spans("memstream.v1.StreamService/Observe")[0]
     for name in ("Observe", "Recall", "Watch"):
         connection = ours[f"memstream.v1/{name}"]
         assert connection.parent is not None
         assert connection.parent.span_id == ours["talking"].context.span_id, name
-        (served,) = collector.named(f"memstream.v1.StreamService/{name}")
+        (served,) = collector.find_spans(f"memstream.v1.StreamService/{name}")
         assert served.parent == connection.context.span_id.to_bytes(8, "big"), name
     answered, late = (one for one in exporter.get_finished_spans() if one.name == "memstream.v1/RecallQuery")
     assert answered.parent is not None
@@ -100,11 +100,16 @@ async def test_trace_spans_client_journal_index_and_models(
     assert (answered.attributes or {}).get("error.type") is None
     # The server's refusal and the client's own time limit come at the same moment; both are DeadlineExceeded.
     assert (late.attributes or {}).get("error.type") in ("DeadlineExceeded", "RevisionNotReached")
-    assert any(collector.above(one)[:1] == [streamed.name] for one in collector.named("journal.commit"))
+    assert any(collector.list_ancestors(one)[:1] == [streamed.name] for one in collector.find_spans("journal.commit"))
+    check_all_spans(collector)
+
+
+def check_all_spans(collector: Collector) -> None:
+    """Every span has a caller, the service's name and no secret; the LLM's spans have its usage."""
     assert all(one.parent for one in collector.spans if one.name.startswith("journal."))  # used by a call
     assert {one.service for one in collector.spans} == {"memstream"}
-    assert collector.named("index.upsert")
-    rated = collector.named("scorer.score")[0].attributes
+    assert collector.find_spans("index.upsert")
+    rated = collector.find_spans("scorer.score")[0].attributes
     assert (rated["gen_ai.request.model"], rated["gen_ai.usage.input_tokens"]) == ("fake-llm", 1)
     assert rated["gen_ai.usage.output_tokens"] == 1
     for one in collector.spans:
@@ -125,7 +130,7 @@ async def test_span_has_final_status_and_client_sampling_decides(
                     await get(request, metadata=() if header is None else (("traceparent", header),))
         assert await stopped(server) == 0
     assert {one.trace.hex() for one in collector.spans} == {"1" * 32}
-    (called,) = collector.named("memstream.v1.MemoryService/GetMemory")
+    (called,) = collector.find_spans("memstream.v1.MemoryService/GetMemory")
     assert called.parent.hex() == "2" * 16
     assert called.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
     assert called.span.status.code == 0  # not an error of the server

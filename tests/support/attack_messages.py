@@ -41,7 +41,7 @@ def empty_ids(size: int) -> bytes:
     return memory_fields() + encode_field(4, b"\x0a\x00" * (size // 2))
 
 
-def nested(size: int) -> bytes:
+def nest_messages(size: int) -> bytes:
     """Unknown sub-messages, nested as deep as the size allows."""
     inner = b""
     while len(inner) < size // 256:

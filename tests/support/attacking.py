@@ -39,7 +39,7 @@ class Seen:
 
 
 @asynccontextmanager
-async def attacking(
+async def attack_during(
     address: str, pid: int, name: str, memory: memstream.Memory, token: str = "", namespace: str = "attacker"
 ) -> AsyncIterator[Seen]:
     """Run the attack during the block while an honest client uses its memory."""

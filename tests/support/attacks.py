@@ -41,7 +41,7 @@ from tests.support.attack_messages import (
     encode_field,
     memory_fields,
     metadata_entries,
-    nested,
+    nest_messages,
     packed_floats,
     single_floats,
     unknown_fields,
@@ -171,7 +171,7 @@ async def half_prefaces(address: str) -> None:
                 async with raw(address) as connection:
                     outcomes["connections"] += 1
                     await connection.send(PREFACE[:12])
-                    await connection.ended()
+                    await connection.wait_for_end()
             await asyncio.sleep(0.1)
 
     await asyncio.gather(*(one() for _ in range(600)))
@@ -244,7 +244,7 @@ ATTACKS: dict[str, Callable[[str], Awaitable[None]]] = {
     "gzip_bomb": attack_with_gzip(bytes, 1_000 * MB),
     "empty_conditions": attack_with_message(empty_conditions, _STREAM + "RecallOnce", 256 * 1024 - 64, 64),
     "empty_ids": attack_with_message(empty_ids, _MEMORY + "ForgetFragments", 4 * MB - 64),
-    "nested": attack_with_message(nested, _STREAM + "ObserveBatch", 4 * MB),
+    "nested": attack_with_message(nest_messages, _STREAM + "ObserveBatch", 4 * MB),
     "unknown_fields": attack_with_message(unknown_fields, _STREAM + "RecallOnce", 4 * MB - 64),
     "unknown_groups": attack_with_message(unknown_groups, _STREAM + "RecallOnce", 4 * MB - 64),
     "packed_floats": attack_with_message(packed_floats, _STREAM + "RecallOnce", 4 * MB - 64),

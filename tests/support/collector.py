@@ -70,11 +70,11 @@ class Collector(TraceServiceServicer):  # type: ignore[misc]  # untyped base cla
                 self.spans += [Received(named["service.name"], span) for span in scope.spans]
         return pb.ExportTraceServiceResponse()
 
-    def named(self, name: str) -> list[Received]:
+    def find_spans(self, name: str) -> list[Received]:
         """The spans with a name."""
         return [one for one in self.spans if one.name == name]
 
-    def above(self, one: Received) -> list[str]:
+    def list_ancestors(self, one: Received) -> list[str]:
         """Names of its ancestors, nearest first."""
         by_id, names = {each.id: each for each in self.spans}, []
         while (parent := by_id.get(one.parent)) is not None:

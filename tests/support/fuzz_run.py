@@ -20,7 +20,7 @@ from memstream_server.rpc.errors import CODES, DOMAIN
 from scripts.contract_page import reasons
 from scripts.document import metadata_keys
 from tests.access.calls import METHODS, path_of
-from tests.support.fuzzing import Fuzzer, parsed
+from tests.support.fuzzing import Fuzzer, parse_answer
 
 CALL_S = 120.0
 """A longer call counts as hung. Calls that may wait until their deadline get a short one."""
@@ -121,7 +121,7 @@ async def _make_call(channel: grpc.aio.Channel, caller: Caller, method: MethodDe
     for data in answers:
         _judge_answer(data, caller, method, sent, report)
     if method.name == "ExportMemories" and ended:
-        parts = [parsed(method, data) for data in answers]
+        parts = [parse_answer(method, data) for data in answers]
         caller.fuzzer.learn_export(b"".join(part.lines for part in parts if part is not None))  # type: ignore[attr-defined]
 
 
@@ -147,7 +147,7 @@ async def _read_answers(call: Any, answers: list[bytes], streamed: bool) -> bool
 
 
 def _judge_answer(data: bytes, caller: Caller, method: MethodDescriptor, sent: Sequence[bytes], report: Report) -> None:
-    message = parsed(method, data)
+    message = parse_answer(method, data)
     if message is None:
         report.fail("an answer that does not parse", method, sent)
         return

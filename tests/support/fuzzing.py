@@ -163,7 +163,7 @@ class Fuzzer:
             made.id = self._fragment(made)
         elif name.startswith("List"):
             payload = self.draw.choice([*TEXTS, "1", "-1", "1:x", "9" * 19])
-            made.page_token = page_tokens.make(made, payload) if self.draw.random() < 0.1 else ""
+            made.page_token = page_tokens.make_token(made, payload) if self.draw.random() < 0.1 else ""
         elif name in ("ObserveBatchRequest", "RecallOnceRequest"):
             made.ClearField("producer" if name[0] == "O" else "session")
 
@@ -426,7 +426,7 @@ def _inside(field: FieldDescriptor, value: Any) -> list[Message]:
     return list(_messages(field, value)) if field.message_type is not None else []
 
 
-def parsed(method: MethodDescriptor, data: bytes) -> Message | None:
+def parse_answer(method: MethodDescriptor, data: bytes) -> Message | None:
     """Parse an answer as the contract's message; None if it is not one."""
     try:
         return GetMessageClass(method.output_type).FromString(data)

@@ -34,7 +34,7 @@ def journal_url(data_dir: Path) -> str:
     return f"{DATABASE}{'&' if '?' in DATABASE else '?'}options=-csearch_path%3D{_schemas[place]}"
 
 
-def rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
+def query_rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
     """Run a query on the journal of a data directory, also while a server has it open."""
     if not DATABASE:
         with closing(sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True)) as database:
@@ -52,7 +52,7 @@ def environment(words: Sequence[str]) -> dict[str, str]:
     return {"MEMSTREAM_JOURNAL_URL": journal_url(Path(words[words.index("--data") + 1]))}
 
 
-async def opened(data_dir: Path, clock_us: Callable[[], int], **options: Any) -> SqlJournal:
+async def open_test_journal(data_dir: Path, clock_us: Callable[[], int], **options: Any) -> SqlJournal:
     """`open_journal` at the tests' location."""
     return await open_journal(data_dir, url=journal_url(data_dir), clock_us=clock_us, **options)
 

@@ -65,13 +65,13 @@ class MemoryIndex:
         self._now = {model: dict(self.kept.setdefault(model, {})) for model in wanted}
         return not all(self.kept[model] for model in wanted)
 
-    async def add(self, space: Space) -> bool:
-        self._called("add")
+    async def add_space(self, space: Space) -> bool:
+        self._called("add_space")
         self._now.setdefault(space.model, {})
         return not self.kept.setdefault(space.model, {})
 
-    async def remove(self, space: Space) -> None:
-        self._called("remove")
+    async def remove_space(self, space: Space) -> None:
+        self._called("remove_space")
         self._now.pop(space.model, None)
         self.kept.pop(space.model, None)
         self._first = next(iter(self._now))
@@ -89,8 +89,8 @@ class MemoryIndex:
         self._called("flush")
         self.kept |= {model: dict(rows) for model, rows in self._now.items()}
 
-    async def drop(self) -> None:
-        self._called("drop")
+    async def drop_all(self) -> None:
+        self._called("drop_all")
         self.drops += 1
         self.kept, self._now = {}, {}
 
@@ -104,13 +104,13 @@ class MemoryIndex:
         return best, np.array([found[fragment] for fragment in best], np.float32)
 
     async def count(self, memory: str, model: str = "") -> int:
-        return len(self.stored(memory, model))
+        return len(self.list_stored(memory, model))
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
-        self._called("ids")
-        return sorted(self.stored(memory, model))
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
+        self._called("list_ids")
+        return sorted(self.list_stored(memory, model))
 
-    def stored(self, memory: str, model: str = "") -> set[str]:
+    def list_stored(self, memory: str, model: str = "") -> set[str]:
         """Flushed fragment ids of a memory."""
         return {fragment for uid, fragment in self.kept.get(model or self._first, {}) if uid == memory}
 
@@ -119,7 +119,7 @@ class MemoryIndex:
             raise IndexUnavailable(f"the index of {model} is not open")
         return self._now[model or self._first]
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         return True
 
     async def close(self) -> None:

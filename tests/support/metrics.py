@@ -6,7 +6,7 @@ import asyncio
 import urllib.request
 
 
-def scraped(address: str) -> dict[str, float]:
+def scrape_metrics(address: str) -> dict[str, float]:
     """Every series of the endpoint with its value."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
         text = answer.read().decode()
@@ -16,5 +16,5 @@ def scraped(address: str) -> dict[str, float]:
 
 async def all_indexed(address: str) -> bool:
     """Whether the write-behind has finished a round and the outbox is empty."""
-    seen = await asyncio.to_thread(scraped, address)
+    seen = await asyncio.to_thread(scrape_metrics, address)
     return seen["memstream_indexed_seconds_count"] > 0 and seen["memstream_outbox_depth"] == 0

@@ -70,7 +70,7 @@ class Block:
     no_run: str | None
 
 
-def blocks(text: str, *languages: str) -> Iterator[Block]:
+def find_blocks(text: str, *languages: str) -> Iterator[Block]:
     """The blocks of a page in the given languages (default: all), in order."""
     fences = list(_FENCE.finditer(text))
     for place, fence in enumerate(fences):
@@ -93,20 +93,20 @@ def for_another_environment(text: str) -> str:
     return re.sub(r"^<!-- no-run: [^>]*-->\n(?=```python)", "", text, flags=re.M)
 
 
-def prose(text: str) -> str:
+def strip_blocks(text: str) -> str:
     """A page without its fenced blocks."""
     return _FENCE.sub("", text)
 
 
 def links(text: str) -> list[str]:
     """Targets of the links outside of code."""
-    return _LINK.findall(prose(text))
+    return _LINK.findall(strip_blocks(text))
 
 
 def anchors(text: str) -> set[str]:
     """Anchors of the headings, as GitHub makes them."""
     found = set()
-    for heading in _HEADING.findall(prose(text)):
+    for heading in _HEADING.findall(strip_blocks(text)):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower())
         found.add(words.strip().replace(" ", "-"))
     return found
@@ -123,7 +123,7 @@ def run(page: Path, address: str, folder: Path, data: str = DEFAULT_DATA) -> lis
     names: dict[str, Any] = {"__name__": "__main__"}
     os.chdir(folder)
     with asyncio.Runner() as runner:
-        for block in blocks(page.read_text("utf-8"), "python", "sh"):
+        for block in find_blocks(page.read_text("utf-8"), "python", "sh"):
             if block.no_run is not None:
                 continue
             code = block.code.replace(DEFAULT_ADDRESS, address).replace(DEFAULT_DATA, data)

@@ -25,7 +25,7 @@ def _do_nothing(_number: int, _frame: object) -> None:
 
 
 @contextmanager
-def running(
+def run_process(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,

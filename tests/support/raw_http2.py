@@ -64,7 +64,7 @@ class Raw:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the server closes the connection."""
         async for _ in self.frames():
             pass

@@ -16,8 +16,8 @@ from tests.support.scenario import (
     Driver,
     change_of,
     overrides_of,
-    parse,
     parse_command,
+    parse_scenario,
     query_of,
     render,
     said_of,
@@ -144,14 +144,14 @@ def _tier_change(event: Event) -> list[str]:
 
 async def replay(text: str, driver: Driver) -> str:
     """Run a file's text against a driver; returns the text with the actual output in place of the expected output."""
-    scenario = parse(text)
+    scenario = parse_scenario(text)
     runner = Runner(driver, draws=scenario.directives.get("draws") == "shown")
     return render(scenario, [await runner.run(block) for block in scenario.blocks])
 
 
 def paths(folder: Path, driver: str) -> list[Path]:
     """The scenario files of `folder` that the named driver can run."""
-    return [path for path in sorted(folder.glob("*.txt")) if driver in parse(path.read_text("utf-8")).drivers]
+    return [path for path in sorted(folder.glob("*.txt")) if driver in parse_scenario(path.read_text("utf-8")).drivers]
 
 
 def expectation(path: Path, actual: str) -> str:

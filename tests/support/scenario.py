@@ -31,7 +31,7 @@ from typing import Protocol
 import numpy as np
 
 from memstream_server.core.events import Event
-from memstream_server.core.policy import PROFILES, Policy, Profile, leaves, with_value
+from memstream_server.core.policy import PROFILES, Policy, Profile, iterate_tunables, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Structured, Tier, Vector
 
 DRIVERS = ("core", "engine", "client")
@@ -72,7 +72,7 @@ class MemorySpec:
     overrides: Mapping[str, object]
 
     def policy(self) -> Policy:
-        return overridden(PROFILES[self.profile], self.overrides)
+        return override_policy(PROFILES[self.profile], self.overrides)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,7 +181,7 @@ class Scenario:
 _DIRECTIVE = re.compile(r"(drivers|draws): *(.+)")
 
 
-def parse(text: str) -> Scenario:
+def parse_scenario(text: str) -> Scenario:
     """Read a scenario file's text. Raises ValueError on a block without `----`."""
     directives: dict[str, str] = {}
     blocks: list[Block] = []
@@ -257,7 +257,7 @@ _OPTIONAL = {
 
 def overrides_of(options: Mapping[str, Value]) -> dict[str, object]:
     """Dotted policy fields with typed values. Raises ValueError for an unknown name."""
-    current = {name: value for name, value, _ in leaves(PROFILES[Profile.DEFAULT])}
+    current = {name: value for name, value, _ in iterate_tunables(PROFILES[Profile.DEFAULT])}
     found: dict[str, object] = {}
     for name, raw in options.items():
         if name not in current or not isinstance(raw, str):
@@ -274,7 +274,7 @@ def _typed(name: str, raw: str, current: object) -> object:
     return type(current)(raw) if isinstance(current, int | float | str) else raw  # enums are str
 
 
-def overridden(policy: Policy, overrides: Mapping[str, object]) -> Policy:
+def override_policy(policy: Policy, overrides: Mapping[str, object]) -> Policy:
     """The policy with dotted fields set."""
     for name, value in overrides.items():
         policy = with_value(policy, name, value)

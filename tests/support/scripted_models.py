@@ -131,7 +131,7 @@ class ScriptedInsights(Outages):
         self.shown.append(tuple(texts))
         return [f"insight of {len(texts)}: {texts[0]}"] if self._promotion is None else list(self._promotion)
 
-    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+    async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         self._called()
         _charge_account(account, len(texts))
         self.shown.append(tuple(texts))

@@ -37,7 +37,7 @@ def find_envoy() -> Path:
 
 def write_descriptors() -> None:
     """Writes the descriptors with which Envoy converts JSON, as docs/browsers.md says."""
-    command = next(pages.blocks((ROOT / "docs/browsers.md").read_text("utf-8"), "sh")).code
+    command = next(pages.find_blocks((ROOT / "docs/browsers.md").read_text("utf-8"), "sh")).code
     command = command.replace(".venv/bin", str(Path(sys.executable).parent))
     variables = os.environ | {"BUF_CACHE_DIR": str(ROOT / ".cache/buf")}
     subprocess.run(["bash", "-ec", command], cwd=ROOT, env=variables, check=True, timeout=BUILD_S)

@@ -86,7 +86,7 @@ class MilvusServer:
         while True:
             try:
                 client = MilvusClient(self.uri, timeout=2, dedicated=True)
-                client.list_collections(timeout=5)
+                client.list_collections(timeout=5)  # pyright: ignore[reportUnusedCoroutine]  # no coroutine at run time
                 client.close()
                 return
             except MilvusException as error:

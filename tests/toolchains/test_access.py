@@ -37,7 +37,7 @@ class Guarded:
         self.authority = Authority(folder)
         self.agent = memstream.Tls.of_files(self.authority.ca, *self.authority.issue("agent", AGENT))
         self.keys_file = folder / "keys.json"
-        self.key = keys.create(self.keys_file, "joy")[1]
+        self.key = keys.create_key(self.keys_file, "joy")[1]
         self._folder, self._fleet = folder, fleet
 
     def start(self, name: str, policy: str = POLICY, secret: str = SECRET) -> ServerProcess:
@@ -83,7 +83,7 @@ async def test_a_forwarded_call_keeps_its_caller(guarded: Guarded) -> None:
             async with joy.observe(producer=text[:1]) as stream:
                 await stream.send(text)
             assert await joy.recall_once(text)
-            with pytest.raises(memstream.errors.PermissionDenied):
+            with pytest.raises(memstream.PermissionDenied):
                 await client.memory("tragedy/joy").observe_batch(["not mine"])
     async with guarded.connected(owner) as client:
         assert sorted(await contents(client.memory("comedy/joy"))) == [
@@ -99,7 +99,7 @@ async def test_the_owner_applies_its_own_policy(guarded: Guarded) -> None:
     async with guarded.connected(owner, guarded.key) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])
     async with guarded.connected(other) as client:
-        with pytest.raises(memstream.errors.PermissionDenied, match="spiffe"):
+        with pytest.raises(memstream.PermissionDenied, match="spiffe"):
             await client.memory("comedy/joy").observe_batch(["by the certificate"])
     async with guarded.connected(other, guarded.key) as client:
         await client.memory("comedy/joy").observe_batch(["by the key"])
@@ -110,7 +110,7 @@ async def test_only_peers_with_the_secret_may_name_the_caller(guarded: Guarded) 
     async with guarded.connected(owner) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["from the owner"])
     async with guarded.connected(stranger) as client:
-        with pytest.raises(memstream.errors.Unauthenticated, match="peer_secret"):
+        with pytest.raises(memstream.Unauthenticated, match="peer_secret"):
             await client.memory("comedy/joy").observe_batch(["by a stranger"])
     tls = guarded.agent
     credentials = grpc.ssl_channel_credentials(tls.root_certificates, tls.private_key, tls.certificate_chain)

@@ -91,7 +91,7 @@ def create_memory(http: httpx2.Client, name: str) -> dict[str, Any]:
 def test_the_documented_curl_commands_work(envoy: Envoy) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    asked = [block for block in pages.blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
+    asked = [block for block in pages.find_blocks(PAGE.read_text("utf-8"), "sh") if ADDRESS in block.code]
     assert len(asked) > 4
     for block in asked:
         code, said = block.code, block.output or ""
@@ -105,7 +105,7 @@ def test_the_documented_browser_code_works(envoy: Envoy) -> None:
         node = languages.node()
     except Absent as absent:
         pytest.skip(str(absent))
-    (block,) = pages.blocks(PAGE.read_text("utf-8"), "typescript")
+    (block,) = pages.find_blocks(PAGE.read_text("utf-8"), "typescript")
     code, said = block.code, block.output or ""
     program = node.built / "page" / "browsers.ts"
     program.parent.mkdir(exist_ok=True)
@@ -259,7 +259,7 @@ def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
 
 def test_a_token_passes_through(tmp_path: Path) -> None:
     keys_file, policy_file = tmp_path / "keys.json", tmp_path / "policy.toml"
-    _, token = keys.create(keys_file, "joy")
+    _, token = keys.create_key(keys_file, "joy")
     policy_file.write_text('[[grant]]\nwho = ["key:joy"]\nnamespaces = ["comedy"]\nverbs = ["write"]\n', "utf-8")
     files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     with (

@@ -94,10 +94,10 @@ async def test_the_default_rejects_callers_without_a_key(pod: Pod) -> None:
     address = pod.server.address.replace("0.0.0.0", "127.0.0.1")
     ca = pod.container.text("Secret", "memory-tls", "ca.crt").encode()
     async with memstream.connect(address, tls=memstream.Tls(root_certificates=ca), timeout_s=60.0) as client:
-        with pytest.raises(memstream.errors.Unauthenticated):
+        with pytest.raises(memstream.Unauthenticated):
             await client.create_memory("comedy/joy")
     async with memstream.connect(address, timeout_s=5.0) as client:
-        with pytest.raises((memstream.errors.Unavailable, memstream.errors.DeadlineExceeded)):
+        with pytest.raises((memstream.Unavailable, memstream.DeadlineExceeded)):
             await client.server_info()
 
 

@@ -47,13 +47,18 @@ def _bound_of(field: FieldInfo, end: str) -> Any:
     return getattr(limits[end], end)
 
 
+def _enum_values(kind: EnumMeta) -> list[Any]:
+    members: list[Any] = list(kind)
+    return [member.value for member in members]
+
+
 def _lowest(_name: str, field: FieldInfo) -> Any:
     kind = kind_of(field)
     if kind in (int, float):
         return _bound_of(field, "ge")
     if kind is bool:
         return False
-    return next(iter(kind)).value if isinstance(kind, EnumMeta) else ""
+    return _enum_values(kind)[0] if isinstance(kind, EnumMeta) else ""
 
 
 def _highest(name: str, field: FieldInfo) -> Any:
@@ -63,7 +68,7 @@ def _highest(name: str, field: FieldInfo) -> Any:
     if kind is bool:
         return True
     if isinstance(kind, EnumMeta):
-        return [*kind][-1].value
+        return _enum_values(kind)[-1]
     if name.endswith("_base_url"):
         return HOSTILE_BASE_URL
     return HOSTILE_URL if name.endswith(("_url", "_endpoint")) else HOSTILE

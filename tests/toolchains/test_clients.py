@@ -142,7 +142,7 @@ def blocks_in(language: str) -> list[tuple[str, pages.Block]]:
     return [
         (f"{page.relative_to(ROOT)}:{block.line}", block)
         for page in pages.PAGES
-        for block in pages.blocks(page.read_text("utf-8"), language)
+        for block in pages.find_blocks(page.read_text("utf-8"), language)
         if block.no_run is None
     ]
 

@@ -43,12 +43,12 @@ async def test_an_unanswered_commit_is_unknown_and_read_again(postgres: Cluster,
         url = url_through(relay, postgres.database())
         journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         relay.trap, relay.trap_done = COMMIT, done
         with pytest.raises(OutcomeUnknown):
             await journal.commit(transition(1))
         assert relay.sprung == 1
-        revision = (await journal.load("u1", "m", 0)).record.revision
+        revision = (await journal.load_memory("u1", "m", 0)).record.revision
         assert revision == (2 if done else 1)
         await journal.commit(transition(revision))
         await journal.close()

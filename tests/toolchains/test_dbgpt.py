@@ -14,7 +14,7 @@ import pytest
 import memstream
 from tests.server.conftest import MakeServer, client, make_server, restarted, shared, started
 from tests.support.fake_openai import JSON, FakeOpenAI
-from tests.support.pages import blocks, for_another_environment
+from tests.support.pages import find_blocks, for_another_environment
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import dbgpt
 from tests.toolchains.environments import variables_for
@@ -141,7 +141,7 @@ async def test_the_example_and_the_page_run(
     server = await started(make_server())
     page = tmp_path / "page.md"
     text = (dbgpt.ROOT / "docs" / "dbgpt.md").read_text("utf-8")
-    assert len(list(blocks(text, "python"))) > 2
+    assert len(list(find_blocks(text, "python"))) > 2
     page.write_text(for_another_environment(text), "utf-8")
     for command in (
         [str(dbgpt.ROOT / "examples" / "dbgpt_joy.py"), server.address],

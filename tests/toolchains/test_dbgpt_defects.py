@@ -43,7 +43,7 @@ def weakening_is_by_id() -> None:
     given = (Enhancement("2", "same"), Enhancement("3", "same"))
     state = State(MemoryKind.HYBRID, b"", short_term=(Held(anchor.fragment, None, given), first, second))
     policy = core.policy(DBGPT, short_term__capacity=2, short_term__enhance_threshold=100)
-    left = tiers.settle(state, policy, 0.0).state.short_term
+    left = tiers.settle_held(state, policy, 0.0).state.short_term
     assert [(each.fragment.id, each.fragment.enhancement_count) for each in left] == [("1", 1), ("3", 0)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from memstream_server.core import tiers
-from memstream_server.core.keyed_random import draw
+from memstream_server.core.keyed_random import draw_number
 from memstream_server.core.policy import DBGPT, Policy, with_value
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, MemoryKind, State, Tier
@@ -50,7 +50,7 @@ def case_of(kind: str, capacity: int, steps: int, similarity_threshold: float, e
         "scores": {one: int(score) for one, score in zip(words, RANDOM.integers(0, 11, steps), strict=True)},
         "vectors": {one: vector.tolist() for one, vector in zip(words, vectors, strict=True)},
         "draws": {
-            f"{one},{other}": draw(SEED, fragment_id(one), fragment_id(other))
+            f"{one},{other}": draw_number(SEED, fragment_id(one), fragment_id(other))
             for one, other in itertools.combinations(words, 2)
         },
     }

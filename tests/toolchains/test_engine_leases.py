@@ -15,7 +15,7 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
-from memstream_server.app.opening import space_of
+from memstream_server.app.opening import record_space
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -71,7 +71,7 @@ async def engine_on(
         Path("/nonexistent"), url=url, shared=True, lease_s=LEASE_S, clock_us=manual.clock.now_us
     )
     models = Models(embedder)
-    space, embedding = await space_of(journal, embedder, chosen)
+    space, embedding = await record_space(journal, embedder, chosen)
     parts = engine_parts(chosen, journal, index, models, embedding, Metrics(), manual.clock)
     engine = Engine(parts, space)
     await engine.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import shared
-from tests.support.pages import blocks, for_another_environment
+from tests.support.pages import find_blocks, for_another_environment
 from tests.support.server import ServerProcess
 from tests.toolchains.environments import ROOT, Environment
 from tests.toolchains.programs import Absent
@@ -51,7 +51,7 @@ def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProce
 
 def test_the_page_runs(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "langgraph.md").read_text("utf-8")
-    assert len(list(blocks(text, "python"))) > 1
+    assert len(list(find_blocks(text, "python"))) > 1
     page = tmp_path / "page.md"
     page.write_text(for_another_environment(text), "utf-8")
     langgraph.run("-m", "tests.support.pages", str(page), shared.address, str(tmp_path), home=tmp_path)

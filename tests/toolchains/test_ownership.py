@@ -69,43 +69,45 @@ def end_writer(cluster: Cluster, url: str, server: Server) -> None:
 
 async def test_a_free_memory_is_taken_but_not_an_owned_one(url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        assert await one.processes.take("u1", one.number) == 1
-        assert await one.processes.take("u1", one.number) == 2, "its owner may take it again"
-        assert await two.processes.take("u1", two.number) == Owner(one.number, "host:0")
-        assert await two.processes.owner("comedy", "joy", two.number) == Owner(one.number, "host:0")
-        assert await one.processes.owner("comedy", "joy", one.number) is None
+        assert await one.processes.take_memory("u1", one.number) == 1
+        assert await one.processes.take_memory("u1", one.number) == 2, "its owner may take it again"
+        assert await two.processes.take_memory("u1", two.number) == Owner(one.number, "host:0")
+        assert await two.processes.find_owner("comedy", "joy", two.number) == Owner(one.number, "host:0")
+        assert await one.processes.find_owner("comedy", "joy", one.number) is None
         assert await two.processes.owned_by_others(two.number) == {"u1"}
-        await two.processes.release("u1", two.number)
-        assert await two.processes.take("u1", two.number) == Owner(one.number, "host:0"), "only its owner can release"
-        await one.processes.release("u1", one.number)
-        assert await two.processes.take("u1", two.number) == 3
+        await two.processes.release_memory("u1", two.number)
+        assert await two.processes.take_memory("u1", two.number) == Owner(one.number, "host:0"), (
+            "only its owner can release"
+        )
+        await one.processes.release_memory("u1", one.number)
+        assert await two.processes.take_memory("u1", two.number) == 3
         with pytest.raises(Conflict):
-            await two.processes.take("nobody", two.number)
+            await two.processes.take_memory("nobody", two.number)
 
 
 async def test_a_memory_is_taken_after_its_owners_lease_expired(postgres: Cluster, url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         postgres.execute(url, "UPDATE processes SET lease_until_us = 1 WHERE number = %s", one.number)
-        assert await two.processes.living(two.number) == frozenset()
+        assert await two.processes.list_living(two.number) == frozenset()
         assert await one.processes.renew(one.number, "host:0", LEASE_S) is None, "a lease that ran out is not renewed"
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_a_memory_is_taken_after_its_owners_session_ended(postgres: Cluster, url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
-        assert one.processes.connected()
+        await one.processes.take_memory("u1", one.number)
+        assert one.processes.is_connected()
         end_writer(postgres, url, one)
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
         await until(lambda: _is_disconnected(one))  # known without a query
         with pytest.raises(Conflict):
             await one.journal.open_producer("u1", 1, "p")
-        assert not one.processes.connected(), "the lease belongs to the former session"
+        assert not one.processes.is_connected(), "the lease belongs to the former session"
 
 
 async def _is_disconnected(server: Server) -> bool:
-    return not server.processes.connected()
+    return not server.processes.is_connected()
 
 
 async def test_exactly_one_of_many_takers_gets_a_memory(url: str) -> None:
@@ -113,23 +115,23 @@ async def test_exactly_one_of_many_takers_gets_a_memory(url: str) -> None:
         for number in range(10):
             uid = f"w{number}"
             await servers[0].journal.create_memory(record(uid, f"name{number}"), ())
-            taken = await asyncio.gather(*(one.processes.take(uid, one.number) for one in servers))
+            taken = await asyncio.gather(*(one.processes.take_memory(uid, one.number) for one in servers))
             assert [epoch for epoch in taken if isinstance(epoch, int)] == [1]
 
 
 async def test_leaving_releases_all_memories(postgres: Cluster, url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.processes.leave(one.number)
         assert postgres.execute(url, "SELECT owner FROM memories") == [(None,)]
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_rejoining_releases_all_memories(url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         assert await one.processes.join("host:0", LEASE_S) > two.number
-        assert await two.processes.take("u1", two.number) == 2
+        assert await two.processes.take_memory("u1", two.number) == 2
 
 
 async def test_one_process_leads_until_its_session_ends(postgres: Cluster, url: str) -> None:
@@ -148,15 +150,15 @@ async def test_one_process_leads_until_its_session_ends(postgres: Cluster, url: 
 
 async def test_received_observations_of_dead_owners_are_found(postgres: Cluster, url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        epoch = await one.processes.take("u1", one.number)
+        epoch = await one.processes.take_memory("u1", one.number)
         assert epoch == 1
         await one.journal.open_producer("u1", 1, "p")
         await one.journal.receive(receipt(1, 2, 0))
-        assert await two.processes.abandoned(two.number) == []
+        assert await two.processes.list_abandoned(two.number) == []
         end_writer(postgres, url, one)
-        assert await two.processes.abandoned(two.number) == ["u1"]
-        await two.processes.take("u1", two.number)
-        assert await two.processes.abandoned(two.number) == []
+        assert await two.processes.list_abandoned(two.number) == ["u1"]
+        await two.processes.take_memory("u1", two.number)
+        assert await two.processes.list_abandoned(two.number) == []
 
 
 # ---- writing
@@ -164,27 +166,27 @@ async def test_received_observations_of_dead_owners_are_found(postgres: Cluster,
 
 async def test_a_stale_owner_cannot_write(postgres: Cluster, url: str) -> None:
     async with join_processes(url, 2) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         postgres.execute(url, "UPDATE processes SET lease_until_us = 1 WHERE number = %s", one.number)
-        await two.processes.take("u1", two.number)
-        before = await two.journal.load("u1", MODEL, 10)
+        await two.processes.take_memory("u1", two.number)
+        before = await two.journal.load_memory("u1", MODEL, 10)
         for write in (
             one.journal.open_producer("u1", 1, "p"),
             one.journal.receive(receipt(1, 2, 0)),
             one.journal.commit(transition(1)),
-            one.journal.touch(Accesses("u1", 1, (Access("f1", 1, 1),))),
+            one.journal.add_accesses(Accesses("u1", 1, (Access("f1", 1, 1),))),
             one.journal.delete_memory("u1", None, 1),
         ):
             with pytest.raises(Conflict):
                 await write
-        assert await two.journal.load("u1", MODEL, 10) == before
+        assert await two.journal.load_memory("u1", MODEL, 10) == before
 
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_write_waits_for_the_outcome_of_a_running_takeover(url: str, kept: bool) -> None:
     async with join_processes(url, 1) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         with psycopg.connect(url) as taking:
             taking.execute("UPDATE memories SET epoch = epoch + 1 WHERE uid = 'u1'")
@@ -206,27 +208,27 @@ async def test_a_takeover_does_not_wait_for_a_stalled_transaction(url: str) -> N
     async with join_processes(url, 1) as (one,):
         with psycopg.connect(url) as stopped:
             stopped.execute("UPDATE memories SET revision = revision + 1 WHERE uid = 'u1'")
-            assert await one.processes.take("u1", one.number) is None
+            assert await one.processes.take_memory("u1", one.number) is None
             stopped.rollback()
-        assert await one.processes.take("u1", one.number) == 1
+        assert await one.processes.take_memory("u1", one.number) == 1
 
 
 async def test_a_long_row_lock_fails_one_write_not_the_session(url: str) -> None:
     async with join_processes(url, 1, lease_s=1.0) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         await one.journal.open_producer("u1", 1, "p")
         with psycopg.connect(url) as stopped:
             stopped.execute("UPDATE memories SET revision = revision + 1 WHERE uid = 'u1'")
             with pytest.raises(OutcomeUnknown, match="lock timeout"):
                 await one.journal.receive(receipt(1, 2, 0))
             stopped.rollback()
-        assert one.processes.connected()
+        assert one.processes.is_connected()
         await one.journal.receive(receipt(1, 2, 0))
 
 
 async def test_a_stalled_server_keeps_row_locks_only_until_lease_end(url: str) -> None:
     async with join_processes(url, 2, lease_s=1.0) as (one, two):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         going, inside = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -237,17 +239,17 @@ async def test_a_stalled_server_keeps_row_locks_only_until_lease_end(url: str) -
 
         stopped = asyncio.create_task(one.journal._writer.submit(stop, 1, False))
         await inside.wait()
-        assert await two.processes.take("u1", two.number) is None
-        assert await until(lambda: two.processes.take("u1", two.number)) == 2
+        assert await two.processes.take_memory("u1", two.number) is None
+        assert await until(lambda: two.processes.take_memory("u1", two.number)) == 2
         going.set()
         await asyncio.gather(stopped, return_exceptions=True)
-        assert (await two.journal.load("u1", MODEL, 0)).record.revision == 1
+        assert (await two.journal.load_memory("u1", MODEL, 0)).record.revision == 1
 
 
 async def test_a_reconnecting_writer_ends_its_former_session(postgres: Cluster, url: str) -> None:
     """The database may not have noticed that the connection is gone: it would keep the locks for a minute."""
     async with join_processes(url, 1) as (one,):
-        await one.processes.take("u1", one.number)
+        await one.processes.take_memory("u1", one.number)
         former = psycopg.connect(url, autocommit=True)
         waiting = asyncio.create_task(
             asyncio.to_thread(former.execute, f"SELECT pg_advisory_lock({process_lock_key(str(one.number))})".encode())

@@ -82,7 +82,7 @@ async def test_an_untrusted_owner_is_reported_with_the_setting(
     async with peers.connected(owner) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["bees on the roof"])
     async with peers.connected(other, timeout_s=20.0) as client:
-        with pytest.raises(memstream.errors.Unavailable, match=problem) as refused:
+        with pytest.raises(memstream.Unavailable, match=problem) as refused:
             await client.memory("comedy/joy").recall_once("bees")
     assert refused.value.reason == "OWNER_UNAVAILABLE"
     assert other.log().count(problem) == 1  # however often the call was tried

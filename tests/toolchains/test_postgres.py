@@ -67,7 +67,7 @@ async def open_with_memory(url: str) -> SqlJournal:
     journal = await open_journal(Path("/nonexistent"), url=url, clock_us=Now())
     if await journal.get_memory("comedy", "joy") is None:
         await journal.create_memory(record(), ())
-        await journal.own("u1")
+        await journal.own_memory("u1")
         await journal.open_producer("u1", 1, "p")
     return journal
 
@@ -80,7 +80,7 @@ async def journal(url: str) -> AsyncIterator[SqlJournal]:
 
 
 async def read_revision(journal: SqlJournal) -> int:
-    return (await journal.load("u1", MODEL, 0)).record.revision
+    return (await journal.load_memory("u1", MODEL, 0)).record.revision
 
 
 # ---- one server at a time
@@ -324,7 +324,7 @@ async def test_a_session_that_ends_during_commit_is_outcome_unknown(
         return_exceptions=True,
     )
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
     await journal.commit(transition(image.record.revision))  # the writer still works
 
@@ -362,7 +362,7 @@ async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(
     assert results[1] is None
     postgres.execute(url, "DROP TRIGGER full_disk ON observations")
     await journal.receive(receipt(1, 2, 0))
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert (len(image.pending), image.producers[0].received) == (1, 2)
 
 
@@ -383,7 +383,7 @@ async def test_a_nul_is_rejected_before_it_is_received(journal: SqlJournal, fiel
     assert type(results[0]) is JournalError
     assert "NUL" in str(results[0])
     assert (results[1], results[2]) == (None, None)
-    image = await journal.load("u1", MODEL, 0)
+    image = await journal.load_memory("u1", MODEL, 0)
     assert ([one.fragment.position for one in image.rows], len(image.pending)) == ([2], 1)
 
 

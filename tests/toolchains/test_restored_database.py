@@ -50,10 +50,10 @@ async def in_index(server: ServerProcess, url: str, milvus: str, uid: str) -> se
     journal = await open_journal(server.data_dir, url=url, clock_us=lambda: 0)
     index = connect_milvus(milvus, consistency="Strong") if milvus else await open_lite(server.data_dir)
     try:
-        space = await journal.space()
+        space = await journal.get_space()
         assert space is not None
         assert not await index.open(space)
-        return set(await index.ids(uid))
+        return set(await index.list_ids(uid))
     finally:
         await index.close()
         await journal.close()

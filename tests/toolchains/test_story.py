@@ -49,7 +49,7 @@ async def test_four_languages_on_one_memory(make_server: MakeServer) -> None:
     """As README.md says; a second time nothing is appended or observed again."""
     server = await started(make_server())
     first = await asyncio.to_thread(run_story, server.address)
-    assert first == lines_by_language(next(pages.blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
+    assert first == lines_by_language(next(pages.find_blocks((STORY / "README.md").read_text("utf-8"), "text")).code)
 
     async with memstream.connect(server.address) as client:
         messages = [message async for message in client.conversation("story/monday").messages()]

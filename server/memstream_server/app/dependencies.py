@@ -43,16 +43,16 @@ def engine_parts(
     from memstream_server.rpc.errors import failure_of
     from memstream_server.rpc.info import server_version
 
-    limits, analyzer = _limits(settings), SnowballAnalyzer()
+    limits, analyzer = _build_limits(settings), SnowballAnalyzer()
     seen, stored = models, cast("Journal", journal)
     if tracing is not None:
-        stored, index = tracing.traced(stored, "journal", always=False), tracing.traced(index, "index")
+        stored, index = tracing.wrap_part(stored, "journal", always=False), tracing.wrap_part(index, "index")
         seen = replace(
             models,
-            embedder=tracing.traced(models.embedder, "embedder"),
-            scorer=models.scorer and tracing.traced(models.scorer, "scorer"),
-            insights=models.insights and tracing.traced(models.insights, "insights"),
-            reranker=models.reranker and tracing.traced(models.reranker, "reranker"),
+            embedder=tracing.wrap_part(models.embedder, "embedder"),
+            scorer=models.scorer and tracing.wrap_part(models.scorer, "scorer"),
+            insights=models.insights and tracing.wrap_part(models.insights, "insights"),
+            reranker=models.reranker and tracing.wrap_part(models.reranker, "reranker"),
         )
     turns = FairScheduler()
     embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
@@ -63,7 +63,7 @@ def engine_parts(
             embeddings,
             Enricher(analyzer, embeddings, seen.scorer, limits, turns),
             insights=seen.insights,
-            reranking=_reranking(seen.reranker, settings),
+            reranking=_build_reranking(seen.reranker, settings),
             statuses=seen.statuses,
         ),
         Runtime(clock, Ids(clock), limits, turns, EngineMetrics(metrics), failure_of),
@@ -78,7 +78,7 @@ def engine_parts(
     )
 
 
-def _reranking(reranker: Reranker | None, settings: Settings) -> Reranking | None:
+def _build_reranking(reranker: Reranker | None, settings: Settings) -> Reranking | None:
     if reranker is None:
         return None
     return Reranking(
@@ -89,7 +89,7 @@ def _reranking(reranker: Reranker | None, settings: Settings) -> Reranking | Non
     )
 
 
-def _limits(settings: Settings) -> Limits:
+def _build_limits(settings: Settings) -> Limits:
     return Limits(
         active_memories_max=settings.active_memories_max,
         active_bytes_max=settings.active_bytes_max,

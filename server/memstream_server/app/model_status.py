@@ -39,7 +39,7 @@ class Recorder:
         self._up.set(1)
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def record_call(self) -> Iterator[None]:
         """Record the outcome of one call. A refused input is a success; an exhausted budget is ignored."""
         try:
             yield
@@ -54,10 +54,10 @@ class Recorder:
         else:
             self._record_success()
 
-    async def check(self, ask: Callable[[], Awaitable[object]]) -> None:
+    async def check_model(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Send a harmless request; log a failure."""
         try:
-            with self.call():
+            with self.record_call():
                 await ask()
         except ModelUnavailable as error:
             log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=error)
@@ -100,7 +100,7 @@ class RecordedEmbedder:
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         if not texts:
             return await self._embedder.embed(texts, namespace)
-        with self._recorder.call(), self._metrics.model_seconds.time():
+        with self._recorder.record_call(), self._metrics.model_seconds.time():
             vectors = await self._embedder.embed(texts, namespace)
             self._check_dimension(vectors.shape[1])
             return vectors
@@ -126,7 +126,7 @@ class RecordedScorer:
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         if not texts:
             return []
-        with self._recorder.call():
+        with self._recorder.record_call():
             return await self._scorer.score(texts, account)
 
 
@@ -140,21 +140,21 @@ class RecordedInsights:
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         if not texts:  # no call
             return []
-        with self._recorder.call():
+        with self._recorder.record_call():
             return await self._insights.promotion_insights(texts, account)
 
-    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+    async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         if not texts:  # no call
             return []
-        with self._recorder.call():
-            return await self._insights.questions(texts, count, account)
+        with self._recorder.record_call():
+            return await self._insights.derive_questions(texts, count, account)
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
         if not texts:  # no call
             return []
-        with self._recorder.call():
+        with self._recorder.record_call():
             return await self._insights.reflect(question, texts, count, account)
 
 
@@ -167,7 +167,7 @@ class RecordedReranker:
         self.name = reranker.name
 
     async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        with self._recorder.call():
+        with self._recorder.record_call():
             return await self._reranker.closeness(question, texts)
 
     async def close(self) -> None:

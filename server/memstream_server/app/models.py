@@ -1,29 +1,22 @@
-"""Builds the models of a server from its settings: embedder, reranker, and the LLM that scores and derives insights.
-
-A new embedder is a module in adapters/models, a builder here, and a line in `EMBEDDERS`.
-"""
+"""Builds the models of a server from its settings: embedder, reranker, and the LLM that scores and derives insights."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import SecretStr
-
+from memstream_server.app.embedders import EMBEDDERS, OPENAI_URL, current_embedder, next_embedder
 from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.observability import Metrics
 from memstream_server.ports.models import Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
-from memstream_server.settings import EmbeddingKind, Settings
+from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.models.openai_chat import ChatModel
-
-OPENAI_URL = "https://api.openai.com/v1"
-"""Default base URL of model endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +41,6 @@ class Models:
     """Send a harmless request to each model; they do not raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedderSettings:
-    """The settings of one embedder: `embedding*`, or `next_embedding*` for the one to change to."""
-
-    model_dir: Path | None
-    model: str
-    base_url: str
-    api_key: SecretStr
-    headers: SecretStr
-    query: SecretStr
-
-
 def models_of(settings: Settings, metrics: Metrics) -> Models:
     """The models that the settings name; sends no request. Raises StartError for an invalid model or prompt file."""
     return _with_llm(embedding_models(settings, metrics), settings, metrics)
@@ -68,29 +49,13 @@ def models_of(settings: Settings, metrics: Metrics) -> Models:
 def embedding_models(settings: Settings, metrics: Metrics) -> Models:
     """The embedder, the one to change to, and the reranker."""
     spent = metrics.model_tokens.labels("embedder", "prompt").inc
-    chosen = EmbedderSettings(
-        settings.embedding_model_dir,
-        settings.embedding_model,
-        settings.embedding_base_url,
-        settings.embedding_api_key,
-        settings.embedding_headers,
-        settings.embedding_query,
-    )
-    embedder = EMBEDDERS[settings.embedding](chosen, settings, spent)
+    embedder = EMBEDDERS[settings.embedding].build(current_embedder(settings), settings, spent)
     reranker = _build_reranker(settings.reranker_model_dir)
     if settings.next_embedding is None:
         return Models(embedder, reranker=reranker)
-    following = EmbedderSettings(
-        settings.next_embedding_model_dir,
-        settings.next_embedding_model,
-        settings.next_embedding_base_url,
-        settings.next_embedding_api_key,
-        settings.next_embedding_headers,
-        settings.next_embedding_query,
-    )
-    following_embedder = EMBEDDERS[settings.next_embedding](following, settings, spent)
-    following_name = following.model if settings.next_embedding is EmbeddingKind.OPENAI else ""
-    return Models(embedder, next=Candidate(following_embedder, following_name), reranker=reranker)
+    kind, chosen = EMBEDDERS[settings.next_embedding], next_embedder(settings)
+    following = Candidate(kind.build(chosen, settings, spent), chosen.model if kind.remote else "")
+    return Models(embedder, next=following, reranker=reranker)
 
 
 def _build_reranker(directory: Path | None) -> Reranker | None:
@@ -103,59 +68,6 @@ def _build_reranker(directory: Path | None) -> Reranker | None:
         return OnnxReranker(directory)
     except OnnxModelError as error:
         raise StartError(str(error)) from error
-
-
-Spending = Callable[[float], None]
-"""Called with the tokens that an embedder uses."""
-
-
-def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
-    from memstream_server.adapters.models.hashing import HashingEmbedder
-
-    return HashingEmbedder()
-
-
-def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
-    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
-    from memstream_server.adapters.models.onnx_files import OnnxModelError
-
-    try:
-        return OnnxEmbedder(chosen.model_dir or only_installed(settings.models_dir))
-    except (ModelNotInstalled, OnnxModelError) as error:
-        raise StartError(str(error)) from error
-
-
-def _build_openai(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
-    from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
-    from memstream_server.adapters.models.resilience import Resilience
-
-    return OpenAIEmbedder(
-        OpenAIEmbedding(
-            model=chosen.model,
-            base_url=chosen.base_url or OPENAI_URL,
-            api_key=chosen.api_key.get_secret_value(),
-            headers=headers_of(chosen.headers),
-            query=query_of(chosen.query),
-            batch_texts=settings.embedding_batch_max,
-            input_characters=settings.embedding_input_max_chars,
-            concurrency=settings.embedding_concurrency,
-            timeout_s=settings.embedding_timeout_s,
-            resilience=Resilience(
-                attempts=settings.embedding_retries + 1,
-                deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
-            ),
-        ),
-        spent=spent,
-    )
-
-
-EMBEDDERS: Mapping[EmbeddingKind, Callable[[EmbedderSettings, Settings, Spending], Embedder]] = {
-    EmbeddingKind.HASHING: _build_hashing,
-    EmbeddingKind.ONNX: _build_onnx,
-    EmbeddingKind.OPENAI: _build_openai,
-}
-"""The builder of each embedder. Builders import their adapters when called: onnxruntime is optional."""
 
 
 def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
@@ -179,7 +91,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
         insights=ChatInsights(chat, prompts) if derives else None,
         insight_name=settings.llm_model if derives else "",
         close_llm=chat.close,
-        check_llm=chat.check,
+        check_llm=chat.check_endpoint,
         spent=tuple(chat.spent.values()),
     )
 
@@ -191,7 +103,7 @@ def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
     from memstream_server.adapters.models.replies import Usage
     from memstream_server.adapters.models.resilience import Resilience
 
-    def count(role: Role, outcome: str, usage: Usage) -> None:
+    def count_call(role: Role, outcome: str, usage: Usage) -> None:
         metrics.model_calls.labels(role.value, outcome).inc()
         metrics.model_tokens.labels(role.value, "prompt").inc(usage.prompt)
         metrics.model_tokens.labels(role.value, "completion").inc(usage.completion)
@@ -215,5 +127,5 @@ def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
             Rates(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
             Rates(settings.llm_namespace_requests_per_minute, settings.llm_namespace_tokens_per_minute),
         ),
-        count,
+        count_call,
     )

@@ -1,17 +1,18 @@
-"""What a start opens: tracing, the vector index, the current embedding space."""
+"""What a start opens: tracing, and the current embedding space."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memstream_server.app.embedders import EMBEDDERS
 from memstream_server.app.errors import StartError
+from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models
-from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
-from memstream_server.settings import EmbeddingKind, Settings
+from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
@@ -31,31 +32,19 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
     return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())
 
 
-async def open_index(settings: Settings) -> VectorIndex:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row."""
-    from memstream_server.adapters.milvus.collection import Timeouts
-    from memstream_server.adapters.milvus.index import connect_milvus, open_lite
-    from memstream_server.adapters.milvus.on_demand import OnDemandIndex
-
-    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
-    if settings.milvus_uri:
-        return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
-    return OnDemandIndex(await open_lite(settings.data_dir, timeouts=timeouts), settings.data_dir / INDEX_FOLDER)
-
-
-async def in_force(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
+async def choose_space(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
     """The models, with the model of the current space first: the next model once it has embedded everything."""
-    recorded = await journal.space()
+    recorded = await journal.get_space()
     if recorded is not None and models.next is not None and await models.next.find_name() == recorded.model:
         embedding = (await models.next.make_embedding(recorded)).model
         return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
-    return models, *await space_of(journal, models.embedder, settings)
+    return models, *await record_space(journal, models.embedder, settings)
 
 
-async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
+async def record_space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
-    recorded = await journal.space()
-    if recorded is not None and settings.embedding is EmbeddingKind.OPENAI:
+    recorded = await journal.get_space()
+    if recorded is not None and EMBEDDERS[settings.embedding].remote:
         return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
     try:
         model = await embedder.model()
@@ -65,9 +54,9 @@ async def space_of(journal: SqlJournal, embedder: Embedder, settings: Settings) 
             "It is asked once, at the first start; make it reachable and start again"
         ) from error
     if recorded is None:
-        recorded = Space(model.name, model.dimension, settings.index_partitions)
+        recorded = Space(model.name, model.dimension, choose_index(settings).layout)
         try:
             await journal.set_space(recorded)
         except Conflict:  # another server has recorded it first
-            recorded = await journal.space() or recorded
+            recorded = await journal.get_space() or recorded
     return recorded, model

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from memstream_server.app.running import running
+from memstream_server.app.running import run_server
 from memstream_server.settings import Settings
 
 SWITCH_INTERVAL_S = 0.0001
@@ -39,7 +39,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(name, stop.set)
     if settings.users_file is not None:
         _stop_without_users(settings.users_file, lambda: loop.call_soon_threadsafe(stop.set))
-    async with running(settings) as server:
+    async with run_server(settings) as server:
         # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It did
         # so every second while observations came in, and stopped everything for 60 to 280 ms each time. No collection
         # first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second freeze later:

@@ -14,18 +14,22 @@ import structlog
 
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.errors import StartError
+from memstream_server.app.indexes import IndexChoice, choose_index
 from memstream_server.app.models import Models, models_of
-from memstream_server.app.opening import in_force, open_index, open_tracing
-from memstream_server.app.watched_models import check_models, watched
+from memstream_server.app.opening import choose_space, open_tracing
+from memstream_server.app.watched_models import check_models, record_models
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.runtime.clock import Clock
+from memstream_server.engine.runtime.dependencies import EngineParts
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.spaces import Space
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.rpc.access.opening import Access
     from memstream_server.rpc.server import RpcServer
 
 log = structlog.get_logger(__name__)
@@ -49,70 +53,39 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
+async def run_server(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
     """A server from start to drained end. Parts are closed in reverse order, even if a later one fails to start."""
-    from memstream_server.adapters.journal import open_journal
-    from memstream_server.rpc.access.files import AccessError
-    from memstream_server.rpc.access.opening import open_access
     from memstream_server.rpc.server import create_server
 
-    try:
-        access = open_access(settings)
-    except AccessError as error:
-        raise StartError(str(error)) from error
-    if lacking := settings.unprotected(allowed=True):
-        log.warning("insecure_listen", listen=settings.listen, without=lacking, remedy="see docs/security.md")
+    access = _open_access(settings)
     async with contextlib.AsyncExitStack() as stack:
         metrics = Metrics()
         endpoint = serve_metrics(metrics, settings.metrics_listen)
         if endpoint is not None:
             stack.callback(endpoint.close)
-        clock = Clock()
-        journal = await open_journal(
-            settings.data_dir,
-            url=settings.journal_url.get_secret_value(),
-            shared=bool(settings.milvus_uri),
-            lease_s=settings.lease_s,
-            clock_us=clock.now_us,
-            reserve_bytes=settings.disk_free_min_bytes,
-        )
-        stack.push_async_callback(journal.close)
+        clock, chosen = Clock(), choose_index(settings)
+        journal = await _open_journal(stack, settings, chosen, clock)
         for file in _address_files(settings):
             await asyncio.to_thread(file.unlink, missing_ok=True)  # of a killed server
         tracing = open_tracing(settings)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         used = models or models_of(settings, metrics)
-        stack.push_async_callback(used.embedder.close)
-        if used.next is not None:
-            stack.push_async_callback(used.next.embedder.close)
-        if used.reranker is not None:
-            stack.push_async_callback(used.reranker.close)
-        if used.close_llm is not None:
-            stack.push_async_callback(used.close_llm)
-        used, space, embedding = await in_force(journal, used, settings)
-        used = watched(used, embedding, metrics)
-        index = await open_index(settings)
+        _close_models_with(stack, used)
+        used, space, embedding = await choose_space(journal, used, settings)
+        used = record_models(used, embedding, metrics)
+        index = await chosen.open()
         stack.push_async_callback(index.close)
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing)
-        engine = Engine(
-            parts,
-            space,
-            journal_name=journal.description,
-            scorer_model=used.scorer_name,
-            insight_model=used.insight_name,
-            spent=used.spent,
-        )
-        await engine.start()
-        stack.push_async_callback(engine.stop, INDEX_GRACE_S)
+        engine = await _start_engine(stack, parts, space, journal, used)
         conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         if endpoint is not None:
-            endpoint.answer_probes(server.serves)
+            endpoint.answer_probes(server.is_serving)
         await _start_http(server, settings)
         await engine.ownership.announce_address(settings.advertise or address)
-        if settings.milvus_uri and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
+        if chosen.shared and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         if settings.model_check:
@@ -123,6 +96,63 @@ async def running(settings: Settings, models: Models | None = None) -> AsyncIter
             await asyncio.to_thread(_write_address, file, address)
             stack.callback(file.unlink, missing_ok=True)
         yield Running(address, engine, metrics)
+
+
+def _open_access(settings: Settings) -> Access:
+    """Raises StartError for files of keys, grants or certificates that cannot be used."""
+    from memstream_server.rpc.access.files import AccessError
+    from memstream_server.rpc.access.opening import open_access
+
+    try:
+        access = open_access(settings)
+    except AccessError as error:
+        raise StartError(str(error)) from error
+    if lacking := settings.unprotected(allowed=True):
+        log.warning("insecure_listen", listen=settings.listen, without=lacking, remedy="see docs/security.md")
+    return access
+
+
+async def _open_journal(
+    stack: contextlib.AsyncExitStack, settings: Settings, index: IndexChoice, clock: Clock
+) -> SqlJournal:
+    from memstream_server.adapters.journal import open_journal
+
+    journal = await open_journal(
+        settings.data_dir,
+        url=settings.journal_url.get_secret_value(),
+        shared=index.shared,
+        lease_s=settings.lease_s,
+        clock_us=clock.now_us,
+        reserve_bytes=settings.disk_free_min_bytes,
+    )
+    stack.push_async_callback(journal.close)
+    return journal
+
+
+def _close_models_with(stack: contextlib.AsyncExitStack, models: Models) -> None:
+    stack.push_async_callback(models.embedder.close)
+    if models.next is not None:
+        stack.push_async_callback(models.next.embedder.close)
+    if models.reranker is not None:
+        stack.push_async_callback(models.reranker.close)
+    if models.close_llm is not None:
+        stack.push_async_callback(models.close_llm)
+
+
+async def _start_engine(
+    stack: contextlib.AsyncExitStack, parts: EngineParts, space: Space, journal: SqlJournal, models: Models
+) -> Engine:
+    engine = Engine(
+        parts,
+        space,
+        journal_name=journal.description,
+        scorer_model=models.scorer_name,
+        insight_model=models.insight_name,
+        spent=models.spent,
+    )
+    await engine.start()
+    stack.push_async_callback(engine.stop, INDEX_GRACE_S)
+    return engine
 
 
 async def _start_http(server: RpcServer, settings: Settings) -> None:

@@ -24,29 +24,29 @@ async def check_models(models: Models) -> None:
     await asyncio.gather(*(check() for check in models.checks))
 
 
-def watched(models: Models, embedding: EmbeddingModel, metrics: Metrics) -> Models:
+def record_models(models: Models, embedding: EmbeddingModel, metrics: Metrics) -> Models:
     """The models with recorded calls, and their statuses in `statuses`. `embedding` is the space of the stored data."""
     watching = _Watching(metrics)
-    recorder = watching.recorder("embedder", embedding.name)
+    recorder = watching.add_recorder("embedder", embedding.name)
     embedder = RecordedEmbedder(models.embedder, recorder, metrics, embedding.dimension)
-    watching.checks.append(partial(recorder.check, embedder.model))
+    watching.checks.append(partial(recorder.check_model, embedder.model))
     following = models.next
     if following is not None:
-        recorder = watching.recorder("next_embedder", following.name)
+        recorder = watching.add_recorder("next_embedder", following.name)
         following = replace(following, embedder=RecordedEmbedder(following.embedder, recorder, metrics))
-        watching.checks.append(partial(recorder.check, following.embedder.model))
+        watching.checks.append(partial(recorder.check_model, following.embedder.model))
     reranker, scorer, insights = models.reranker, models.scorer, models.insights
     if reranker is not None:
-        reranker = RecordedReranker(reranker, watching.recorder("reranker", reranker.name))
+        reranker = RecordedReranker(reranker, watching.add_recorder("reranker", reranker.name))
     recorders: list[Recorder] = []
     if scorer is not None:
-        recorders.append(watching.recorder("scorer", models.scorer_name))
+        recorders.append(watching.add_recorder("scorer", models.scorer_name))
         scorer = RecordedScorer(scorer, recorders[-1])
     if insights is not None:
-        recorders.append(watching.recorder("insights", models.insight_name))
+        recorders.append(watching.add_recorder("insights", models.insight_name))
         insights = RecordedInsights(insights, recorders[-1])
     if models.check_llm is not None:
-        watching.checks += [partial(one.check, models.check_llm) for one in recorders]
+        watching.checks += [partial(one.check_model, models.check_llm) for one in recorders]
     return replace(
         models,
         embedder=embedder,
@@ -67,6 +67,6 @@ class _Watching:
     recorders: list[Recorder] = field(default_factory=list)
     checks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
-    def recorder(self, role: str, model: str) -> Recorder:
+    def add_recorder(self, role: str, model: str) -> Recorder:
         self.recorders.append(Recorder(ModelStatus(role, model), self.metrics))
         return self.recorders[-1]

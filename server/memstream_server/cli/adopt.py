@@ -174,7 +174,7 @@ async def _adopt_collection(
     path = f"{adoption.namespace}/{adoption.memory}"
     named = client.memory(path)
     info = await client.server_info()
-    fields = await asyncio.to_thread(source.fields)
+    fields = await asyncio.to_thread(source.list_fields)
     columns = choose_columns(fields, source.dynamic, adoption.columns, bool(adoption.model))
     if adoption.model:
         _check_model(adoption.model, info.embedding.name, info.embedding.dimension, columns.vector, fields)
@@ -263,7 +263,7 @@ async def _iterate_lines(
 ) -> AsyncGenerator[bytes, None]:
     """The fragments' lines, a few hundred at a time; fills `tally`. Raises Unfit."""
     digest = sha256()
-    pages = source.pages(adoption.columns.field_names())
+    pages = source.iterate_pages(adoption.columns.field_names())
     while (page := await asyncio.to_thread(next, pages, None)) is not None:
         lines = bytearray()
         for row in page:

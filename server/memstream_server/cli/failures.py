@@ -8,7 +8,7 @@ from typing import IO, Any, ClassVar
 
 import click
 
-from memstream_server.core.printable import printable
+from memstream_server.core.printable import escape_unprintable
 
 _LINE_BREAK = "\n"
 AS_JSON = "memstream.as_json"
@@ -53,7 +53,7 @@ class Failure(click.ClickException):
             error = {"exit_code": self.exit_code, "reason": self.reason, "message": self.message}
             click.echo(json.dumps({"error": error}, ensure_ascii=False), file=file, err=file is None)
         else:
-            click.echo(f"memstream: {printable(self.message, keep=_LINE_BREAK)}", file=file, err=file is None)
+            click.echo(f"memstream: {escape_unprintable(self.message, keep=_LINE_BREAK)}", file=file, err=file is None)
 
 
 class Misuse(Failure):

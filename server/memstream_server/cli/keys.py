@@ -58,7 +58,7 @@ def keys_command() -> None:
 @json_option
 def create(name: str, file: Path, as_json: bool) -> None:
     """Create a key for NAME and print it. The file only stores its hash."""
-    key, given = keys.create(file, name)
+    key, given = keys.create_key(file, name)
     if as_json:
         print_json({"id": key.id, "name": key.name, "created": key.created, "key": given})
         return
@@ -71,7 +71,7 @@ def create(name: str, file: Path, as_json: bool) -> None:
 @json_option
 def listing(file: Path, as_json: bool) -> None:
     """List the keys, oldest first."""
-    there = keys.read(file)
+    there = keys.read_keys(file)
     if as_json:
         for key in there:
             print_json({"id": key.id, "name": key.name, "created": key.created})
@@ -88,7 +88,7 @@ def listing(file: Path, as_json: bool) -> None:
 @json_option
 def revoke(id: str, file: Path, as_json: bool) -> None:
     """Revoke the key with this ID. Servers reject it within seconds, and end the streams that it opened."""
-    gone = keys.revoke(file, id)
+    gone = keys.revoke_key(file, id)
     if as_json:
         print_json({"id": gone.id, "name": gone.name})
     else:

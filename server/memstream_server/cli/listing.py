@@ -68,26 +68,26 @@ def list_command(
 def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
     grid = create_table("namespace", "memories", numbers=["memories"])
 
-    async def listed(client: Client) -> bool:
-        def row(item: Namespace) -> None:
+    async def list_rows(client: Client) -> bool:
+        def add_row(item: Namespace) -> None:
             grid.add_row(item.name, f"{item.memories:,}")
 
-        return await _emit_items(client.list_namespaces(page_size=_page_size(most)), most, as_json, row)
+        return await _emit_items(client.list_namespaces(page_size=_page_size(most)), most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(listed), most, as_json, "no namespace has a memory yet")
+    _print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
 
 
 def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
     grid = create_table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
 
-    async def listed(client: Client) -> bool:
-        def row(item: MemoryInfo) -> None:
+    async def list_rows(client: Client) -> bool:
+        def add_row(item: MemoryInfo) -> None:
             profile = item.policy.profile.value if item.policy.profile else ""
             grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", format_time(item.create_time))
 
-        return await _emit_items(client.list_memories(namespace, page_size=_page_size(most)), most, as_json, row)
+        return await _emit_items(client.list_memories(namespace, page_size=_page_size(most)), most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(listed), most, as_json, f"namespace {namespace} has no memory")
+    _print_table(grid, server.run_with_client(list_rows), most, as_json, f"namespace {namespace} has no memory")
 
 
 def _list_fragments(
@@ -96,17 +96,17 @@ def _list_fragments(
     columns = ("id", "tier", "perceived", "speaker", "session", "importance", "content")
     grid = create_table(*columns, numbers=["importance"], wide="content")
 
-    async def listed(client: Client) -> bool:
-        def row(item: Fragment) -> None:
+    async def list_rows(client: Client) -> bool:
+        def add_row(item: Fragment) -> None:
             tier = item.tier.value if item.tier else ""
             origin = (escape_line(each, 40) for each in (item.speaker, item.session))
             content = escape_line(fragment_text(item), _WORDS_SHOWN)
             grid.add_row(item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content)
 
         listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page_size(most))
-        return await _emit_items(listing, most, as_json, row)
+        return await _emit_items(listing, most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(listed), most, as_json, "no fragment")
+    _print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")
 
 
 def _page_size(most: int) -> int:

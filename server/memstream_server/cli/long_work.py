@@ -57,7 +57,7 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
     namespace, _, memory = name.partition("/")
     grid = create_table("id", "type", "on", "state", "done", "started", "ended")
 
-    async def listed(client: Client) -> None:
+    async def print_operations(client: Client) -> None:
         count = 0
         async for each in client.operations(namespace, memory):
             if limit and count == limit:
@@ -72,7 +72,7 @@ def list_operations(name: str, limit: int, server: Server, as_json: bool) -> Non
                     each.id, each.type, _format_subject(each), each.state.value, _format_progress(each), started, ended
                 )
 
-    server.run_with_client(listed)
+    server.run_with_client(print_operations)
     if grid.row_count:
         print_parts(open_console(), grid)
     elif not as_json:
@@ -168,14 +168,14 @@ def erase_command(
 def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
     """Starts an operation and shows it, or with `wait` shows it after its end."""
 
-    async def followed(client: Client) -> Operation:
+    async def start_and_follow(client: Client) -> Operation:
         begun = await begin(client)
         if not wait:
             return begun
         async with _progress_bar(begun, as_json) as told:
             return await client.finished(begun, told)
 
-    operation = server.run_with_client(followed)
+    operation = server.run_with_client(start_and_follow)
     _print_operation(operation, as_json)
     if operation.state is OperationState.CANCELLED:
         raise Failure("the operation was cancelled; completed work is kept")

@@ -95,7 +95,7 @@ def observe_command(
     if files in ((), (STDIN,)) and sys.stdin.isatty():
         print_line("reading from the keyboard; end with Ctrl-D", err=True)
 
-    async def observed(client: Client) -> None:
+    async def observe_feed(client: Client) -> None:
         named = client.memory(memory)
         if create:
             how = Profile(profile) if profile else None
@@ -107,7 +107,7 @@ def observe_command(
             await _send_feed(named, tally, Format(form), session, quiet=as_json)
 
     try:
-        server.run_with_client(observed)
+        server.run_with_client(observe_feed)
     except (Failure, KeyboardInterrupt, OSError) as error:
         _print_interrupted(tallies)
         if isinstance(error, OSError):

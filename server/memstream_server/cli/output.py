@@ -22,7 +22,7 @@ from rich.text import Text
 
 from memstream.errors import MemstreamError
 from memstream.values import Fragment
-from memstream_server.core.printable import number_text, printable
+from memstream_server.core.printable import escape_unprintable, number_text
 
 _LAYOUT = "\n\t"
 """Control characters allowed in a text of several lines."""
@@ -74,7 +74,7 @@ def print_parts(out: Console, *parts: RenderableType) -> None:
 
 def print_line(text: str, *, err: bool = False) -> None:
     """Prints a line for people; escapes untrusted text."""
-    click.echo(printable(text, _LAYOUT), err=err)
+    click.echo(escape_unprintable(text, _LAYOUT), err=err)
 
 
 class SafeTable(Table):
@@ -86,10 +86,10 @@ class SafeTable(Table):
 
 def _escape_cell(text: str | Text) -> Text:
     if isinstance(text, str):
-        return Text(printable(text, _LAYOUT))
-    if text.plain == printable(text.plain, _LAYOUT):
+        return Text(escape_unprintable(text, _LAYOUT))
+    if text.plain == escape_unprintable(text.plain, _LAYOUT):
         return text
-    return Text(printable(text.plain, _LAYOUT), style=text.style)
+    return Text(escape_unprintable(text.plain, _LAYOUT), style=text.style)
 
 
 def escape_text(text: str, longest: int | None = None) -> Text:

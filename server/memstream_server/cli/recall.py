@@ -105,20 +105,13 @@ def recall_command(
         token_budget=token_budget,
         min_revision=min_revision,
         weights=Weights(alpha, beta, gamma),
+        limit=limit,
+        min_relevance=min_relevance,
+        filter=chosen,
+        now=now,
+        reinforce=reinforce,
+        fold=fold,
     )
-    if limit is not None:
-        options["limit"] = limit
-    if min_relevance is not None:
-        options["min_relevance"] = min_relevance
-    if chosen is not None:
-        options["filter"] = chosen
-    if now is not None:
-        options["now"] = now
-    if reinforce is not None:
-        options["reinforce"] = reinforce
-    if fold is not None:
-        options["fold"] = fold
-
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
             server.run_with_client(
@@ -126,10 +119,10 @@ def recall_command(
             )
         return
 
-    async def asked(client: Client) -> Answer:
+    async def ask_once(client: Client) -> Answer:
         return await client.memory(memory).recall_once(query, **options)
 
-    answer = server.run_with_client(asked)
+    answer = server.run_with_client(ask_once)
     if as_json:
         print_json(answer)
     else:

@@ -52,14 +52,14 @@ class Server:
     def run_with_client(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         """Runs `work` with a client in a new event loop; turns its MemstreamErrors into Failures."""
 
-        async def connected() -> T:
+        async def call_connected() -> T:
             retry = Retry(first_s=FIRST_CONNECTION_S, calls_s=FIRST_CONNECTION_S)
             given = connect(self.target, token=self.token, tls=self.tls, timeout_s=self.timeout_s, retry=retry)
             async with given as client:
                 return await work(client)
 
         try:
-            return asyncio.run(connected())
+            return asyncio.run(call_connected())
         except errors.MemstreamError as error:
             raise to_failure(error, self.target) from error
 

@@ -84,10 +84,10 @@ def stats_command(memory: str, server: Server, as_json: bool) -> None:
       memstream stats demo/joy --json | jq .long_term
     """
 
-    async def counted(client: Client) -> MemoryStats:
+    async def fetch_stats(client: Client) -> MemoryStats:
         return await client.memory(memory).stats()
 
-    stats = server.run_with_client(counted)
+    stats = server.run_with_client(fetch_stats)
     if as_json:
         print_json(stats)
     else:
@@ -103,10 +103,10 @@ def info_command(server: Server, as_json: bool) -> None:
     The exit code is 1 when no server answers, so scripts can use it as a check.
     """
 
-    async def asked(client: Client) -> ServerInfo:
+    async def fetch_info(client: Client) -> ServerInfo:
         return await client.server_info()
 
-    info = server.run_with_client(asked)
+    info = server.run_with_client(fetch_info)
     if as_json:
         print_json(info)
         return

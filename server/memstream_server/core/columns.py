@@ -31,7 +31,7 @@ class Codes:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
 
-    def give(self, name: str) -> int:
+    def assign_code(self, name: str) -> int:
         """The code of a name; assigns the next code to a new name."""
         code = self._codes.setdefault(name, len(self.names))
         if code == len(self.names):
@@ -41,10 +41,10 @@ class Codes:
     def give_all(self, names: Sequence[str]) -> list[int]:
         """The codes of `names`, in order."""
         for name in dict.fromkeys(names):
-            self.give(name)
+            self.assign_code(name)
         return list(map(self._codes.__getitem__, names))
 
-    def find(self, names: Sequence[str]) -> list[int]:
+    def find_codes(self, names: Sequence[str]) -> list[int]:
         """The codes of the names that have one."""
         return [self._codes[name] for name in names if name in self._codes]
 
@@ -146,7 +146,7 @@ class Columns:
         """The slot of a fragment, forgotten or not; None if it is absent."""
         return self._slots.get(fragment_id)
 
-    def tier(self, slot: int) -> Tier:
+    def get_tier(self, slot: int) -> Tier:
         """The tier of the fragment at a slot."""
         return _TIERS[int(self._tier.view[slot])]
 
@@ -224,7 +224,7 @@ class Columns:
         for slot, metadata in enumerate(self._metadata):
             self._index_metadata(slot, metadata)
 
-    def holding(self, key: str, values: Sequence[MetadataValue]) -> Mask:
+    def has_metadata(self, key: str, values: Sequence[MetadataValue]) -> Mask:
         """Slots whose metadata has one of the values under the key."""
         mask = np.zeros(len(self), np.bool_)
         for tag in {_tag_key(key, value) for value in values}:
@@ -242,7 +242,7 @@ class Columns:
         """Slots of one of the kinds."""
         return _match_codes(self._kind.view, [_KINDS.index(kind) for kind in kinds])
 
-    def unexpired(self, now_us: int, ttl_s: int = 0) -> Mask:
+    def is_unexpired(self, now_us: int, ttl_s: int = 0) -> Mask:
         """Slots that have not expired; `ttl_s` (policy) applies to fragments without an expiry of their own."""
         expire_us = self._expire_us.view
         left = expire_us > now_us
@@ -259,8 +259,8 @@ class Columns:
         return tuple(each for each in vars(self).values() if isinstance(each, Growing))
 
     def _write_slot(self, slot: int, fragment: Fragment) -> None:
-        self._session.view[slot] = self.sessions.give(fragment.session)
-        self._speaker.view[slot] = self.speakers.give(fragment.speaker)
+        self._session.view[slot] = self.sessions.assign_code(fragment.session)
+        self._speaker.view[slot] = self.speakers.assign_code(fragment.speaker)
         self._tier.view[slot] = _TIERS.index(fragment.tier)
         self._kind.view[slot] = _KINDS.index(fragment.kind)
         self._alive.view[slot] = fragment.forget_time_us is None

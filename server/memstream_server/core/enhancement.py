@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memstream_server.core.events import EventType
-from memstream_server.core.keyed_random import draw
+from memstream_server.core.keyed_random import draw_number
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, Vector
@@ -27,12 +27,12 @@ class Hit:
     draw: float | None = None
 
 
-def cosine(one: Vector, other: Vector) -> float:
+def compute_cosine(one: Vector, other: Vector) -> float:
     """Cosine of two unit vectors of one embedding space, clipped to [-1, 1] against float32 rounding."""
     return max(-1.0, min(1.0, float(np.dot(one, other))))
 
 
-def hit(
+def find_hit(
     anchor: Held, other: Enhancement, vector: Vector, policy: ShortTermPolicy, similarity_min: float, seed: bytes
 ) -> Hit | None:
     """The hit of `other` (whose content has `vector`) on `anchor`; None if there is none.
@@ -44,7 +44,7 @@ def hit(
     if anchor.vector is None:
         return None
     id_ = anchor.fragment.id
-    value = cosine(anchor.vector, vector)
+    value = compute_cosine(anchor.vector, vector)
     by_cosine = policy.similarity_rule is SimilarityRule.COSINE
     if by_cosine and value < (similarity_min if policy.similarity_min is None else policy.similarity_min):
         return None  # the common case
@@ -55,11 +55,11 @@ def hit(
     probability = 1 / (1 + math.exp(-value))
     if probability < policy.similarity_threshold:
         return None
-    drawn = draw(seed, id_, other.id)
+    drawn = draw_number(seed, id_, other.id)
     return Hit(value, drawn) if drawn < probability else None
 
 
-def enhance(
+def enhance_anchors(
     draft: Draft, other: Enhancement, vector: Vector | None, policy: ShortTermPolicy, similarity_min: float
 ) -> None:
     """Enhance every short-term fragment that `other` hits. Without a vector it hits none."""
@@ -68,10 +68,12 @@ def enhance(
     anchors = [each.vector for each in draft.short_term]
     for place in _find_near(anchors, [vector], policy, similarity_min):
         anchor = draft.short_term[place]
-        found = hit(anchor, other, vector, policy, similarity_min, draft.seed)
+        found = find_hit(anchor, other, vector, policy, similarity_min, draft.seed)
         if found is not None:
-            draft.record(EventType.ENHANCED, anchor.fragment.id, other=other.id, cosine=found.cosine, draw=found.draw)
-            draft.short_term[place] = strengthened(draft, anchor, (*anchor.enhancements, other))
+            draft.record_event(
+                EventType.ENHANCED, anchor.fragment.id, other=other.id, cosine=found.cosine, draw=found.draw
+            )
+            draft.short_term[place] = strengthen_anchor(draft, anchor, (*anchor.enhancements, other))
 
 
 def may_hit(
@@ -110,16 +112,16 @@ def take_back(draft: Draft, gone: Iterable[str]) -> None:
         left = [done.id for done in anchor.enhancements if done.id in leavers]
         if left:
             for id_ in left:
-                draft.record(EventType.WEAKENED, anchor.fragment.id, other=id_)
+                draft.record_event(EventType.WEAKENED, anchor.fragment.id, other=id_)
             kept = tuple(done for done in anchor.enhancements if done.id not in leavers)
-            draft.short_term[place] = strengthened(draft, anchor, kept)
+            draft.short_term[place] = strengthen_anchor(draft, anchor, kept)
 
 
-def strengthened(draft: Draft, anchor: Held, enhancements: tuple[Enhancement, ...]) -> Held:
+def strengthen_anchor(draft: Draft, anchor: Held, enhancements: tuple[Enhancement, ...]) -> Held:
     """The anchor with these enhancements and the resulting count; adds the fragment to the draft's puts."""
     count = len(enhancements) + anchor.fragment.duplicate_count
     fragment = anchor.fragment.but(enhancement_count=count)
-    draft.put(fragment)
+    draft.put_fragment(fragment)
     return Held(fragment, anchor.vector, enhancements)
 
 
@@ -129,7 +131,7 @@ def merged_text(anchor: Fragment, enhancements: Iterable[Enhancement], *, recoll
     `recollections`: include the texts of recalled fragments; only for a merged content (`merged_content`), not for
     display.
     """
-    texts = (done.text for done in told(enhancements, recollections=recollections))
+    texts = (done.text for done in select_enhancements(enhancements, recollections=recollections))
     return ";".join(dict.fromkeys((anchor.content, *texts)))
 
 
@@ -148,6 +150,6 @@ def merged_content(anchor: Fragment, enhancements: Iterable[Enhancement]) -> str
     return f"[{', '.join(dict.fromkeys(steps))}]"
 
 
-def told(enhancements: Iterable[Enhancement], *, recollections: bool) -> tuple[Enhancement, ...]:
+def select_enhancements(enhancements: Iterable[Enhancement], *, recollections: bool) -> tuple[Enhancement, ...]:
     """All enhancements, or only those that are not recollections."""
     return tuple(done for done in enhancements if recollections or not done.recollection)

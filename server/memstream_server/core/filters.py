@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
@@ -33,16 +34,16 @@ class Filter:
 
 def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are neither forgotten nor expired at `now_us`, bool[n]. `ttl_s` is the policy's."""
-    return columns.alive & columns.unexpired(now_us, ttl_s)
+    return columns.alive & columns.is_unexpired(now_us, ttl_s)
 
 
 def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are visible at `now_us` and match the filter, bool[n]."""
     passed = visible(columns, now_us, ttl_s)
     if chosen.sessions:
-        passed &= np.isin(columns.session, columns.sessions.find(chosen.sessions))
+        passed &= np.isin(columns.session, columns.sessions.find_codes(chosen.sessions))
     if chosen.speakers:
-        passed &= np.isin(columns.speaker, columns.speakers.find(chosen.speakers))
+        passed &= np.isin(columns.speaker, columns.speakers.find_codes(chosen.speakers))
     if chosen.kinds:
         passed &= columns.kind_is(chosen.kinds)
     if chosen.tiers:
@@ -51,19 +52,21 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
         passed &= columns.importance >= chosen.importance_min
     if chosen.importance_max is not None:
         passed &= columns.importance <= chosen.importance_max
-    if chosen.observe_from_us is not None:
-        passed &= columns.observe_us >= chosen.observe_from_us
-    if chosen.observe_until_us is not None:
-        passed &= columns.observe_us < chosen.observe_until_us
-    if chosen.create_from_us is not None:
-        passed &= columns.create_us >= chosen.create_from_us
-    if chosen.create_until_us is not None:
-        passed &= columns.create_us < chosen.create_until_us
+    _drop_outside(passed, columns.observe_us, chosen.observe_from_us, chosen.observe_until_us)
+    _drop_outside(passed, columns.create_us, chosen.create_from_us, chosen.create_until_us)
     for key, values in chosen.metadata:
-        passed &= columns.holding(key, values)
+        passed &= columns.has_metadata(key, values)
     if chosen.excluded:
         passed[columns.slots(chosen.excluded)] = False
     return passed
+
+
+def _drop_outside(passed: Mask, times_us: npt.NDArray[np.int64], from_us: int | None, until_us: int | None) -> None:
+    """Clear the slots whose time is not in [from_us, until_us); None is no bound."""
+    if from_us is not None:
+        passed &= times_us >= from_us
+    if until_us is not None:
+        passed &= times_us < until_us
 
 
 def passes(fragment: Fragment, chosen: Filter) -> bool:

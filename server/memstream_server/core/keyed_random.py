@@ -8,7 +8,7 @@ _BITS = 53
 """Bits of a float's mantissa; with more, a draw could round up to 1.0."""
 
 
-def draw(seed: bytes, fragment_id: str, other_id: str) -> float:
+def draw_number(seed: bytes, fragment_id: str, other_id: str) -> float:
     """A number in [0, 1), uniform over pairs of ids and fixed within a memory.
 
     `seed`: the memory's, at most 64 bytes (the longest key of BLAKE2b; raises ValueError beyond). The pair is

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from memstream_server.core.enhancement import cosine, take_back
+from memstream_server.core.enhancement import compute_cosine, take_back
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Policy
-from memstream_server.core.tiers import TIERS, consolidate, insert
+from memstream_server.core.tiers import TIERS, consolidate, insert_fragment
 from memstream_server.core.transition import Draft, Transition
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 
 
-def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) -> Transition:
+def clear_tiers(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) -> Transition:
     """Remove all fragments of these tiers permanently: the held ones, and those among `fragments` (long-term or
     forgotten).
 
@@ -27,15 +27,15 @@ def clear(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) 
     held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
     leaving = [fragment for fragment in _unique_fragments((*held, *fragments)) if fragment.tier in tiers]
     for fragment in leaving:
-        draft.record(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
-        draft.remove(fragment.id)
+        draft.record_event(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
+        draft.remove_fragment(fragment.id)
     _release_held(draft, {fragment.id for fragment in leaving})
     if Tier.LONG_TERM in tiers:
         draft.aggregate = 0.0
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Reason) -> Transition:
+def forget_fragments(state: State, fragments: Iterable[Fragment], time_us: int, reason: Reason) -> Transition:
     """Take fragments out of recall, restorable. Only REQUESTED forgets pinned fragments.
 
     Skips fragments that are already forgotten. A held fragment loses its enhancements and keeps its duplicate count.
@@ -48,14 +48,14 @@ def forget(state: State, fragments: Iterable[Fragment], time_us: int, reason: Re
         if fragment.forget_time_us is None and (reason is Reason.REQUESTED or not fragment.pinned)
     ]
     for fragment in leaving:
-        draft.record(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
+        draft.record_event(EventType.FORGOTTEN, fragment.id, from_tier=fragment.tier, reason=reason)
         kept = fragment.enhancement_count if fragment.tier is Tier.LONG_TERM else fragment.duplicate_count
-        draft.put(fragment.but(forget_time_us=time_us, enhancement_count=kept))
+        draft.put_fragment(fragment.but(forget_time_us=time_us, enhancement_count=kept))
     _release_held(draft, {fragment.id for fragment in leaving})
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transition:
+def restore_fragments(state: State, forgotten: Iterable[Held], policy: Policy) -> Transition:
     """Restore forgotten fragments to the tier they left, in order of receipt, if it has room.
 
     Without room they go to long-term; in a kind without long-term they stay forgotten, without a RESTORED event.
@@ -66,32 +66,32 @@ def restore(state: State, forgotten: Iterable[Held], policy: Policy) -> Transiti
         tier = _tier_with_room(draft, held.fragment.tier, policy)
         if held.fragment.forget_time_us is None or tier is None:
             continue
-        draft.record(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
+        draft.record_event(EventType.RESTORED, held.fragment.id, from_tier=held.fragment.tier, to_tier=tier)
         fragment = held.fragment.but(forget_time_us=None, tier=tier)
-        draft.put(fragment)
+        draft.put_fragment(fragment)
         if tier is not Tier.LONG_TERM:
-            insert(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
+            insert_fragment(draft.sensory if tier is Tier.SENSORY else draft.short_term, Held(fragment, held.vector))
         elif held.fragment.tier is not Tier.LONG_TERM:
             consolidate(draft, policy, fragment)
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def erase(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
+def erase_fragments(state: State, fragments: Iterable[Fragment], reason: Reason = Reason.REQUESTED) -> Transition:
     """Remove fragments permanently, with content and vectors. Derived contents are lineage.py's concern."""
     draft = Draft(state)
     leaving = _unique_fragments(fragments)
     for fragment in leaving:
-        draft.record(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
-        draft.remove(fragment.id)
+        draft.record_event(EventType.ERASED, fragment.id, from_tier=fragment.tier, reason=reason)
+        draft.remove_fragment(fragment.id)
     _release_held(draft, {fragment.id for fragment in leaving})
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Transition:
+def update_fragment(state: State, fragment: Fragment, vector: Vector | None = None) -> Transition:
     """Replace a fragment by its changed value (same id and tier). `vector`: of the new content, if it changed."""
     draft = Draft(state)
-    draft.record(EventType.UPDATED, fragment.id, importance=fragment.importance)
-    draft.put(fragment)
+    draft.record_event(EventType.UPDATED, fragment.id, importance=fragment.importance)
+    draft.put_fragment(fragment)
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):
             if held.fragment.id == fragment.id:
@@ -99,12 +99,12 @@ def update(state: State, fragment: Fragment, vector: Vector | None = None) -> Tr
                 tier[place] = replace(held, fragment=fragment, vector=held.vector if same else vector)
             elif any(done.id == fragment.id and done.text != fragment.content for done in held.enhancements):
                 tier[place] = _with_changed_text(held, fragment)
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def pin(state: State, fragment: Fragment, pinned: bool) -> Transition:
+def set_pinned(state: State, fragment: Fragment, pinned: bool) -> Transition:
     """Set or clear `pinned`, which exempts a fragment from forgetting by age and from drops."""
-    return update(state, fragment.but(pinned=pinned))
+    return update_fragment(state, fragment.but(pinned=pinned))
 
 
 def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
@@ -112,8 +112,8 @@ def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
     draft = Draft(state)
     vectors = {held.fragment.id: held for held in filled}
     for held in vectors.values():
-        draft.record(EventType.VECTORED, held.fragment.id)
-        draft.put(held.fragment)
+        draft.record_event(EventType.VECTORED, held.fragment.id)
+        draft.put_fragment(held.fragment)
     for tier in (draft.sensory, draft.short_term):
         tier[:] = [
             replace(held, fragment=vectors[held.fragment.id].fragment, vector=vectors[held.fragment.id].vector)
@@ -121,19 +121,19 @@ def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
             else held
             for held in tier
         ]
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def rate(state: State, rated: Iterable[Fragment]) -> Transition:
+def set_importances(state: State, rated: Iterable[Fragment]) -> Transition:
     """Set importances that were missing. Past decisions are not repeated."""
     draft = Draft(state)
     by_id = {fragment.id: fragment for fragment in rated}
     for fragment in by_id.values():
-        draft.record(EventType.RATED, fragment.id, importance=fragment.importance)
-        draft.put(fragment)
+        draft.record_event(EventType.RATED, fragment.id, importance=fragment.importance)
+        draft.put_fragment(fragment)
     for tier in (draft.sensory, draft.short_term):
         tier[:] = [replace(held, fragment=by_id.get(held.fragment.id, held.fragment)) for held in tier]
-    return draft.finish()
+    return draft.finish_transition()
 
 
 def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: Policy) -> Transition:
@@ -145,7 +145,7 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     """
     draft = Draft(state)
     fragment = insight.fragment.but(tier=Tier.LONG_TERM)
-    draft.record(
+    draft.record_event(
         EventType.REFLECTED,
         fragment.id,
         to_tier=Tier.LONG_TERM,
@@ -154,25 +154,25 @@ def insert_insight(state: State, insight: Held, others: Sequence[Held], policy: 
     )
     value, nearest = _find_nearest(insight, others)
     if nearest is None or value < policy.reflection.merge_cosine:
-        draft.put(fragment)
-        return draft.finish()
+        draft.put_fragment(fragment)
+        return draft.finish_transition()
     kept = nearest.but(
         sources=tuple(dict.fromkeys(each for each in (*nearest.sources, *fragment.sources) if each != nearest.id)),
         importance=max(nearest.importance, fragment.importance),
     )
-    draft.record(
+    draft.record_event(
         EventType.MERGED, fragment.id, other=kept.id, cosine=value, importance=kept.importance, sources=kept.sources
     )
-    draft.put(kept)
-    draft.remove(fragment.id)
-    return draft.finish()
+    draft.put_fragment(kept)
+    draft.remove_fragment(fragment.id)
+    return draft.finish_transition()
 
 
 def _find_nearest(insight: Held, others: Sequence[Held]) -> tuple[float, Fragment | None]:
     best: tuple[float, Fragment | None] = (-2.0, None)
     for other in others:
         if insight.vector is not None and other.vector is not None and other.fragment.model == insight.fragment.model:
-            value = cosine(insight.vector, other.vector)
+            value = compute_cosine(insight.vector, other.vector)
             best = (value, other.fragment) if value > best[0] else best
     return best
 

@@ -27,7 +27,7 @@ class Erasure:
     """With the remaining sources and content."""
 
 
-def follow(named: Collection[str], fragments: Iterable[Fragment], *, merges: bool) -> Erasure:
+def trace_erasure(named: Collection[str], fragments: Iterable[Fragment], *, merges: bool) -> Erasure:
     """The effect of erasing `named` on `fragments`: the named ones that exist, and all that derive from them.
 
     `named` may include ids of removed fragments. `merges` is the policy's `short_term.merge_content`: if it is on, a
@@ -115,17 +115,19 @@ def _find_joined(content: str, text: str) -> int:
     return -1
 
 
-def erase(state: State, erasure: Erasure, before: Mapping[str, Fragment], vectors: Mapping[str, Vector]) -> Transition:
+def apply_erasure(
+    state: State, erasure: Erasure, before: Mapping[str, Fragment], vectors: Mapping[str, Vector]
+) -> Transition:
     """Erase the leaving fragments; record WEAKENED for derived ones, and UPDATED if their content changes.
 
     before: the redacted fragments before the erasure. vectors: of their new contents alone.
     """
-    steps = [lifecycle.erase(state, erasure.leaving)]
+    steps = [lifecycle.erase_fragments(state, erasure.leaving)]
     for fragment in erasure.retold:
         old = before[fragment.id]
         steps.append(_weaken_fragment(steps[-1].state, old, fragment))
         if fragment.content != old.content:
-            steps.append(lifecycle.update(steps[-1].state, fragment, vectors.get(fragment.id)))
+            steps.append(lifecycle.update_fragment(steps[-1].state, fragment, vectors.get(fragment.id)))
     return join_all(steps)
 
 
@@ -134,9 +136,9 @@ def _weaken_fragment(state: State, old: Fragment, fragment: Fragment) -> Transit
     draft = Draft(state)
     for id_ in old.sources:
         if id_ not in fragment.sources:
-            draft.record(EventType.WEAKENED, fragment.id, other=id_)
+            draft.record_event(EventType.WEAKENED, fragment.id, other=id_)
     kept = old.but(sources=fragment.sources, enhancement_count=fragment.enhancement_count)
-    draft.put(kept)
+    draft.put_fragment(kept)
     for tier in (draft.sensory, draft.short_term):
         tier[:] = [Held(kept, one.vector, one.enhancements) if one.fragment.id == old.id else one for one in tier]
-    return draft.finish()
+    return draft.finish_transition()

@@ -228,20 +228,20 @@ class Violation:
     description: str
 
 
-def leaves(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def iterate_tunables(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(dotted name, value, metadata) of every tunable, in declaration order."""
     for item in fields(policy):
         value = getattr(policy, item.name)
         if is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
+            yield from iterate_tunables(value, f"{prefix}{item.name}.")
         else:
             yield f"{prefix}{item.name}", value, dict(item.metadata)
 
 
-def violations(policy: Policy) -> list[Violation]:
+def find_violations(policy: Policy) -> list[Violation]:
     """The fields out of bounds; empty for a valid policy."""
     found = []
-    for name, value, meta in leaves(policy):
+    for name, value, meta in iterate_tunables(policy):
         low, high = meta.get("low"), meta.get("high")
         if isinstance(value, bool) or not isinstance(value, int | float) or low is None or high is None:
             continue

@@ -8,7 +8,7 @@ _JOINERS = "\u200c\u200d"
 """Parts of words in Persian and Indic scripts, and of emoji."""
 
 
-def printable(text: str, keep: str = "") -> str:
+def escape_unprintable(text: str, keep: str = "") -> str:
     r"""`text` with non-printing characters, except those in `keep`, as \xNN, \uNNNN or \UNNNNNNNN.
 
     Non-printing are control characters (ESC, BEL, NUL, line breaks), bidirectional marks, lone surrogates, and

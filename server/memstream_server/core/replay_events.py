@@ -48,7 +48,7 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
     """Places by fragment id after all `events`, beginning with the memory's first."""
     places: dict[str, Place] = {}
     for event in events:
-        fold(places, event)
+        fold_event(places, event)
     return places
 
 
@@ -58,7 +58,7 @@ _ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMOR
 """These concern the memory, or a fragment that may be removed by now: they change no place."""
 
 
-def fold(places: dict[str, Place], event: Event) -> None:
+def fold_event(places: dict[str, Place], event: Event) -> None:
     """Apply the next event, in place. Raises KeyError if earlier events of the fragment are missing."""
     if event.type in (EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED):
         places[event.fragment] = _new_place(event)
@@ -84,7 +84,7 @@ def fold_known(places: dict[str, Place], event: Event) -> None:
         places[event.fragment] = _apply_move(places[event.fragment], event)
 
 
-def differences(told: Place, listed: Place) -> list[str]:
+def list_differences(told: Place, listed: Place) -> list[str]:
     """Descriptions of the fields in which a replay and a listing differ; importances are compared to 1e-6."""
     return [
         f"{item.name} is {_field_text(there)}, its events say {_field_text(said)}"

@@ -19,7 +19,7 @@ from memstream_server.core.values import Fragment
 _SECOND_US = 1_000_000
 
 
-def strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
+def compute_strength(fragment: Fragment, now_us: int, half_life_s: int) -> float:
     """The strength of a fragment, in [0, 1].
 
     S = min(1, (0.5 + importance) x (1 + ln(1 + accesses)) x 2^(-age / half life)); age is the time since the last
@@ -43,31 +43,31 @@ def expiry_us(fragment: Fragment, policy: RetentionPolicy) -> int | None:
     return fragment.create_time_us + policy.ttl_s * _SECOND_US if policy.ttl_s > 0 else None
 
 
-def expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
+def is_expired(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
     """Whether the expiry has passed. Recall excludes the fragment from then on, even before maintenance forgets it."""
     at_us = expiry_us(fragment, policy)
     return at_us is not None and at_us <= now_us
 
 
-def faded(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
+def is_faded(fragment: Fragment, now_us: int, policy: RetentionPolicy) -> bool:
     """Whether the strength is below the policy's minimum."""
-    return strength(fragment, now_us, policy.strength_half_life_s) < policy.retention_min
+    return compute_strength(fragment, now_us, policy.strength_half_life_s) < policy.retention_min
 
 
-def due(fragments: Iterable[Fragment], now_us: int, policy: RetentionPolicy) -> dict[Reason, list[Fragment]]:
+def find_due(fragments: Iterable[Fragment], now_us: int, policy: RetentionPolicy) -> dict[Reason, list[Fragment]]:
     """Fragments to forget by age (EXPIRED) or strength (RETENTION), each once; never pinned or forgotten ones."""
     found: dict[Reason, list[Fragment]] = {Reason.EXPIRED: [], Reason.RETENTION: []}
     for fragment in fragments:
         if fragment.pinned or fragment.forget_time_us is not None:
             continue
-        if expired(fragment, now_us, policy):
+        if is_expired(fragment, now_us, policy):
             found[Reason.EXPIRED].append(fragment)
-        elif faded(fragment, now_us, policy):
+        elif is_faded(fragment, now_us, policy):
             found[Reason.RETENTION].append(fragment)
     return found
 
 
-def weakest(ids: Sequence[str], strengths: Sequence[float], count: int) -> list[str]:
+def select_weakest(ids: Sequence[str], strengths: Sequence[float], count: int) -> list[str]:
     """The (at most) `count` weakest ids, weakest first, ties in the order given."""
     order: npt.NDArray[np.int64] = np.argsort(np.array(strengths, np.float64), kind="stable")
     return [ids[place] for place in order[: max(count, 0)]]

@@ -13,11 +13,18 @@ from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
-from memstream_server.core.enhancement import enhance, may_hit, merged_content, strengthened, take_back, told
+from memstream_server.core.enhancement import (
+    enhance_anchors,
+    may_hit,
+    merged_content,
+    select_enhancements,
+    strengthen_anchor,
+    take_back,
+)
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.identity import is_echo, is_repeat
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Draft, InsightRequest, Transition
 from memstream_server.core.values import (
     Enhancement,
@@ -101,10 +108,10 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
     fragment = newcomer.fragment
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
     if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
-        draft.record(EventType.ECHOED, recalled.id, other=fragment.id)
+        draft.record_event(EventType.ECHOED, recalled.id, other=fragment.id)
     elif not (policy.short_term.repeats and _count_if_repeat(draft, rules, newcomer)):
         _enter_memory(draft, rules, newcomer)
-    return draft.finish()
+    return draft.finish_transition()
 
 
 def recollect(state: State, recollections: Sequence[Recollected], policy: Policy, similarity_min: float) -> Transition:
@@ -117,36 +124,36 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
         near = may_hit(state.short_term, [found.vector for found in recollections], policy.short_term, similarity_min)
         for place in near:
             found = recollections[place]
-            if draft.removes(found.id):  # an earlier recollection promoted it, and the kind has no next tier
+            if draft.is_removed(found.id):  # an earlier recollection promoted it, and the kind has no next tier
                 continue
             other = Enhancement(found.id, found.text, recollection=True, structured=found.structured)
-            enhance(draft, other, found.vector, policy.short_term, similarity_min)
+            enhance_anchors(draft, other, found.vector, policy.short_term, similarity_min)
             _promote_ripe(draft, rules)
-    return draft.finish()
+    return draft.finish_transition()
 
 
-def settle(state: State, policy: Policy, similarity_min: float) -> Transition:
+def settle_held(state: State, policy: Policy, similarity_min: float) -> Transition:
     """Apply the capacities of a changed policy to the tiers."""
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     _pass_sensory(draft, rules)
     if rules.enhanced:
         _promote_ripe(draft, rules)
     _evict_overflow(draft, rules)
-    return draft.finish()
+    return draft.finish_transition()
 
 
 # ---- entry
 
 
 def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
-    fragment = newcomer.fragment.at(rules.first)
+    fragment = newcomer.fragment.with_tier(rules.first)
     held = Held(fragment, newcomer.vector)
-    draft.record(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
+    draft.record_event(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
     if newcomer.refused:
-        draft.record(EventType.UNVECTORED, fragment.id)
+        draft.record_event(EventType.UNVECTORED, fragment.id)
     if rules.first is Tier.SENSORY:
-        draft.put(fragment)
-        insert(draft.sensory, held)
+        draft.put_fragment(fragment)
+        insert_fragment(draft.sensory, held)
         _pass_sensory(draft, rules)
     elif rules.first is Tier.SHORT_TERM:
         _admit_short_term(draft, rules, held)
@@ -154,7 +161,7 @@ def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
         consolidate(draft, rules.policy, fragment)
 
 
-def insert(tier: list[Held], held: Held) -> None:
+def insert_fragment(tier: list[Held], held: Held) -> None:
     """Insert in order of receipt. Usually at the end, but decisions may be out of order."""
     if tier and tier[-1].fragment.position > held.fragment.position:
         tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
@@ -169,13 +176,13 @@ def _count_if_repeat(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
         for place, held in enumerate(tier):
             if held.fragment.content == fragment.content and _is_counted_on(held.fragment, fragment, rules.policy):
                 again = _count_repeat(draft, held.fragment, fragment)
-                tier[place] = strengthened(draft, replace(held, fragment=again), held.enhancements)
+                tier[place] = strengthen_anchor(draft, replace(held, fragment=again), held.enhancements)
                 if rules.enhanced:
                     _promote_ripe(draft, rules)
                 return True
     if newcomer.known is not None and _is_counted_on(newcomer.known, fragment, rules.policy):
         again = _count_repeat(draft, newcomer.known, fragment)
-        draft.put(again.but(enhancement_count=again.enhancement_count + 1))
+        draft.put_fragment(again.but(enhancement_count=again.enhancement_count + 1))
         return True
     return False
 
@@ -187,12 +194,12 @@ def _is_counted_on(known: Fragment, new: Fragment, policy: Policy) -> bool:
 
 def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
     """Whether the fragment is not yet expired for the newcomer; maintenance may not have forgotten it yet."""
-    return known.forget_time_us is None and not expired(known, new.create_time_us, policy.retention)
+    return known.forget_time_us is None and not is_expired(known, new.create_time_us, policy.retention)
 
 
 def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
     """The fragment with one more repeat. A time to live given with the repeat restarts at the repeat."""
-    draft.record(EventType.REPEATED, fragment.id, other=new.id)
+    draft.record_event(EventType.REPEATED, fragment.id, other=new.id)
     return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
 
 
@@ -215,8 +222,8 @@ def _pass_sensory(draft: Draft, rules: _Rules) -> None:
 
 
 def _remove_fragment(draft: Draft, fragment: Fragment, how: EventType, reason: Reason) -> None:
-    draft.record(how, fragment.id, from_tier=fragment.tier, reason=reason)
-    draft.remove(fragment.id)
+    draft.record_event(how, fragment.id, from_tier=fragment.tier, reason=reason)
+    draft.remove_fragment(fragment.id)
     take_back(draft, (fragment.id,))
 
 
@@ -225,15 +232,15 @@ def _remove_fragment(draft: Draft, fragment: Fragment, how: EventType, reason: R
 
 def _admit_short_term(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
-    fragment = held.fragment.at(Tier.SHORT_TERM)
+    fragment = held.fragment.with_tier(Tier.SHORT_TERM)
     if rules.enhanced:
         other = Enhancement(fragment.id, fragment.content, structured=fragment.structured)
-        enhance(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
+        enhance_anchors(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
         _promote_ripe(draft, rules)
     if came_from is not Tier.SHORT_TERM:
-        draft.record(EventType.ADMITTED, fragment.id, from_tier=came_from, to_tier=Tier.SHORT_TERM)
-    draft.put(fragment)
-    insert(draft.short_term, Held(fragment, held.vector, held.enhancements))
+        draft.record_event(EventType.ADMITTED, fragment.id, from_tier=came_from, to_tier=Tier.SHORT_TERM)
+    draft.put_fragment(fragment)
+    insert_fragment(draft.short_term, Held(fragment, held.vector, held.enhancements))
     if rules.enhanced:
         _promote_ripe(draft, rules)  # repeats counted in sensory may have reached the threshold
     _evict_overflow(draft, rules)
@@ -253,7 +260,7 @@ def _promote_ripe(draft: Draft, rules: _Rules) -> None:
 
 
 def _insight_request(held: Held, rules: _Rules) -> InsightRequest:
-    enhancers = told(held.enhancements, recollections=rules.policy.short_term.merge_content)
+    enhancers = select_enhancements(held.enhancements, recollections=rules.policy.short_term.merge_content)
     return InsightRequest(
         anchor=held.fragment.id,
         fragments=(held.fragment.id, *(done.id for done in enhancers)),
@@ -264,7 +271,7 @@ def _insight_request(held: Held, rules: _Rules) -> InsightRequest:
 def _evict_overflow(draft: Draft, rules: _Rules) -> None:
     while len(draft.short_term) > rules.policy.short_term.capacity:
         held = draft.short_term.pop(_weakest_index(draft.short_term) if rules.enhanced else 0)
-        draft.record(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
+        draft.record_event(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
         drops = rules.enhanced and rules.policy.short_term.overflow is Overflow.DROP
         if drops and not (held.fragment.pinned and rules.goes_on()):
             _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
@@ -288,7 +295,7 @@ def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
     fragment = _promoted_fragment(held, merge=rules.policy.short_term.merge_content)
     if fragment.content != held.fragment.content:
         draft.merged.append(fragment.id)
-    draft.record(
+    draft.record_event(
         EventType.PROMOTED,
         fragment.id,
         from_tier=Tier.SHORT_TERM,
@@ -317,7 +324,7 @@ def _promoted_fragment(held: Held, *, merge: bool) -> Fragment:
 
 def consolidate(draft: Draft, policy: Policy, fragment: Fragment) -> None:
     """Add the fragment to long-term. An observation's importance counts towards the next reflection."""
-    draft.put(fragment.at(Tier.LONG_TERM))
+    draft.put_fragment(fragment.with_tier(Tier.LONG_TERM))
     if fragment.kind is FragmentKind.OBSERVATION:
         draft.aggregate += fragment.importance
     threshold = policy.reflection.threshold

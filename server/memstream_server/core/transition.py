@@ -42,7 +42,7 @@ class Transition:
     """Ids in `puts` whose content became the merged text: they need a new indexed vector."""
 
 
-def join(first: Transition, second: Transition) -> Transition:
+def join_transitions(first: Transition, second: Transition) -> Transition:
     """Two consecutive transitions as one; `second` was decided on `first.state`. Associative."""
     return join_all((first, second))
 
@@ -124,19 +124,19 @@ class Draft:
     def seed(self) -> bytes:
         return self._before.seed
 
-    def record(self, type_: EventType, fragment: str, **fields: Unpack[_Fields]) -> None:
+    def record_event(self, type_: EventType, fragment: str, **fields: Unpack[_Fields]) -> None:
         self._events.append(Event(type_, fragment, **fields))
 
-    def put(self, fragment: Fragment) -> None:
+    def put_fragment(self, fragment: Fragment) -> None:
         self._puts[fragment.id] = fragment
 
-    def remove(self, fragment_id: str) -> None:
+    def remove_fragment(self, fragment_id: str) -> None:
         self._removed[fragment_id] = None
 
-    def removes(self, fragment_id: str) -> bool:
+    def is_removed(self, fragment_id: str) -> bool:
         return fragment_id in self._removed
 
-    def finish(self) -> Transition:
+    def finish_transition(self) -> Transition:
         state = State(
             kind=self.kind,
             seed=self.seed,

@@ -121,7 +121,7 @@ class Fragment(Struct, frozen=True, gc=False):
         """A copy with these fields changed. Raises TypeError for an unknown field."""
         return replace(self, **changes)
 
-    def at(self, tier: Tier) -> Fragment:
+    def with_tier(self, tier: Tier) -> Fragment:
         """A copy in that tier, or the fragment itself if it is already there."""
         return self if self.tier is tier else self.but(tier=tier)
 

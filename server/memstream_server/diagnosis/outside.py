@@ -11,12 +11,14 @@ from contextlib import closing
 from importlib import metadata
 from urllib.parse import urlsplit
 
+from memstream_server.app.embedders import EMBEDDERS, current_embedder
+from memstream_server.app.errors import StartError
 from memstream_server.app.models import chat_of, embedding_models
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import ModelError
-from memstream_server.settings import EmbeddingKind, Settings
+from memstream_server.settings import Settings
 
 _PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
 _ADVICE = "correct its settings, or start it: a server runs without it, with fewer features (docs/models.md)"
@@ -67,21 +69,12 @@ def check_reranker(settings: Settings) -> Iterator[Finding]:
 
 def _configured_model(settings: Settings) -> tuple[str, int, str]:
     """Name and dimension (0: unknown) of the settings' model, or why it is not available."""
-    if settings.embedding is EmbeddingKind.OPENAI:
+    kind = EMBEDDERS[settings.embedding]
+    if kind.remote:
         return settings.embedding_model, 0, ""
-    if settings.embedding is EmbeddingKind.HASHING:
-        from memstream_server.adapters.models.hashing import HashingEmbedder
-
-        model = asyncio.run(HashingEmbedder().model())
-        return model.name, model.dimension, ""
-    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
-    from memstream_server.adapters.models.onnx_files import OnnxModelError
-
     try:
-        directory = settings.embedding_model_dir or only_installed(settings.models_dir)
-        model = asyncio.run(OnnxEmbedder(directory).model())
-    except (ModelNotInstalled, OnnxModelError) as error:
+        model = asyncio.run(kind.build(current_embedder(settings), settings, lambda _tokens: None).model())
+    except StartError as error:
         return "", 0, str(error)
     return model.name, model.dimension, ""
 
@@ -91,7 +84,7 @@ def check_endpoints(settings: Settings) -> Iterator[Finding]:
     if settings.milvus_uri:
         yield _check_connection("Milvus", settings.milvus_uri)
     metrics = Metrics()
-    if settings.embedding is EmbeddingKind.OPENAI or settings.next_embedding is EmbeddingKind.OPENAI:
+    if any(EMBEDDERS[kind].remote for kind in (settings.embedding, settings.next_embedding) if kind is not None):
         yield from asyncio.run(_check_embedders(settings, metrics))
     if settings.llm_model:
         yield asyncio.run(_check_llm(settings, metrics))
@@ -104,7 +97,7 @@ async def _check_embedders(settings: Settings, metrics: Metrics) -> list[Finding
         asked.append(("next embedding endpoint", settings.next_embedding, models.next.embedder))
     found: list[Finding] = []
     for subject, kind, embedder in asked:
-        if kind is EmbeddingKind.OPENAI:
+        if EMBEDDERS[kind].remote:
             try:
                 model = await embedder.model()
                 found.append(fine(subject, f"{model.name} answers with vectors of {model.dimension} dimensions"))
@@ -117,7 +110,7 @@ async def _check_embedders(settings: Settings, metrics: Metrics) -> list[Finding
 async def _check_llm(settings: Settings, metrics: Metrics) -> Finding:
     chat = chat_of(settings, metrics)
     try:
-        await chat.check()
+        await chat.check_endpoint()
         return fine("LLM endpoint", f"{settings.llm_model} answers")
     except ModelError as error:
         return note("LLM endpoint", str(error), _ADVICE)

@@ -57,18 +57,18 @@ class Conversations:
 
     async def stored_answer(self, request: str) -> Answer | None:
         """The earlier answer to a request_id."""
-        return await _map_errors(self._journal.answer(request))
+        return await _map_errors(self._journal.get_answer(request))
 
     async def append_message(
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
         """The message with its number and times. Wakes the watches."""
-        writing = self._store.append(conversation, message, self._clock.now_us(), answer)
+        writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
         return await self._write_shielded(conversation, writing)
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """Ascending by number."""
-        return await _map_errors(self._store.messages(conversation, query))
+        return await _map_errors(self._store.list_messages(conversation, query))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         """The message with the highest number."""
@@ -76,7 +76,9 @@ class Conversations:
 
     async def complete(self, conversation: ConversationName, answer: AnswerOf[None] = None) -> None:
         """End the watches. Creates the conversation if necessary: a watch may wait for one without messages."""
-        await self._write_shielded(conversation, self._store.complete(conversation, self._clock.now_us(), answer))
+        await self._write_shielded(
+            conversation, self._store.complete_conversation(conversation, self._clock.now_us(), answer)
+        )
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """Returns how many were deleted."""
@@ -90,7 +92,7 @@ class Conversations:
 
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         """Ascending by number."""
-        return await _map_errors(self._store.plans(conversation, query))
+        return await _map_errors(self._store.list_plans(conversation, query))
 
     async def change_plan(
         self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
@@ -111,7 +113,7 @@ class Conversations:
             while True:
                 news.clear()
                 # The status is read first: a later page contains every message that it counts.
-                status = await _map_errors(self._store.status(conversation))
+                status = await _map_errors(self._store.get_status(conversation))
                 before = before or status
                 ended = status.completed or status.completions > before.completions
                 page = await self._read_page(conversation, after, status)

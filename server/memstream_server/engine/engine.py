@@ -244,7 +244,7 @@ class Engine:
 
     async def stored_answer(self, request: str) -> Answer | None:
         """The earlier answer to a request_id."""
-        return await self._journal.answer(request)
+        return await self._journal.get_answer(request)
 
     # ---- streams
     async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> ObserveSession:
@@ -334,7 +334,7 @@ class Engine:
     async def reinforce_fragments(self, namespace: str, name: str, ids: Sequence[str]) -> None:
         """Offer fragments to short-term as if they had just been recalled."""
         async with self._registry.use(namespace, name) as actor:
-            found = await self._journal.fragments(actor.uid, ids)
+            found = await self._journal.get_fragments(actor.uid, ids)
             self._reinforcement.offer_fragments(actor, found)
             await self._reinforcement.wait_for_offers()
 

@@ -68,7 +68,7 @@ class Fragments:
 
     async def _read_unexpired(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these ids that have not expired."""
-        there = await self._journal.fragments(record.uid, ids)
+        there = await self._journal.get_fragments(record.uid, ids)
         return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
     async def list_page(

@@ -17,7 +17,7 @@ from memstream_server.core import lifecycle
 from memstream_server.core.columns import GONE
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
@@ -71,7 +71,7 @@ async def run_decision(actor: Actor, once: Once[T] | None, storage: Storage, dec
     made: list[T] = []
 
     async def decide_once(now: Actor) -> Decision | None:
-        if once is not None and await storage.journal.answer(once.key) is not None:
+        if once is not None and await storage.journal.get_answer(once.key) is not None:
             raise AlreadyAnswered(
                 "a concurrent repeat of this request was answered; repeat it to get that answer", retry_after_s=0.1
             )
@@ -109,7 +109,7 @@ async def update(
         if part is not None:
             changed = changed.but(model=part.fragment.model, own_vector=part.fragment.own_vector)
         state = now.working.state
-        transition = lifecycle.update(state, changed, None if part is None else part.content_vector)
+        transition = lifecycle.update_fragment(state, changed, None if part is None else part.content_vector)
         gathered = {} if part is None else {change.id: part}
         jobs = jobs_of(now.working, transition, gathered.values(), runtime)
         decision = Decision(transition=transition, gathered=gathered, jobs=jobs)
@@ -163,7 +163,7 @@ async def forget(
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
         now_us = runtime.clock.now_us()
         fragments = drop_expired(await read_fragments(now, part, storage), now.working.record, now_us)
-        return lifecycle.forget(now.working.state, fragments, now_us, Reason.REQUESTED)
+        return lifecycle.forget_fragments(now.working.state, fragments, now_us, Reason.REQUESTED)
 
     return await _in_batches(actor, ids, EventType.FORGOTTEN, storage, once, decide)
 
@@ -186,7 +186,7 @@ async def restore(
         usable = vectors if now.working.embedding is space else {}
         there = drop_expired(await read_fragments(now, part, storage), now.working.record, runtime.clock.now_us())
         held = [Held(found, _vector_of_content(found, usable)) for found in there]
-        return lifecycle.restore(now.working.state, held, now.working.record.policy)
+        return lifecycle.restore_fragments(now.working.state, held, now.working.record.policy)
 
     return await _in_batches(actor, ids, EventType.RESTORED, storage, once, decide)
 
@@ -198,11 +198,11 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
     async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         columns, held = now.working.columns, now.working.held_ids()
         outside = [
-            Fragment(id=id_, content="", tier=columns.tier(slot))
+            Fragment(id=id_, content="", tier=columns.get_tier(slot))
             for slot, id_ in enumerate(columns.ids)
             if id_ != GONE and id_ not in held
         ]
-        transition = lifecycle.clear(now.working.state, outside, wanted)
+        transition = lifecycle.clear_tiers(now.working.state, outside, wanted)
         return _decision_of(transition), lambda revision: Changed(len(transition.removed), revision)
 
     return await run_decision(actor, once, storage, decide)
@@ -299,7 +299,7 @@ def _vector_of_content(fragment: Fragment, vectors: Mapping[str, tuple[str, Vect
 
 async def stored_vectors(actor: Actor, ids: Sequence[str], storage: Storage) -> dict[str, Vector]:
     """The indexed vectors of those fragments that have one."""
-    packed = await storage.journal.vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
+    packed = await storage.journal.get_vectors(actor.uid, actor.working.embedding.name, ids) if ids else {}
     found = {id_: unpack_vector(raw) for id_, raw in packed.items()}
     return {id_: vector for id_, vector in found.items() if vector is not None}
 
@@ -308,14 +308,14 @@ async def read_fragments(actor: Actor, ids: Sequence[str], storage: Storage) -> 
     """The current fragments: held ones from RAM, where the counts are up to date, others from the journal."""
     held = {held.fragment.id: held.fragment for held in (*actor.working.state.sensory, *actor.working.state.short_term)}
     outside = [id_ for id_ in dict.fromkeys(ids) if id_ not in held]
-    read = {found.id: found for found in await storage.journal.fragments(actor.uid, outside)} if outside else {}
+    read = {found.id: found for found in await storage.journal.get_fragments(actor.uid, outside)} if outside else {}
     known = {**read, **held}
     return [known[id_] for id_ in dict.fromkeys(ids) if id_ in known]
 
 
 def drop_expired(fragments: Iterable[Fragment], record: MemoryRecord, now_us: int) -> list[Fragment]:
     """Those that have not expired. Expired ones count as absent even before maintenance removes them."""
-    return [one for one in fragments if not expired(one, now_us, record.policy.retention)]
+    return [one for one in fragments if not is_expired(one, now_us, record.policy.retention)]
 
 
 async def read_fragment(actor: Actor, fragment_id: str, storage: Storage, runtime: Runtime) -> Fragment:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.values import FragmentKind, Tier
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, map_write_errors
 from memstream_server.engine.memory.decision import Decision
@@ -166,12 +166,12 @@ class Memories:
 
     async def _count_unexpired(self, record: MemoryRecord, now_us: int) -> Counts:
         """Counts without expired fragments. Those beyond the policy's ttl come first in order of receipt."""
-        counts, retention, after = await self._journal.counts(record.uid, now_us), record.policy.retention, -1
+        counts, retention, after = await self._journal.count_fragments(record.uid, now_us), record.policy.retention, -1
         tiers: Counter[Tier] = Counter()
         insights = 0
         while retention.ttl_s:
             page = await self._journal.list_fragments(record.uid, FragmentQuery(after=after, limit=PAGE))
-            aged = [one for one in page if one.expire_time_us is None and expired(one, now_us, retention)]
+            aged = [one for one in page if one.expire_time_us is None and is_expired(one, now_us, retention)]
             tiers.update(one.tier for one in aged)
             insights += sum(one.kind is FragmentKind.INSIGHT for one in aged)
             if len(page) < PAGE or page[-1].create_time_us > now_us - retention.ttl_s * 1_000_000:

@@ -166,13 +166,13 @@ class ConversationScan:
 class ConversationStore(Protocol):
     """See the module's contract. Methods may be called concurrently from one event loop; none blocks it."""
 
-    async def append(
+    async def append_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
         """Returns the message with its number and times."""
         ...
 
-    async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """Ascending by number, after `query.after`."""
         ...
 
@@ -180,11 +180,13 @@ class ConversationStore(Protocol):
         """Raises NotThere if there is none."""
         ...
 
-    async def status(self, conversation: ConversationName) -> Status:
+    async def get_status(self, conversation: ConversationName) -> Status:
         """NEVER for a conversation that does not exist."""
         ...
 
-    async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
+    async def complete_conversation(
+        self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None
+    ) -> None:
         """Completing a completed conversation changes nothing."""
         ...
 
@@ -202,7 +204,7 @@ class ConversationStore(Protocol):
         """Save plans with distinct numbers, replacing existing ones; returns them with their times."""
         ...
 
-    async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+    async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         """Ascending by number, after `query.after`."""
         ...
 
@@ -222,22 +224,24 @@ class ConversationStore(Protocol):
         ...
 
     # ---- export and import
-    async def names(self, namespace: str, after: str, limit: int) -> list[str]:
+    async def list_names(self, namespace: str, after: str, limit: int) -> list[str]:
         """Names of a namespace's conversations greater than `after`, ascending."""
         ...
 
-    async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
+    async def scan_conversation(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
         """Read a conversation in one snapshot; `visit` runs in a thread, and may run twice."""
         ...
 
-    async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
+    async def stage_rows(
+        self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
+    ) -> None:
         """Add messages and plans unchanged under the staging name `staged`; earlier ones stay."""
         ...
 
-    async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
+    async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:
         """Turn the staged rows into this conversation. Raises AlreadyExists, or Conflict if nothing is staged."""
         ...
 
-    async def discard(self, staged: str) -> None:
+    async def discard_staged(self, staged: str) -> None:
         """Delete the staged rows."""
         ...

@@ -66,11 +66,11 @@ class VectorIndex(Protocol):
         again. After a success the adapter reconnects itself."""
         ...
 
-    async def add(self, space: Space) -> bool:
+    async def add_space(self, space: Space) -> bool:
         """Create the collection of another space while the index is open. True if it must be filled."""
         ...
 
-    async def remove(self, space: Space) -> None:
+    async def remove_space(self, space: Space) -> None:
         """Drop the collection of a space that is no longer used. Idempotent."""
         ...
 
@@ -92,15 +92,15 @@ class VectorIndex(Protocol):
 
     async def count(self, memory: str, model: str = "") -> int: ...
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
         """All fragment ids of `memory`, ascending; for reconciliation."""
         ...
 
-    async def drop(self) -> None:
+    async def drop_all(self) -> None:
         """Remove everything in the index, for every memory, and the files of an embedded one, in which deleted rows may
         remain. Closes the index; the next `open` finds it empty. Raises IndexUnavailable."""
         ...
 
-    async def healthy(self) -> bool: ...
+    async def is_healthy(self) -> bool: ...
 
     async def close(self) -> None: ...

@@ -78,7 +78,7 @@ class Operations(Protocol):
 
     async def get(self, id: str) -> Operation | None: ...
 
-    async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+    async def list_page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
         """Newest first, with ids less than `before`; empty arguments do not restrict."""
         ...
 
@@ -94,7 +94,7 @@ class Operations(Protocol):
         """Move it from `former` (None: nobody) to `process`. False if `former` did not run it, or it has ended."""
         ...
 
-    async def unfinished(self) -> list[Operation]:
+    async def list_unfinished(self) -> list[Operation]:
         """Oldest first."""
         ...
 

@@ -35,7 +35,7 @@ class Renewal:
 class Processes(Protocol):
     """See the module's contract."""
 
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the connection of the latest `join` still exists, as far as this host knows. Does not block."""
         ...
 
@@ -51,19 +51,19 @@ class Processes(Protocol):
         """End the lease and release all memories."""
         ...
 
-    async def take(self, uid: str, number: int) -> int | Owner | None:
+    async def take_memory(self, uid: str, number: int) -> int | Owner | None:
         """The memory's new epoch; or its living owner; or None if its row is locked. Raises Conflict if it is gone."""
         ...
 
-    async def release(self, uid: str, number: int) -> None:
+    async def release_memory(self, uid: str, number: int) -> None:
         """Release a memory; does nothing if another process owns it by now."""
         ...
 
-    async def owner(self, namespace: str, name: str, number: int) -> Owner | None:
+    async def find_owner(self, namespace: str, name: str, number: int) -> Owner | None:
         """The living process other than `number` that owns the memory, if any."""
         ...
 
-    async def living(self, number: int) -> frozenset[int]:
+    async def list_living(self, number: int) -> frozenset[int]:
         """Numbers of all other living processes."""
         ...
 
@@ -71,6 +71,6 @@ class Processes(Protocol):
         """Uids of memories that other living processes own."""
         ...
 
-    async def abandoned(self, number: int) -> list[str]:
+    async def list_abandoned(self, number: int) -> list[str]:
         """Uids of memories with received, unstored observations that no living process owns."""
         ...

@@ -39,7 +39,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 class Span(Protocol):
     """The trace span of a call."""
 
-    def ended(self, code: grpc.StatusCode) -> None:
+    def record_end(self, code: grpc.StatusCode) -> None:
         """Records the status; called once."""
         ...
 
@@ -47,11 +47,11 @@ class Span(Protocol):
 class Tracing(Protocol):
     """Creates trace spans of calls if the settings enable it."""
 
-    def call(self, method: str, metadata: Metadata) -> AbstractContextManager[Span]:
+    def trace_call(self, method: str, metadata: Metadata) -> AbstractContextManager[Span]:
         """The server span of a call, a child of the client's span and the parent of the spans of its work."""
         ...
 
-    def passed_on(self) -> Metadata:
+    def current_metadata(self) -> Metadata:
         """Metadata that carries the current span to another server."""
         ...
 
@@ -59,13 +59,13 @@ class Tracing(Protocol):
 class Untraced:
     """Tracing is off."""
 
-    def call(self, _method: str, _metadata: Metadata) -> AbstractContextManager[Untraced]:
+    def trace_call(self, _method: str, _metadata: Metadata) -> AbstractContextManager[Untraced]:
         return nullcontext(self)
 
-    def passed_on(self) -> Metadata:
+    def current_metadata(self) -> Metadata:
         return ()
 
-    def ended(self, code: grpc.StatusCode) -> None:
+    def record_end(self, code: grpc.StatusCode) -> None:
         """Does nothing."""
 
 
@@ -129,7 +129,7 @@ class Calls(grpc.aio.ServerInterceptor):
             yield
             return
         started_s, code = time.perf_counter(), grpc.StatusCode.OK
-        with self._tracing.call(method, metadata) as span:
+        with self._tracing.trace_call(method, metadata) as span:
             try:
                 yield
             except grpc.aio.AbortError:
@@ -139,7 +139,7 @@ class Calls(grpc.aio.ServerInterceptor):
                 code = grpc.StatusCode.CANCELLED
                 raise
             finally:
-                span.ended(code)
+                span.record_end(code)
                 if self._metrics is not None:
                     rpc = method.rpartition("/")[2]
                     self._metrics.calls.labels(rpc, code.name).inc()

@@ -28,7 +28,7 @@ from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.slow_consumer import end_if_stalled
-from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
 
@@ -69,11 +69,11 @@ class ConversationService:
         found = Violations()
         named = self._conversation_of(found, request)
         size = validation.page_size(found, request.page_size, self._limits)
-        agent = identifier(found, "agent", request.agent, self._limits)
-        other = identifier(found, "other_agent", request.other_agent, self._limits)
+        agent = check_identifier(found, "agent", request.agent, self._limits)
+        other = check_identifier(found, "other_agent", request.other_agent, self._limits)
         if other and not agent:
             found.add("agent", "is required with other_agent")
-        goal = wire.goal(found, "current_goal", request.current_goal, self._limits)
+        goal = wire.check_goal(found, "current_goal", request.current_goal, self._limits)
         found.check()
         query = MessageQuery(agent, other, goal, _start_after(request), size + 1)
         rows = await self._conversations.list_messages(named, query)
@@ -94,14 +94,16 @@ class ConversationService:
     ) -> AsyncIterator[pb.WatchMessagesResponse]:
         found = Violations()
         named = self._conversation_of(found, request)
-        after = int(validation.within(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
+        after = int(validation.check_bounds(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
         progress_s = PROGRESS_DEFAULT_S
         if request.HasField("progress_interval"):
             progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
         found.check()
         watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
         sent = watch.responses(self._conversations.watch(named, after))
-        async with aclosing(end_if_stalled(sent, context, self._limits.watch_stalled_max_s, _stalled)) as responses:
+        async with aclosing(
+            end_if_stalled(sent, context, self._limits.watch_stalled_max_s, _stalled_error)
+        ) as responses:
             async for response in responses:
                 yield response
 
@@ -161,7 +163,7 @@ class ConversationService:
 
     async def complete_plan(self, request: pb.CompletePlanRequest, _context: _Context) -> pb.CompletePlanResponse:
         found = Violations()
-        result = wire.text(found, "result", request.result, self._limits)
+        result = wire.check_text(found, "result", request.result, self._limits)
         return await self._change_plan(
             found, request, PlanChange(PlanState.COMPLETE, result=result), pb.CompletePlanResponse
         )
@@ -196,7 +198,7 @@ class ConversationService:
         return named
 
     def _check_request(self, found: Violations, request_id: str) -> None:
-        identifier(found, "request_id", request_id, self._limits)
+        check_identifier(found, "request_id", request_id, self._limits)
         found.check()
 
     async def _respond_once(
@@ -212,7 +214,7 @@ class ConversationService:
         )
 
         async def act() -> R:
-            return response(await write(None if call is None else lambda done: call.answer(response(done))))
+            return response(await write(None if call is None else lambda done: call.make_answer(response(done))))
 
         return await respond_once(call, self._conversations, act)
 
@@ -221,7 +223,7 @@ class ConversationService:
     ) -> tuple[Sequence[R], str]:
         """The rows of a page, from one row more than was asked for, and the token of the next page."""
         shown = next(_split_messages(rows[:size], self._limits.page_bytes_max), [])
-        return shown, page_tokens.make(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
+        return shown, page_tokens.make_token(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +266,7 @@ class _Watch:
             await pages.aclose()
 
 
-def _stalled(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
+def _stalled_error(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
     """The error of a watch whose client does not read `response`."""
     text = "what was sent is not read: read on to the end, and watch again after the last number"
     if not response.messages:

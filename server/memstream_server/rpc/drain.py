@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import ShuttingDown
-from memstream_server.rpc.wire.scalars import duration
+from memstream_server.rpc.wire.scalars import duration_message
 
 
 class Drain:
@@ -88,7 +88,7 @@ class Drain:
 
     def going_away_message(self) -> pb.GoingAway:
         """The message to open streams."""
-        return pb.GoingAway(grace=duration(self.grace_s), description=self.description)
+        return pb.GoingAway(grace=duration_message(self.grace_s), description=self.description)
 
     def shutdown_error(self) -> ShuttingDown:
         """The error of a stream that has not ended within the grace period."""

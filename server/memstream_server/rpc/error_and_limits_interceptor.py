@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from memstream_server.engine.errors import QuotaExceeded
 from memstream_server.rpc.calls import is_abandoned, wait_limit_s
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.errors import RoutingMismatch, abort, status_of_any
+from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.request_reader import Decode, RequestReader, Requests
 
@@ -109,7 +109,7 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
         status = status_of_any(error)
         release_frames(error)
         await self.wait_refusal_delay(error, context)
-        await abort(context, status)
+        await abort_call(context, status)
 
     async def wait_refusal_delay(self, error: BaseException, context: _Context) -> None:
         """Waits for the delay of a refusal, at most until shortly before the deadline."""

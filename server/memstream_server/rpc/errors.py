@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream_server.core.printable import printable
+from memstream_server.core.printable import escape_unprintable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
 from memstream_server.log_lines import site_of
 from memstream_server.ports.journal.errors import OutcomeUnknown, StorageFull
@@ -175,14 +175,14 @@ def failure_of(error: Exception) -> Failure:
     return Failure(status.code, reason, status.message)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
+async def abort_call(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """Ends the call with `status`; raises grpc.aio.AbortError."""
     given = context.trailing_metadata() or ()
-    trailing = (*given, *pushback(status), (STATUS_KEY, status.SerializeToString()))
+    trailing = (*given, *pushback_metadata(status), (STATUS_KEY, status.SerializeToString()))
     await context.abort(_BY_NUMBER[status.code], status.message, trailing_metadata=trailing)
 
 
-def pushback(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
+def pushback_metadata(status: status_pb2.Status) -> tuple[tuple[str, str], ...]:
     """Trailing metadata that gives gRPC's built-in retry the same delay as RetryInfo gives a program."""
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     waits = False
@@ -237,5 +237,5 @@ def _make_status(
 
 
 def _clip_text(text: str, bytes_max: int) -> str:
-    data = printable(text).encode()
+    data = escape_unprintable(text).encode()
     return data.decode() if len(data) <= bytes_max else data[: bytes_max - 3].decode(errors="ignore") + "…"

@@ -109,7 +109,7 @@ class Forwarding:
         self._forwarded: set[_ForwardedCall] = set()
         self._watch_task: asyncio.Task[None] | None = None
 
-    def wrap(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         """The handler of an rpc, or one that first looks up the owner of the memory."""
         if not self._ownership.shared or RPC_RULES[path_of(method)].served_anywhere or not names_memory(method):
             return behaviour
@@ -221,7 +221,10 @@ class Forwarding:
         """The owner's responses, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
         channel = await self._connected_channel(owner)
         path = path_of(method)
-        metadata = (*self._peers.metadata(_forwarded_metadata(context), path), *self._tracing.passed_on())
+        metadata = (
+            *self._peers.forwarded_metadata(_forwarded_metadata(context), path),
+            *self._tracing.current_metadata(),
+        )
         timeout = context.time_remaining()
         call: _Call
         if requests is None:
@@ -261,7 +264,7 @@ class Forwarding:
         key = (owner.address, under_way // CALLS_OF_CONNECTION)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = self._peers.channel(owner.address, _OPTIONS)
+            channel = self._channels[key] = self._peers.open_channel(owner.address, _OPTIONS)
         problem = ""
         try:
             async with asyncio.timeout(CONNECT_S):

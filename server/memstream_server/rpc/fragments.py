@@ -18,7 +18,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
+from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter
 from memstream_server.rpc.wire.operations import operation_message
@@ -43,7 +43,7 @@ class FragmentMethods:
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         key = request.WhichOneof("key")
         if key == "external_id":
-            identifier(found, "external_id", request.external_id, self._limits, required=True)
+            check_identifier(found, "external_id", request.external_id, self._limits, required=True)
         else:
             validation.fragment_id(found, "id", request.id)
         found.check()
@@ -70,7 +70,7 @@ class FragmentMethods:
             following = fragments[len(messages) - 1].position
         return pb.ListFragmentsResponse(
             fragments=messages,
-            next_page_token="" if following is None else page_tokens.make(request, f"{following}:{uid}"),
+            next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
             revision=revision,
             memory_uid=uid,
         )
@@ -78,12 +78,12 @@ class FragmentMethods:
     async def put_fragment(self, request: pb.PutFragmentRequest, _context: _Context) -> pb.PutFragmentResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        new = observations.read(
+        new = observations.read_observation(
             found, request.observation, b"", "", self._limits, self._engine.dimension, prefix="observation."
         )
         if not new.external_id:
             found.add("observation.external_id", "is required: it says which fragment is put")
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.PutFragmentResponse)
 
@@ -100,7 +100,7 @@ class FragmentMethods:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         change = _read_change(found, request, self._limits)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.UpdateFragmentResponse)
 
@@ -144,7 +144,7 @@ class FragmentMethods:
         call = idempotent_call(request, namespace, request.request_id, pb.EraseFragmentsResponse)
 
         async def erase() -> pb.EraseFragmentsResponse:
-            answer = None if call is None else lambda operation: call.answer(_erase_response(operation))
+            answer = None if call is None else lambda operation: call.make_answer(_erase_response(operation))
             return _erase_response(await self._engine.erasing.start(namespace, name, which, answer))
 
         return await respond_once(call, self._engine, erase)
@@ -155,7 +155,7 @@ class FragmentMethods:
         """(namespace, memory, ids or a filter that is not empty). Raises InvalidField."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        identifier(found, "request_id", request.request_id, self._limits)
+        check_identifier(found, "request_id", request.request_id, self._limits)
         chosen = read_filter(found, request.filter, self._limits, "filter")
         if request.ids and request.HasField("filter"):
             found.add("filter", "is given beside ids: give one of them")
@@ -180,7 +180,7 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
     expires = "expire_time" in paths and message.HasField("expire_time")
     importance = message.importance if "importance" in paths else None
     if importance is not None:
-        validation.within(found, "fragment.importance", importance, 0, 1)
+        validation.check_bounds(found, "fragment.importance", importance, 0, 1)
     structured, content = None, None
     if "structured" in paths:
         structured = observations.structured_of(message.structured)
@@ -191,9 +191,9 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
         id=message.id,
         content=content,
         structured=structured,
-        speaker=identifier(found, "fragment.speaker", message.speaker, limits) if "speaker" in paths else None,
+        speaker=check_identifier(found, "fragment.speaker", message.speaker, limits) if "speaker" in paths else None,
         importance=importance,
-        metadata=scalars.metadata(found, "fragment.metadata", message.metadata, limits)
+        metadata=scalars.read_metadata(found, "fragment.metadata", message.metadata, limits)
         if "metadata" in paths
         else None,
         expire_time_us=scalars.time_us(found, "fragment.expire_time", message.expire_time) if expires else None,
@@ -209,7 +209,7 @@ def _check_mask(found: Violations, paths: Iterable[str]) -> None:
         found.add("update_mask", "is empty: name the fields to set")
     for path in given:
         if path not in _MASKED:
-            found.add("update_mask", f"has {shown(path)}: one of {', '.join(_MASKED)} can be set")
+            found.add("update_mask", f"has {quote_text(path)}: one of {', '.join(_MASKED)} can be set")
     if {"content", "structured"} <= set(given):
         found.add("update_mask", "has content and structured: a fragment says one of them")
 

@@ -67,7 +67,7 @@ class Health:
             self._poll_task.cancel()
             await asyncio.gather(self._poll_task, return_exceptions=True)
 
-    def serves(self, service: str) -> bool:
+    def is_serving(self, service: str) -> bool:
         """Whether a service serves now; False for an unknown name."""
         return self._serving.get(service, False)
 

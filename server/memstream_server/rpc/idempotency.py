@@ -41,15 +41,15 @@ class IdempotentCall(Generic[R]):
             return None
         if not stored.digest:
             raise RequestIdConflict("this request came before, and what it was about was erased since")
-        if stored.digest != self._digest():
+        if stored.digest != self._digest_request():
             raise RequestIdConflict("this request_id was used with another request; use a new one for each request")
         return self.response_type.FromString(stored.response)
 
-    def answer(self, response: R) -> Answer:
+    def make_answer(self, response: R) -> Answer:
         """The response, to be stored in the transaction of the change."""
-        return Answer(self.key, self._digest(), response.SerializeToString(), time.time_ns() // 1_000)
+        return Answer(self.key, self._digest_request(), response.SerializeToString(), time.time_ns() // 1_000)
 
-    def _digest(self) -> bytes:
+    def _digest_request(self) -> bytes:
         return digest_of(self.request.SerializeToString(deterministic=True))
 
 
@@ -69,7 +69,7 @@ async def first_answer(call: IdempotentCall[R] | None, answers: Answers) -> R | 
 
 def commit_with_answer(call: IdempotentCall[R] | None, response: Callable[[T], R]) -> Once[T] | None:
     """What the engine needs to commit the response together with the change."""
-    return None if call is None else Once(call.key, lambda result: call.answer(response(result)))
+    return None if call is None else Once(call.key, lambda result: call.make_answer(response(result)))
 
 
 async def respond_once(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
@@ -90,4 +90,4 @@ async def respond_once(call: IdempotentCall[R] | None, answers: Answers, act: Ca
 
 def answer_of(call: IdempotentCall[R] | None, response: Callable[[], R]) -> Answer | None:
     """The response to store, if repeats of the call are to get it."""
-    return None if call is None else call.answer(response())
+    return None if call is None else call.make_answer(response())

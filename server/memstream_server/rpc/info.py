@@ -12,9 +12,9 @@ import grpc.aio
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.models import ModelState, ModelStatus
-from memstream_server.rpc.access.caller import Verb, may
+from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.wire.scalars import timestamp
+from memstream_server.rpc.wire.scalars import timestamp_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -40,12 +40,12 @@ class ServerService:
     async def get_server_info(
         self, _request: pb.GetServerInfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetServerInfoResponse:
-        info, whole = self._engine.info(), may(Verb.READ, "")
+        info, whole = self._engine.info(), caller_may(Verb.READ, "")
         return pb.GetServerInfoResponse(
             version=server_version(),
-            start_time=timestamp(self._started_us),
+            start_time=timestamp_message(self._started_us),
             capabilities=[each for each in self.capabilities if each != _REFLECTION or info.insight_model],
-            limits=self._limits.message(),
+            limits=self._limits.to_message(),
             embedding=pb.EmbeddingModel(
                 name=info.embedding.name,
                 dimension=info.embedding.dimension,
@@ -80,9 +80,9 @@ def _model_status(status: ModelStatus, whole: bool) -> pb.ModelStatus:
     if whole:
         shown.consecutive_failures = status.failures
         if status.succeeded_us:
-            shown.last_success_time.CopyFrom(timestamp(status.succeeded_us))
+            shown.last_success_time.CopyFrom(timestamp_message(status.succeeded_us))
         if status.failed_us:
-            shown.last_failure_time.CopyFrom(timestamp(status.failed_us))
+            shown.last_failure_time.CopyFrom(timestamp_message(status.failed_us))
     return shown
 
 

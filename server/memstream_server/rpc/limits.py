@@ -58,7 +58,7 @@ class Limits:
     """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
 
     @classmethod
-    def of(cls, settings: Settings) -> Limits:
+    def from_settings(cls, settings: Settings) -> Limits:
         """The limits of a server's settings."""
         return cls(
             content_bytes_max=settings.content_max_bytes,
@@ -85,7 +85,7 @@ class Limits:
             watch_stalled_max_s=settings.watch_stalled_max_s,
         )
 
-    def message(self) -> pb.Limits:
+    def to_message(self) -> pb.Limits:
         """The message in GetServerInfo and in the `opened` message of streams."""
         return pb.Limits(
             content_bytes_max=self.content_bytes_max,

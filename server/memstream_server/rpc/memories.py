@@ -21,7 +21,7 @@ from memstream_server.rpc.idempotency import (
     idempotent_call,
     respond_once,
 )
-from memstream_server.rpc.validation import Violations, identifier, memory_name, shown
+from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
 from memstream_server.rpc.wire.operations import operation_message
@@ -45,12 +45,12 @@ class MemoryService(FragmentMethods):
         new = NewMemory(
             namespace,
             name,
-            policies.KINDS.read(found, "kind", request.kind, MemoryKind.HYBRID),
+            policies.KINDS.read_value(found, "kind", request.kind, MemoryKind.HYBRID),
             policies.read_policy(found, request.policy),
             policies.read_labels(found, request.labels, self._limits),
             request.exist_ok,
         )
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CreateMemoryResponse)
         answer = _answer_of(call, lambda record: _create_response(record, True))
@@ -70,21 +70,21 @@ class MemoryService(FragmentMethods):
 
     async def list_memories(self, request: pb.ListMemoriesRequest, _context: _Context) -> pb.ListMemoriesResponse:
         found = Violations()
-        namespace = validation.name(found, "namespace", request.namespace, self._limits)
+        namespace = validation.check_name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
-        prefix = request.name_prefix and validation.name(found, "name_prefix", request.name_prefix, self._limits)
+        prefix = request.name_prefix and validation.check_name(found, "name_prefix", request.name_prefix, self._limits)
         found.check()
         records = await self._engine.memories.list_page(namespace, page_tokens.read_name(request), size + 1, prefix)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
-            next_page_token=page_tokens.make(request, records[size - 1].name) if len(records) > size else "",
+            next_page_token=page_tokens.make_token(request, records[size - 1].name) if len(records) > size else "",
         )
 
     async def update_memory(self, request: pb.UpdateMemoryRequest, _context: _Context) -> pb.UpdateMemoryResponse:
         found = Violations()
-        namespace = validation.name(found, "memory.namespace", request.memory.namespace, self._limits)
-        name = validation.name(found, "memory.name", request.memory.name, self._limits)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        namespace = validation.check_name(found, "memory.namespace", request.memory.namespace, self._limits)
+        name = validation.check_name(found, "memory.name", request.memory.name, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         _check_mask(found, request.update_mask.paths)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.UpdateMemoryResponse)
@@ -119,7 +119,7 @@ class MemoryService(FragmentMethods):
     async def delete_memory(self, request: pb.DeleteMemoryRequest, _context: _Context) -> pb.DeleteMemoryResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.DeleteMemoryResponse)
         answer = answer_of(call, pb.DeleteMemoryResponse)
@@ -133,11 +133,11 @@ class MemoryService(FragmentMethods):
     async def clone_memory(self, request: pb.CloneMemoryRequest, _context: _Context) -> pb.CloneMemoryResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        new_name = validation.name(found, "new_memory", request.new_memory, self._limits)
+        new_name = validation.check_name(found, "new_memory", request.new_memory, self._limits)
         new_namespace = namespace
         if request.new_namespace:
-            new_namespace = validation.name(found, "new_namespace", request.new_namespace, self._limits)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+            new_namespace = validation.check_name(found, "new_namespace", request.new_namespace, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CloneMemoryResponse)
         answer = _answer_of(call, _clone_response)
@@ -153,7 +153,7 @@ class MemoryService(FragmentMethods):
         if 0 in request.tiers:  # UNSPECIFIED means any tier in other rpcs; a permanent removal must name its tiers
             found.add("tiers", "has TIER_UNSPECIFIED: name the tiers, or none for all")
         tiers = TIERS.read_all(found, "tiers", request.tiers)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.ClearMemoryResponse)
 
@@ -176,7 +176,7 @@ class MemoryService(FragmentMethods):
         namespaces = await list_readable(self._engine.memories.list_namespaces, after, size + 1, name, name)
         return pb.ListNamespacesResponse(
             namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
-            next_page_token=page_tokens.make(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
+            next_page_token=page_tokens.make_token(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
         )
 
     async def get_memory_stats(
@@ -188,16 +188,16 @@ class MemoryService(FragmentMethods):
     async def reflect_memory(self, request: pb.ReflectMemoryRequest, _context: _Context) -> pb.ReflectMemoryResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        request_id = identifier(found, "request_id", request.request_id, self._limits)
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.ReflectMemoryResponse)
 
-        def response(operation: Operation) -> pb.ReflectMemoryResponse:
+        def make_response(operation: Operation) -> pb.ReflectMemoryResponse:
             return pb.ReflectMemoryResponse(operation=operation_message(operation))
 
         async def start() -> pb.ReflectMemoryResponse:
-            answer = None if call is None else lambda operation: call.answer(response(operation))
-            return response(await self._engine.reflecting.start(namespace, name, answer))
+            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
+            return make_response(await self._engine.reflecting.start(namespace, name, answer))
 
         return await respond_once(call, self._engine, start)
 
@@ -213,16 +213,16 @@ def _check_mask(found: Violations, paths: Any) -> None:
         found.add("update_mask", "is empty: name the fields to set")
     for path in paths:
         if path != "labels" and path.split(".")[0] != "policy":
-            found.add("update_mask", f'has {shown(path)}: "labels", "policy" and paths below it can be set')
+            found.add("update_mask", f'has {quote_text(path)}: "labels", "policy" and paths below it can be set')
 
 
 def _answer_of(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:
-    return None if call is None else lambda record: call.answer(response(record))
+    return None if call is None else lambda record: call.make_answer(response(record))
 
 
 def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:
     """Raises MemoryExists if an existing memory differs from the request."""
-    differing = policies.differences(request, policies.memory_message(record))
+    differing = policies.list_differences(request, policies.memory_message(record))
     if differing:
         named = ", ".join(f"{field} ({how})" for field, how in differing.items())
         raise MemoryExists(

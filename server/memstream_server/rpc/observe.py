@@ -25,10 +25,10 @@ from memstream_server.rpc.calls import AFTER_CLOSE_S
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RETRY_S
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name, not_negative
+from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name, not_negative
 from memstream_server.rpc.wire import observations
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
-from memstream_server.rpc.wire.scalars import duration
+from memstream_server.rpc.wire.scalars import duration_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import ObserveSession
@@ -61,9 +61,9 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
     opening = ObserveOpening(
         namespace,
         memory,
-        identifier(found, "open.producer", given.producer, limits, required=True),
-        identifier(found, "open.session", given.session, limits),
-        ACK_LEVELS.read(found, "open.ack_level", given.ack_level, AckLevel.STORED),
+        check_identifier(found, "open.producer", given.producer, limits, required=True),
+        check_identifier(found, "open.session", given.session, limits),
+        ACK_LEVELS.read_value(found, "open.ack_level", given.ack_level, AckLevel.STORED),
         given.outcomes,
         _read_known_sequence(found, given.known_sequence) if given.HasField("known_sequence") else None,
     )
@@ -80,11 +80,13 @@ def _read_known_sequence(found: Violations, known: int) -> int:
 def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
     """Validates a batch's size and numbers. Raises InvalidField."""
     if count == 0:
-        raise invalid(f"{prefix}observations", "is empty")
+        raise invalid_field(f"{prefix}observations", "is empty")
     if count > limits.batch_max:
-        raise invalid(f"{prefix}observations", f"has {count} observations, at most {limits.batch_max} are allowed")
+        raise invalid_field(
+            f"{prefix}observations", f"has {count} observations, at most {limits.batch_max} are allowed"
+        )
     if not 1 <= first <= SEQUENCE_MAX - count:
-        raise invalid(f"{prefix}first_sequence", f"is {first}: numbers start at 1 and end before 2^63")
+        raise invalid_field(f"{prefix}first_sequence", f"is {first}: numbers start at 1 and end before 2^63")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class ObserveStream:
 
     def _accept_flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:
-            raise invalid("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
+            raise invalid_field("flush.flush_id", f"is {flush.flush_id}: it must be 1 or more")
         flush_id = flush.flush_id
         if self._flushes and self._flushes[-1][1] == self._last_sent:  # they complete together
             flush_id = max(flush_id, self._flushes.pop()[0])
@@ -297,7 +299,9 @@ class ObserveStream:
         if self._throttle_s:
             text = "the memory's backlog is full"
             responses.append(
-                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self._throttle_s), description=text))
+                pb.ObserveResponse(
+                    throttle=pb.Throttle(retry_delay=duration_message(self._throttle_s), description=text)
+                )
             )
             self._throttle_s = 0.0
         return responses
@@ -373,7 +377,7 @@ class ObserveStream:
             producer_epoch=opened.producer_epoch,
             window_observations=self._limits.window_observations,
             window_bytes=self._limits.window_bytes,
-            limits=self._limits.message(),
+            limits=self._limits.to_message(),
             memory_uid=opened.memory_uid,
             revision=opened.revision,
         )

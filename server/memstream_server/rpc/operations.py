@@ -13,7 +13,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.idempotency import idempotent_call, respond_once
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
@@ -31,32 +31,32 @@ class OperationService:
 
     async def start_reindex(self, request: pb.StartReindexRequest, _context: _Context) -> pb.StartReindexResponse:
         found = Violations()
-        identifier(found, "request_id", request.request_id, self._limits)
+        check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, "", request.request_id, pb.StartReindexResponse)
 
-        def response(operation: Operation) -> pb.StartReindexResponse:
+        def make_response(operation: Operation) -> pb.StartReindexResponse:
             return pb.StartReindexResponse(operation=operation_message(operation))
 
         async def start() -> pb.StartReindexResponse:
-            answer = None if call is None else lambda operation: call.answer(response(operation))
-            return response(await self._engine.reindexing.start(request.embed, answer))
+            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
+            return make_response(await self._engine.reindexing.start(request.embed, answer))
 
         return await respond_once(call, self._engine, start)
 
     async def start_purge(self, request: pb.StartPurgeRequest, _context: _Context) -> pb.StartPurgeResponse:
         found = Violations()
         namespace, memory = self._validate_scope(found, request.namespace, request.memory)
-        identifier(found, "request_id", request.request_id, self._limits)
+        check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request.request_id, pb.StartPurgeResponse)
 
-        def response(operation: Operation) -> pb.StartPurgeResponse:
+        def make_response(operation: Operation) -> pb.StartPurgeResponse:
             return pb.StartPurgeResponse(operation=operation_message(operation))
 
         async def start() -> pb.StartPurgeResponse:
-            answer = None if call is None else lambda operation: call.answer(response(operation))
-            return response(await self._engine.purging.start(namespace, memory, answer))
+            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
+            return make_response(await self._engine.purging.start(namespace, memory, answer))
 
         return await respond_once(call, self._engine, start)
 
@@ -78,7 +78,7 @@ class OperationService:
         shown = rows[:size]
         return pb.ListOperationsResponse(
             operations=[operation_message(row) for row in shown],
-            next_page_token=page_tokens.make(request, shown[-1].id) if len(rows) > size else "",
+            next_page_token=page_tokens.make_token(request, shown[-1].id) if len(rows) > size else "",
         )
 
     async def cancel_operation(
@@ -89,7 +89,7 @@ class OperationService:
 
     def _validate_id(self, id: str) -> str:
         found = Violations()
-        identifier(found, "id", id, self._limits, required=True)
+        check_identifier(found, "id", id, self._limits, required=True)
         found.check()
         return id
 
@@ -100,5 +100,5 @@ class OperationService:
         elif memory:
             validation.memory_name(found, namespace, memory, self._limits)
         elif namespace:
-            validation.name(found, "namespace", namespace, self._limits)
+            validation.check_name(found, "namespace", namespace, self._limits)
         return namespace, memory

@@ -25,7 +25,7 @@ NUMBER_MAX = 2**32 - 2
 """The last position of a memory, and the last number of a conversation, that has a successor."""
 
 
-def make(request: Message, payload: str) -> str:
+def make_token(request: Message, payload: str) -> str:
     """The token that continues after `payload`."""
     data = payload.encode()
     return base64.urlsafe_b64encode(_compute_check(request, data) + data).decode()

@@ -38,7 +38,7 @@ from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_li
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier, invalid, memory_name
+from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
         raise ProtocolViolation("the first message of a Recall stream must be `open`")
     found = Violations()
     namespace, memory = memory_name(found, message.open.namespace, message.open.memory, limits, "open.")
-    session = identifier(found, "open.session", message.open.session, limits)
+    session = check_identifier(found, "open.session", message.open.session, limits)
     found.check()
     return RecallOpening(namespace, memory, session, message.open.done_in_recollections)
 
@@ -105,7 +105,7 @@ class RecallStream:
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
         """Yields the server's first message; ends with an error, or after `close` once all queries are answered."""
         record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
-        opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.message())
+        opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.to_message())
         yield pb.RecallResponse(opened=opened)  # before any other message is written
         try:
             with self._drain.notify_on_drain(self._on_drain):
@@ -193,7 +193,7 @@ class RecallStream:
     def _check_new_query(self, query_id: str) -> EngineError | None:
         """The reason why a query with this id cannot start."""
         found = Violations()
-        identifier(found, "query.query_id", query_id, self._limits, required=True)
+        check_identifier(found, "query.query_id", query_id, self._limits, required=True)
         try:
             found.check()
         except InvalidField as error:
@@ -239,9 +239,9 @@ class RecallStream:
         timeout_s = query_timeout_s(message)
         query = _with_time(query, timeout_s, self._time_remaining())
         answer = await _limit_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
-        done = queries.done(message.query_id, answer, message.token_budget > 0)
+        done = queries.done_response(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
-        for part in queries.recollections(message.query_id, answer, message.explain, inside):
+        for part in queries.recollection_responses(message.query_id, answer, message.explain, inside):
             if not self._is_wanted(message):
                 return
             over = message.query_id if part.HasField("done") else ""
@@ -257,7 +257,7 @@ class RecallStream:
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
-                for response in queries.change(message.query_id, change, message.explain, budgeted, inside):
+                for response in queries.change_responses(message.query_id, change, message.explain, budgeted, inside):
                     if not self._is_wanted(message):
                         return
                     await self._write_message(response)
@@ -339,7 +339,7 @@ async def _recall_once(
 def check_size(response: pb.RecallOnceResponse, limits: Limits) -> None:
     """Raises InvalidField when an answer is too large for one message."""
     if response.ByteSize() > limits.message_bytes_max:
-        raise invalid(
+        raise invalid_field(
             "query.limit",
             f"leads to an answer of {response.ByteSize()} bytes, a message has at most {limits.message_bytes_max}: "
             "ask for less, set a token budget, or use the Recall stream",

@@ -48,7 +48,7 @@ class Registered(grpc.GenericRpcHandler):
         return self._handlers.get(handler_call_details.method)
 
 
-def capabilities(services: Services) -> list[pb.Capability.ValueType]:
+def list_capabilities(services: Services) -> list[pb.Capability.ValueType]:
     """Optional capabilities of which the server implements every rpc."""
     have: set[str] = set()
     missing: set[str] = set()

@@ -76,7 +76,7 @@ class ByteBudget:
         account.used += size
         return True
 
-    async def take(self, holder: str, size: int) -> None:
+    async def take_bytes(self, holder: str, size: int) -> None:
         """Waits until the holder may have `size` bytes more; `give` returns them."""
         if self.try_take(holder, size):
             return
@@ -87,10 +87,10 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it was granted in the same moment
-                self.give(holder, size)
+                self.give_back(holder, size)
             raise
 
-    def give(self, holder: str, size: int) -> None:
+    def give_back(self, holder: str, size: int) -> None:
         """The holder has `size` bytes less."""
         account = self._accounts[holder]
         account.used -= size
@@ -135,7 +135,7 @@ class RequestReader:
         self._anybody: dict[int, asyncio.Timeout] = {}
         self._read = 0
 
-    def rpc(self, path: str) -> _Rpc:
+    def find_rpc(self, path: str) -> _Rpc:
         """The bounds of a method that the server has."""
         found = self._rpcs.get(path)
         if found is None:
@@ -193,7 +193,7 @@ class Requests:
         """The call has ended."""
         self._give_back(self._held)
 
-    async def only(self) -> Message:
+    async def read_only_message(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
         prepaid = getattr(self._context, "prepaid", False)  # of a call by HTTP
         if self._holder and not prepaid and not self._try_take_bytes(self._reader.message_bytes_max):
@@ -247,14 +247,14 @@ class Requests:
 
     def _parse_small(self, data: bytes) -> Message | str | None:
         """As `_parse`, for data that need no await: not compressed, and too short for too many fields; else None."""
-        rpc = self._reader.rpc(self._path)
+        rpc = self._reader.find_rpc(self._path)
         if data[:2] == GZIP or len(data) > rpc.bytes_max or may_exceed(data, rpc.fields_max):
             return None
         return self._decode_message(data)
 
     async def _parse_message(self, data: bytes) -> Message | str:
         """The message, or the reason why the data are not one."""
-        rpc = self._reader.rpc(self._path)
+        rpc = self._reader.find_rpc(self._path)
         if data[:2] == GZIP:
             async with self._examine_alone():
                 unzipped = await _decompress(data, rpc.bytes_max)
@@ -278,11 +278,11 @@ class Requests:
     @contextlib.asynccontextmanager
     async def _examine_alone(self) -> AsyncIterator[None]:
         """Waits until no other message of the caller is being examined."""
-        await self._reader.examined.take(self._holder, 1)
+        await self._reader.examined.take_bytes(self._holder, 1)
         try:
             yield
         finally:
-            self._reader.examined.give(self._holder, 1)
+            self._reader.examined.give_back(self._holder, 1)
 
     def _check_message(self, message: Message | str) -> Message:
         if isinstance(message, str):
@@ -299,13 +299,13 @@ class Requests:
         return taken
 
     async def _take_bytes(self, size: int) -> None:
-        await self._reader.budget.take(self._holder, size)
+        await self._reader.budget.take_bytes(self._holder, size)
         self._held += size
 
     def _give_back(self, size: int) -> None:
         if size:
             self._held -= size
-            self._reader.budget.give(self._holder, size)
+            self._reader.budget.give_back(self._holder, size)
 
 
 async def _run_scan(scan: Generator[None, None, bool]) -> bool:

@@ -32,7 +32,7 @@ from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
-from memstream_server.rpc.registration import Handlers, Registered, capabilities, make_handlers
+from memstream_server.rpc.registration import Handlers, Registered, list_capabilities, make_handlers
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS, RequestReader
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
@@ -109,12 +109,12 @@ class RpcServer:
         from memstream_server.rpc.http.opening import open_http
 
         assert self._http is not None
-        self._listener, address = await open_http(self._http, settings, self._health.serves)
+        self._listener, address = await open_http(self._http, settings, self._health.is_serving)
         return address
 
-    def serves(self, service: str) -> bool:
+    def is_serving(self, service: str) -> bool:
         """Whether the health service reports this service of the contract as serving."""
-        return self._health.serves(service)
+        return self._health.is_serving(service)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Notifies the streams, waits until they have ended, then ends the rest.
@@ -148,7 +148,15 @@ def create_server(
     access = access or Access(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
-        engine, Limits.of(settings), drain, metrics, conversations, forwarding, access, tracing, engine.check_serving
+        engine,
+        Limits.from_settings(settings),
+        drain,
+        metrics,
+        conversations,
+        forwarding,
+        access,
+        tracing,
+        engine.check_serving,
     )
 
 
@@ -165,10 +173,10 @@ def build_server(
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
-    authorization = None if access is None else access.gate(lambda id: engine.operations.get(id))
+    authorization = None if access is None else access.create_interceptor(lambda id: engine.operations.get(id))
     gate = authorization or OpenAccessInterceptor()
     interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
-    server = grpc.aio.server(interceptors=interceptors, options=_options(limits))
+    server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
     info = ServerService(engine, limits)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
@@ -179,8 +187,8 @@ def build_server(
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]
-    info.capabilities = capabilities(services)
-    handlers = make_handlers(services, None if forwarding is None else forwarding.wrap)
+    info.capabilities = list_capabilities(services)
+    handlers = make_handlers(services, None if forwarding is None else forwarding.wrap_handler)
     server.add_generic_rpc_handlers((Registered(handlers),))
     names = [service.full_name for service, _ in services]
     health = Health(names, look)
@@ -191,7 +199,7 @@ def build_server(
     return RpcServer(server, health, drain, forwarding, http)
 
 
-def _options(limits: Limits) -> list[tuple[str, int]]:
+def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # otherwise a second server on the port binds silently and takes half the traffic
         ("grpc.max_receive_message_length", limits.message_bytes_max),

@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import EngineError
-from memstream_server.rpc.errors import abort, status_of
+from memstream_server.rpc.errors import abort_call, status_of
 
 R = TypeVar("R")
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,7 +54,7 @@ def _start_ending(handler: asyncio.Task[Any], context: _Context, error: EngineEr
 async def _end_call(handler: asyncio.Task[Any], context: _Context, error: EngineError) -> None:
     """Lasts until the client has read the status, or is gone."""
     structlog.get_logger(__name__).info("stalled_stream_ended", reason=error)
-    sending = asyncio.create_task(abort(context, status_of(error)))
+    sending = asyncio.create_task(abort_call(context, status_of(error)))
     await asyncio.sleep(0)  # grpc now has the status
     handler.cancel()
     await asyncio.wait({sending})

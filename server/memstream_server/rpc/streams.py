@@ -15,7 +15,7 @@ from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.slow_consumer import end_if_stalled
-from memstream_server.rpc.validation import Violations, identifier, memory_name
+from memstream_server.rpc.validation import Violations, check_identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
 
@@ -70,7 +70,7 @@ class StreamService:
         """See rpc/watch.py."""
         stream = watch.WatchStream(self._engine, watch.read_request(request, self._limits), self._drain.memories)
         patience_s = self._limits.watch_stalled_max_s
-        async with aclosing(end_if_stalled(stream.responses(), context, patience_s, watch.stalled)) as responses:
+        async with aclosing(end_if_stalled(stream.responses(), context, patience_s, watch.stalled_error)) as responses:
             async for response in responses:
                 yield response
 
@@ -79,10 +79,10 @@ class StreamService:
         batch."""
         limits, found = self._limits, Violations()
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
-        producer = identifier(found, "producer", request.producer, limits)
-        session = identifier(found, "session", request.session, limits)
-        request_id = identifier(found, "request_id", request.request_id, limits)
-        level = ACK_LEVELS.read(found, "ack_level", request.ack_level, AckLevel.STORED)
+        producer = check_identifier(found, "producer", request.producer, limits)
+        session = check_identifier(found, "session", request.session, limits)
+        request_id = check_identifier(found, "request_id", request.request_id, limits)
+        level = ACK_LEVELS.read_value(found, "ack_level", request.ack_level, AckLevel.STORED)
         found.check()
         first = request.first_sequence if producer else 1
         observe.check_numbers(first, len(request.observations), limits)
@@ -112,7 +112,9 @@ class StreamService:
             digest = observations.digest_of(message.SerializeToString(deterministic=True))
             prefix = f"observations[{number}]."
             items.append(
-                observations.read(found, message, digest, session, self._limits, self._engine.dimension, prefix)
+                observations.read_observation(
+                    found, message, digest, session, self._limits, self._engine.dimension, prefix
+                )
             )
         found.check()
         return items
@@ -121,8 +123,8 @@ class StreamService:
         """One query."""
         limits, found = self._limits, Violations()
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
-        session = identifier(found, "session", request.session, limits)
-        query_id = identifier(found, "query.query_id", request.query.query_id, limits)
+        session = check_identifier(found, "session", request.session, limits)
+        query_id = check_identifier(found, "query.query_id", request.query.query_id, limits)
         if request.query.subscribe:
             found.add("query.subscribe", "is for a query on a Recall stream: this call has one answer")
         found.check()
@@ -131,10 +133,10 @@ class StreamService:
             self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )
         whole = pb.Recollections(query_id=query_id)
-        for part in queries.recollections(query_id, answer, query.explain):
+        for part in queries.recollection_responses(query_id, answer, query.explain):
             whole.MergeFrom(part)
         response = pb.RecallOnceResponse(
-            recollections=whole, done=queries.done(query_id, answer, query.token_budget > 0)
+            recollections=whole, done=queries.done_response(query_id, answer, query.token_budget > 0)
         )
         recall.check_size(response, limits)
         return response

@@ -19,7 +19,7 @@ from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.idempotency import IdempotentCall, respond_once
 from memstream_server.rpc.memories import MemoryService
-from memstream_server.rpc.validation import Violations, identifier
+from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TransferringMemoryService(MemoryService):
             raise ProtocolViolation("the first message of an import must be open")
         self._validate_target(first.open.namespace, first.open.memory)
         found = Violations()
-        identifier(found, "open.request_id", first.open.request_id, self._limits)
+        check_identifier(found, "open.request_id", first.open.request_id, self._limits)
         found.check()
         return first.open
 
@@ -110,16 +110,16 @@ class TransferringMemoryService(MemoryService):
 
         async def begin() -> pb.ImportMemoriesResponse:
             await imports.check_target(intake, summary, target)
-            answer = None if call is None else lambda operation: call.answer(_import_response(operation))
+            answer = None if call is None else lambda operation: call.make_answer(_import_response(operation))
             return _import_response(await imports.begin_import(intake, summary, target, answer))
 
         return await respond_once(call, self._engine, begin)
 
     def _validate_target(self, namespace: str, memory: str) -> tuple[str, str]:
         found = Violations()
-        validation.name(found, "namespace", namespace, self._limits)
+        validation.check_name(found, "namespace", namespace, self._limits)
         if memory:
-            validation.name(found, "memory", memory, self._limits)
+            validation.check_name(found, "memory", memory, self._limits)
         found.check()
         return namespace, memory
 

@@ -56,7 +56,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     material = _Material(_read_files(files))
     refused: list[str] = []
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:  # runs in a thread of grpc
+    def read_if_changed() -> grpc.ServerCertificateConfiguration | None:  # runs in a thread of grpc
         try:
             now = _read_files(files)
         except TlsError as error:
@@ -73,7 +73,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     return grpc.dynamic_ssl_server_credentials(
         material.configuration(),
-        changed,  # type: ignore[arg-type]  # None means unchanged, which the stubs lack
+        read_if_changed,  # type: ignore[arg-type]  # None means unchanged, which the stubs lack
         require_client_authentication=files.client_ca is not None,
     )
 

@@ -36,18 +36,18 @@ class Violations:
             raise InvalidField(violation_text(self.found), violations=tuple(self.found))
 
 
-def invalid(field: str, description: str) -> InvalidField:
+def invalid_field(field: str, description: str) -> InvalidField:
     """The error for one field."""
     violation = FieldViolation(field, description)
     return InvalidField(violation_text([violation]), violations=(violation,))
 
 
-def shown(value: str) -> str:
+def quote_text(value: str) -> str:
     """A client's text as an error may repeat it: quoted and short."""
     return ascii(value if len(value) <= 40 else value[:40] + "...")
 
 
-def name(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_name(found: Violations, field: str, value: str, limits: Limits) -> str:
     """Validates the name of a namespace or memory."""
     if not value:
         found.add(field, "is required")
@@ -56,20 +56,22 @@ def name(found: Violations, field: str, value: str, limits: Limits) -> str:
     elif not _NAME.fullmatch(value):
         place = next((n for n, one in enumerate(value) if not _NAME.fullmatch(f"a{one}")), 0)
         allowed = 'letters, digits, "-", "_", "." and "~" are allowed, beginning with a letter or a digit'
-        found.add(field, f"is {shown(value)}, with {_character(value, place)}: {allowed}")
+        found.add(field, f"is {quote_text(value)}, with {_describe_character(value, place)}: {allowed}")
     return value
 
 
-def _character(text: str, place: int) -> str:
+def _describe_character(text: str, place: int) -> str:
     return f"{text[place]!a} (U+{ord(text[place]):04X}) as character {place + 1}"
 
 
 def memory_name(found: Violations, namespace: str, memory: str, limits: Limits, prefix: str = "") -> tuple[str, str]:
     """Validates (namespace, name) of the memory in the fields `namespace` and `memory`."""
-    return name(found, f"{prefix}namespace", namespace, limits), name(found, f"{prefix}memory", memory, limits)
+    return check_name(found, f"{prefix}namespace", namespace, limits), check_name(
+        found, f"{prefix}memory", memory, limits
+    )
 
 
-def identifier(found: Violations, field: str, value: str, limits: Limits, required: bool = False) -> str:
+def check_identifier(found: Violations, field: str, value: str, limits: Limits, required: bool = False) -> str:
     """Validates a producer, session, speaker, key or request id: any text without control characters."""
     if not value:
         if required:
@@ -79,20 +81,21 @@ def identifier(found: Violations, field: str, value: str, limits: Limits, requir
     if size > limits.name_bytes_max:
         found.add(field, f"has {size} bytes, at most {limits.name_bytes_max} are allowed")
     elif control := _CONTROL.search(value):
-        found.add(
-            field, f"is {shown(value)}, with {_character(value, control.start())}: control characters are not allowed"
-        )
+        character = _describe_character(value, control.start())
+        found.add(field, f"is {quote_text(value)}, with {character}: control characters are not allowed")
     return value
 
 
 def fragment_id(found: Violations, field: str, value: str) -> str:
     """Validates a fragment's id."""
     if not _FRAGMENT_ID.fullmatch(value):
-        found.add(field, f"is {shown(value)}: an id has 26 characters of Crockford base 32 (0-9, A-Z without I L O U)")
+        found.add(
+            field, f"is {quote_text(value)}: an id has 26 characters of Crockford base 32 (0-9, A-Z without I L O U)"
+        )
     return value
 
 
-def within(found: Violations, field: str, value: float, low: float, high: float) -> float:
+def check_bounds(found: Violations, field: str, value: float, low: float, high: float) -> float:
     """Validates a number between two inclusive bounds."""
     if not low <= value <= high:  # also true for NaN
         bounds = f"{number_text(low)} and {number_text(high)}"

@@ -101,7 +101,9 @@ class WatchStream:
                             cursor = event_pb2.Cursor(memory_uid=told[0], revision=told[1])
                     if self._silence_s() >= self._watching.progress_s:
                         yield pb.WatchResponse(
-                            progress=pb.WatchProgress(cursor=cursor, time=scalars.timestamp(time.time_ns() // 1_000))
+                            progress=pb.WatchProgress(
+                                cursor=cursor, time=scalars.timestamp_message(time.time_ns() // 1_000)
+                            )
                         )
                         self._mark_sent()
             yield pb.WatchResponse(going_away=self._drain.going_away_message())
@@ -164,7 +166,7 @@ class WatchStream:
         return [fragments.fragment_message(fragment) for fragment in found]
 
 
-def stalled(response: pb.WatchResponse, limit_s: float) -> WatcherStalled:
+def stalled_error(response: pb.WatchResponse, limit_s: float) -> WatcherStalled:
     """The error of a watch whose client does not read `response`, with the cursor to resume from."""
     cursor = response.events.events[-1].cursor if response.HasField("events") else response.progress.cursor
     return WatcherStalled(

@@ -18,22 +18,22 @@ class Answering:
     async def test_answer_is_kept_for_a_day_and_stored_once(self, journal: Journal, now: Now) -> None:
         answer = Answer("comedy\nPut\nr1", b"digest", b"response", now.us)
         await journal.commit(transition(1, answer=answer))
-        assert await journal.answer(answer.request) == answer
-        assert await journal.answer("comedy\nPut\nr2") is None
+        assert await journal.get_answer(answer.request) == answer
+        assert await journal.get_answer("comedy\nPut\nr2") is None
         with pytest.raises(Conflict):
             await journal.commit(transition(2, rows=(row(fragment(0)),), answer=replace(answer, digest=b"other")))
         assert (await image(journal)).rows == ()
         now.us += DAY_US + 1
-        assert await journal.answer(answer.request) is None
+        assert await journal.get_answer(answer.request) is None
         again = replace(answer, time_us=now.us)
         await journal.commit(transition(2, answer=again))
-        assert await journal.answer(answer.request) == again
+        assert await journal.get_answer(answer.request) == again
 
     async def test_create_and_delete_store_answers(self, journal: Journal, now: Now) -> None:
         made, gone = Answer("made", b"d", b"1", now.us), Answer("gone", b"d", b"2", now.us)
         await journal.create_memory(record("u2", "sad"), (), made)
         await journal.delete_memory("u2", gone)
-        assert [await journal.answer(request) for request in ("made", "gone")] == [made, gone]
+        assert [await journal.get_answer(request) for request in ("made", "gone")] == [made, gone]
 
     async def test_erasure_empties_answers_and_drops_hashes(self, journal: Journal, now: Now) -> None:
         gone, kept = "01J" + "A" * 23, "01J" + "B" * 23
@@ -49,7 +49,7 @@ class Answering:
         await journal.receive(replace(receipt(1, 1, 6), producer="q"))
         stored = transition(4, stored_positions=(0,), producers=(("p", 3),), erased=(gone,))
         await journal.commit(stored)
-        assert await journal.answer(answers[0].request) == replace(answers[0], digest=b"", response=b"")
-        assert [await journal.answer(answer.request) for answer in answers[1:]] == answers[1:]
+        assert await journal.get_answer(answers[0].request) == replace(answers[0], digest=b"", response=b"")
+        assert [await journal.get_answer(answer.request) for answer in answers[1:]] == answers[1:]
         assert [number for number, _, _ in await journal.received_hashes("u1", "p", 1, 9)] == [4, 5, 6]
         assert [number for number, _, _ in await journal.received_hashes("u1", "q", 1, 9)] == [1]

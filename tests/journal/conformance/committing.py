@@ -48,7 +48,7 @@ class Committing:
             forget_time_us=11,
         )
         await journal.commit(transition(1, rows=(row(full),)))
-        (read,) = await journal.fragments("u1", ["Z"])
+        (read,) = await journal.get_fragments("u1", ["Z"])
         assert read == full
         assert [type(value) for _, value in read.metadata] == [float, int, bool, str]
         found = await image(journal)
@@ -77,7 +77,7 @@ class Committing:
 
     async def test_rejected_write_fails_alone_in_its_group(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
-        await journal.own("u2")
+        await journal.own_memory("u2")
         named = row(fragment(0, external_id="same"))
         writes = [
             journal.commit(transition(1, rows=(named,))),
@@ -88,8 +88,8 @@ class Committing:
         results = await asyncio.gather(*writes, return_exceptions=True)
         assert [type(result) for result in results] == [type(None), AlreadyExists, type(None), type(None)]
         assert [one.fragment.position for one in (await image(journal)).rows] == [0, 3]
-        assert [one.revision for one in await journal.events("u1", 0, 9)] == [1, 2, 3]
-        assert len((await journal.load("u2", MODEL, 9)).rows) == 1
+        assert [one.revision for one in await journal.list_events("u1", 0, 9)] == [1, 2, 3]
+        assert len((await journal.load_memory("u2", MODEL, 9)).rows) == 1
 
     async def test_unwritable_value_fails_alone(self, journal: Journal) -> None:
         broken = fragment(0, metadata=(("x", object()),))
@@ -113,7 +113,7 @@ class Committing:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
         await journal.commit(transition(2, rows=(Row(fragment(0, content="other words", model="")),)))
         assert (await image(journal)).rows[0].vector is None
-        assert await journal.vectors("u1", MODEL, [fragment(0).id]) == {}
+        assert await journal.get_vectors("u1", MODEL, [fragment(0).id]) == {}
 
     async def test_removed_fragment_leaves_no_rows(self, journal: Journal) -> None:
         held = row(fragment(0, Tier.SHORT_TERM, external_id="e"))
@@ -125,7 +125,7 @@ class Committing:
         assert [one.fragment.position for one in found.rows] == [1]
         assert found.short_term == ()
         assert found.next_position == 2, "a position is never given twice"
-        assert await journal.vectors("u1", MODEL, [held.fragment.id]) == {}
+        assert await journal.get_vectors("u1", MODEL, [held.fragment.id]) == {}
         await journal.commit(transition(3, rows=(row(fragment(2, external_id="e")),)))
 
     async def test_any_number_of_rows_up_to_a_few_statements(self, journal: Journal) -> None:
@@ -167,31 +167,31 @@ class Committing:
         )
         await journal.commit(transition(1, events=happened))
         await journal.commit(transition(2))
-        assert await journal.events("u1", 1, 10) == [Recorded(2, 10, happened), Recorded(3, 20, ())]
-        assert [one.revision for one in await journal.events("u1", 0, 2)] == [1, 2]
-        assert await journal.events("u1", 3, 10) == []
+        assert await journal.list_events("u1", 1, 10) == [Recorded(2, 10, happened), Recorded(3, 20, ())]
+        assert [one.revision for one in await journal.list_events("u1", 0, 2)] == [1, 2]
+        assert await journal.list_events("u1", 3, 10) == []
 
     async def test_numpy_numbers_are_written_as_python_numbers(self, journal: Journal) -> None:
         seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]
         await journal.commit(transition(1, events=(seen,), rows=(row(fragment(0, importance=np.float64(0.5))),)))
-        ((recorded,),) = [one.events for one in await journal.events("u1", 1, 1)]
+        ((recorded,),) = [one.events for one in await journal.list_events("u1", 1, 1)]
         assert (recorded.cosine, recorded.draw) == (0.5, 0.25)
         assert type((await image(journal)).rows[0].fragment.importance) is float
 
     async def test_prune_removes_oldest_events_without_gap(self, journal: Journal) -> None:
         for revision in range(1, 6):
             await journal.commit(transition(revision))
-        kept = [one.revision for one in await journal.events("u1", 0, 10)]
+        kept = [one.revision for one in await journal.list_events("u1", 0, 10)]
         assert kept == [1, 2, 3, 4, 5, 6]
         assert await journal.prune_events("u1", 30, 2) == 2  # the memory's creation, at 1 µs, and revision 2, at 10
         assert await journal.prune_events("u1", 30, 10) == 1
         assert await journal.prune_events("u1", 30, 10) == 0
-        assert [one.revision for one in await journal.events("u1", 0, 10)] == [4, 5, 6]
+        assert [one.revision for one in await journal.list_events("u1", 0, 10)] == [4, 5, 6]
         await journal.commit(replace(transition(6), time_us=5))  # the clock jumped back
         assert await journal.prune_events("u1", 45, 10) == 2
-        assert [one.revision for one in await journal.events("u1", 0, 10)] == [6, 7]
+        assert [one.revision for one in await journal.list_events("u1", 0, 10)] == [6, 7]
         assert await journal.prune_events("u1", 100, 10) == 2
-        assert await journal.events("u1", 0, 10) == []
+        assert await journal.list_events("u1", 0, 10) == []
         assert (await image(journal)).record.revision == 7
         with pytest.raises(Conflict):
             await journal.prune_events("nobody", 100, 10)

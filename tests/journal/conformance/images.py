@@ -40,10 +40,10 @@ class Images:
         await journal.commit(transition(2, rows=(Row(fragment(1, model="other-2"), None, b"12345678"),)))
         assert [one.vector for one in (await image(journal, 2)).rows] == [vector(0), vector(1)]
         assert [one.vector for one in (await image(journal, 1)).rows] == [None, None]
-        assert [one.vector for one in (await journal.load("u1", "other-2", 1)).rows] == [None, b"12345678"]
+        assert [one.vector for one in (await journal.load_memory("u1", "other-2", 1)).rows] == [None, b"12345678"]
         ids = [fragment(1).id, "nobody", fragment(0).id]
-        assert await journal.vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
-        assert await journal.vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
+        assert await journal.get_vectors("u1", MODEL, ids) == {fragment(0).id: vector(0), fragment(1).id: vector(1)}
+        assert await journal.get_vectors("u1", "other-2", ids) == {fragment(1).id: b"12345678"}
 
     async def test_terms_keep_the_version_of_their_analyzer(self, journal: Journal) -> None:
         kept = [row(fragment(place)).terms for place in range(4)]
@@ -64,19 +64,19 @@ class Images:
         assert await journal.add_vectors("u1", "other-2", [made]) == 1
         before, after = Space(MODEL, 4, 1), Space("other-2", 2, 1)
         await journal.set_spaces(Spaces(in_force=before, next=after, old=None))
-        assert await journal.scan("u1", True, visited) == vector(9)
+        assert await journal.scan_memory("u1", True, visited) == vector(9)
         await journal.set_spaces(Spaces(in_force=after, next=None, old=before))
-        assert await journal.scan("u1", True, visited) == b"87654321"
+        assert await journal.scan_memory("u1", True, visited) == b"87654321"
         assert await journal.drop_vectors(MODEL, -1, 10) is not None
         assert await journal.drop_vectors(MODEL, 1 << 40, 10) is None
-        assert await journal.scan("u1", True, visited) == b"87654321"
+        assert await journal.scan_memory("u1", True, visited) == b"87654321"
 
     async def test_large_image_has_only_vectors_missing_in_index(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)))
         await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(1).id),)))
-        image = await journal.load("u1", fragment(0).model, 2)
+        image = await journal.load_memory("u1", fragment(0).model, 2)
         assert [one.vector is not None for one in image.rows] == [False, True, True]
-        image = await journal.load("u1", fragment(0).model, 3)
+        image = await journal.load_memory("u1", fragment(0).model, 3)
         assert [one.vector is not None for one in image.rows] == [True, True, True]
 
     async def test_gathering_gets_all_blocks_one_by_one(self, journal: Journal) -> None:
@@ -87,10 +87,10 @@ class Images:
         vectored = sum(one.vector is not None for one in rows)
         for vectors_max, told in ((vectored, True), (vectored - 1, False)):
             whole, gathered = await image(journal, vectors_max), Gathered()
-            found = await journal.load("u1", MODEL, vectors_max, gathered)
+            found = await journal.load_memory("u1", MODEL, vectors_max, gathered)
             assert gathered.told == [told, "end"]
             assert len(gathered.blocks) > 1
-            assert [one for block in gathered.blocks for one in block.rows()] == list(whole.rows)
+            assert [one for block in gathered.blocks for one in block.iterate_rows()] == list(whole.rows)
             assert [one.fragment for one in whole.rows] == [one.fragment for one in rows]
             assert sum(one.vector is not None for one in whole.rows) == (vectored if told else 1)
             assert (found.blocks, found.record, found.next_position) == ((), whole.record, whole.next_position)

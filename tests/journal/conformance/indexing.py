@@ -20,16 +20,16 @@ class Indexing:
         await journal.commit(transition(1, rows=(row(live), row(forgotten), row(erased)), index=entries))
         later = forgotten.but(forget_time_us=5)
         await journal.commit(transition(2, rows=(Row(later),), removed=(erased.id,)))
-        found = await journal.outbox(10)
+        found = await journal.read_outbox(10)
         assert [(entry.memory, entry.fragment, entry.delete) for entry, _ in found] == [
             ("u1", one.id, False) for one in (live, forgotten, erased)
         ]
         assert [what for _, what in found] == [Indexable(MODEL, vector(0)), None, None]
         assert await journal.outbox_size() == 3
         assert await journal.outbox_last() == found[2][0].id
-        assert [entry for entry, _ in await journal.outbox(1)] == [found[0][0]]
+        assert [entry for entry, _ in await journal.read_outbox(1)] == [found[0][0]]
         await journal.outbox_done([found[1][0].id])
-        assert [entry for entry, _ in await journal.outbox(9)] == [found[0][0], found[2][0]]
+        assert [entry for entry, _ in await journal.read_outbox(9)] == [found[0][0], found[2][0]]
         await journal.outbox_done([found[0][0].id, found[2][0].id])
         assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
 
@@ -37,13 +37,13 @@ class Indexing:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)
         await journal.commit(transition(1, rows=(row(fragment(0)),), index=(deletion, upsert)))
         expected = Indexable(MODEL, vector(0))
-        assert [what for _, what in await journal.outbox(9)] == [expected, expected]
+        assert [what for _, what in await journal.read_outbox(9)] == [expected, expected]
         await journal.commit(transition(2, index=(deletion,)))
-        assert [what for _, what in await journal.outbox(9)] == [None, None, None]
+        assert [what for _, what in await journal.read_outbox(9)] == [None, None, None]
 
     async def test_refill_enters_live_long_term_fragments_with_vector(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
-        await journal.own("u2")
+        await journal.own_memory("u2")
         rows = (
             row(fragment(0)),
             Row(fragment(1, model="")),
@@ -53,7 +53,7 @@ class Indexing:
         await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(0).id),)))
         await journal.commit(replace(transition(1, rows=(row(fragment(7)),)), memory="u2"))
         assert await journal.outbox_refill() == 2
-        found = await journal.outbox(9)
+        found = await journal.read_outbox(9)
         assert sorted((entry.memory, entry.fragment) for entry, _ in found) == [
             ("u1", fragment(0).id),
             ("u2", fragment(7).id),
@@ -63,19 +63,19 @@ class Indexing:
     async def test_reconciliation_enters_outbox_entries(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1)), row(fragment(2, Tier.SHORT_TERM)), Row(fragment(3, model="")))
         await journal.commit(transition(1, rows=rows))
-        assert await journal.indexable("u1") == [fragment(0).id, fragment(1).id]
-        assert await journal.indexable("nobody") == []
+        assert await journal.list_indexable("u1") == [fragment(0).id, fragment(1).id]
+        assert await journal.list_indexable("nobody") == []
         assert await journal.outbox_fragments("u1") == set()
         await journal.outbox_enter([IndexEntry("u1", fragment(1).id), IndexEntry("u1", "orphan")])
         assert await journal.outbox_fragments("u1") == {fragment(1).id, "orphan"}
         assert await journal.outbox_fragments("nobody") == set()
-        found = [(entry.fragment, what is None) for entry, what in await journal.outbox(9)]
+        found = [(entry.fragment, what is None) for entry, what in await journal.read_outbox(9)]
         assert found == [(fragment(1).id, False), ("orphan", True)]
 
     async def test_jobs_are_listed_oldest_first_until_finished(self, journal: Journal) -> None:
         jobs = (Job("j2", "u1", "insight", '{"a":1}', 20, 1), Job("j1", "u1", "reflection", "{}", 10))
         await journal.commit(transition(1, jobs=jobs))
-        assert await journal.jobs(9) == [jobs[1], jobs[0]]
-        assert await journal.jobs(1) == [jobs[1]]
+        assert await journal.list_jobs(9) == [jobs[1], jobs[0]]
+        assert await journal.list_jobs(1) == [jobs[1]]
         await journal.commit(transition(2, finish_jobs=("j1",)))
-        assert await journal.jobs(9) == [jobs[0]]
+        assert await journal.list_jobs(9) == [jobs[0]]

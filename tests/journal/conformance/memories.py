@@ -23,7 +23,7 @@ class Memories:
         assert await journal.get_memory("comedy", "joy") == replace(record(), epoch=1, revision=1)
         assert await journal.get_memory("comedy", "jo") is None
         assert await journal.get_memory("tragedy", "joy") is None
-        assert await journal.events("u1", 0, 10) == [Recorded(1, 1, (Event(EventType.MEMORY_CREATED, ""),))]
+        assert await journal.list_events("u1", 0, 10) == [Recorded(1, 1, (Event(EventType.MEMORY_CREATED, ""),))]
 
     async def test_name_is_unique_in_namespace(self, journal: Journal) -> None:
         with pytest.raises(AlreadyExists, match="comedy/joy"):
@@ -44,7 +44,7 @@ class Memories:
         with pytest.raises(AlreadyExists):
             await journal.create_memory(record("y", "m0"), (), None, 3)
         await journal.create_memory(record("y", namespace="drama"), (), None, 1)
-        await journal.own("y")
+        await journal.own_memory("y")
         renaming = replace(transition(1, name=("comedy", "moved"), namespace_max=3), memory="y")
         with pytest.raises(NamespaceFull):
             await journal.commit(renaming)
@@ -69,7 +69,7 @@ class Memories:
         assert await journal.list_memories("epos", "n.boc", 9, "n.bob") == []
 
     async def test_taking_ownership_fences_older_owner(self, journal: Journal) -> None:
-        assert (await journal.own("u1")).epoch == 2
+        assert (await journal.own_memory("u1")).epoch == 2
         for write in (
             journal.commit(transition(1)),
             journal.receive(receipt(1, 1, 0)),
@@ -78,9 +78,9 @@ class Memories:
             with pytest.raises(Conflict):
                 await write
         with pytest.raises(Conflict):
-            await journal.own("nobody")
+            await journal.own_memory("nobody")
         with pytest.raises(Conflict):
-            await journal.load("nobody", MODEL, 0)
+            await journal.load_memory("nobody", MODEL, 0)
 
     async def test_deleted_memory_leaves_only_outbox_entries(self, journal: Journal) -> None:
         rows = (row(fragment(0)), row(fragment(1, Tier.SHORT_TERM)))
@@ -88,12 +88,12 @@ class Memories:
         await journal.receive(receipt(1, 2, 2))
         await journal.delete_memory("u1")
         assert await journal.get_memory("comedy", "joy") is None
-        assert await journal.fragments("u1", [fragment(0).id]) == []
+        assert await journal.get_fragments("u1", [fragment(0).id]) == []
         assert await journal.list_fragments("u1", FragmentQuery()) == []
-        assert await journal.events("u1", 0, 9) == []
-        assert await journal.jobs(9) == []
+        assert await journal.list_events("u1", 0, 9) == []
+        assert await journal.list_jobs(9) == []
         assert await journal.pending_memories() == []
-        assert [(entry.memory, entry.fragment, found) for entry, found in await journal.outbox(9)] == [
+        assert [(entry.memory, entry.fragment, found) for entry, found in await journal.read_outbox(9)] == [
             ("u1", fragment(0).id, None)
         ]
         with pytest.raises(Conflict):
@@ -104,13 +104,13 @@ class Memories:
         await journal.receive(receipt(1, 1, 1))
         await journal.delete_memory("u1")
         await journal.create_memory(record("u9"), ())
-        await journal.own("u9")
-        found = await journal.load("u9", MODEL, 100)
+        await journal.own_memory("u9")
+        found = await journal.load_memory("u9", MODEL, 100)
         assert (found.rows, found.pending, found.producers, found.next_position) == ((), (), (), 0)
 
     async def test_deleting_large_memory_keeps_others(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "sad"), ())
-        await journal.own("u2")
+        await journal.own_memory("u2")
         mine = tuple(row(fragment(position)) for position in range(2_500))
         await journal.commit(transition(1, rows=mine))
         await journal.commit(replace(transition(1, rows=mine[:3]), memory="u2"))
@@ -118,9 +118,9 @@ class Memories:
         await journal.commit(replace(transition(2, rows=(row(fragment(3)),)), memory="u2"))
         await deletion
         assert await journal.outbox_size() == 2_500
-        assert (await journal.counts("u2")).long_term == 4
-        assert len(await journal.vectors("u2", MODEL, [one.fragment.id for one in mine])) == 4
-        assert [one.revision for one in await journal.events("u2", 0, 9)] == [1, 2, 3]
+        assert (await journal.count_fragments("u2")).long_term == 4
+        assert len(await journal.get_vectors("u2", MODEL, [one.fragment.id for one in mine])) == 4
+        assert [one.revision for one in await journal.list_events("u2", 0, 9)] == [1, 2, 3]
 
     async def test_all_memories_are_ordered_by_uid(self, journal: Journal) -> None:
         await journal.create_memory(record("u0", "joy", "tragedy"), ())

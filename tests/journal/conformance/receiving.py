@@ -30,7 +30,7 @@ class Receiving:
         assert found.pending == (first, second)
         assert found.next_position == 4
         assert found.producers == (Producer("p", 1, received=5, stored=0),)
-        assert (await journal.counts("u1")).pending == 4
+        assert (await journal.count_fragments("u1")).pending == 4
         assert await journal.pending_memories() == ["u1"]
         await journal.commit(transition(1, stored_positions=(0,), producers=(("p", 3),)))
         found = await image(journal)
@@ -72,14 +72,14 @@ class Receiving:
             await journal.commit(transition(1, rows=(row(fragment(0)),), **told))
         found = await image(journal)
         assert (found.record.revision, found.next_position, found.producers) == (1, 0, (Producer("p", 1),))
-        assert await journal.fragments("u1", [fragment(0).id]) == []
+        assert await journal.get_fragments("u1", [fragment(0).id]) == []
         await journal.commit(transition(1, rows=(row(fragment(0)),)))
 
     @pytest.mark.parametrize("refused", [False, True])
     async def test_grouped_writes_equal_single_writes(self, journal: Journal, refused: bool) -> None:
         for uid, name in (("u2", "sad"), ("u3", "calm")):
             await journal.create_memory(record(uid, name), ())
-            await journal.own(uid)
+            await journal.own_memory(uid)
             await journal.open_producer(uid, 1, "p")
         ada = Answer("comedy\nPut\nr1", b"digest", b"response", 7)
         stored = {"stored_positions": (0,), "producers": (("p", 2),)}
@@ -90,7 +90,7 @@ class Receiving:
             journal.receive(replace(receipt(1, 3, 0, rejected=(2,)), memory="u3")),
             journal.commit(transition(1, rows=(row(fragment(0)), row(fragment(1))), **stored)),
             journal.commit(replace(transition(1, rows=(row(fragment(0)),)), memory="u3")),
-            journal.touch(Accesses("u1", 1, (Access(fragment(1).id, 2, 9_999),))),
+            journal.add_accesses(Accesses("u1", 1, (Access(fragment(1).id, 2, 9_999),))),
             journal.commit(transition(2, removed=(fragment(0).id,), **more)),
             journal.receive(receipt(3, 1, 2)),
             journal.commit(replace(transition(2, reflection_aggregate=0.5), memory="u3")),
@@ -107,15 +107,15 @@ class Receiving:
             ("u2", 1, [], (replace(receipt(1, 1, 0), memory="u2"),), 1),
             ("u3", 3, [0], (replace(receipt(1, 3, 0, rejected=(2,)), memory="u3"),), 3),
         ):
-            found = await journal.load(uid, MODEL, 100)
+            found = await journal.load_memory(uid, MODEL, 100)
             assert (found.record.revision, found.pending) == (revision, pending)
             assert [one.fragment.id for one in found.rows] == [fragment(each).id for each in ids]
             assert found.producers == (Producer("p", 1, received=received, stored=2 if uid == "u1" else 0),)
-            assert len(await journal.events(uid, 0, 9)) == revision
-        (known,) = await journal.fragments("u1", [fragment(1).id])
+            assert len(await journal.list_events(uid, 0, 9)) == revision
+        (known,) = await journal.get_fragments("u1", [fragment(1).id])
         assert (known.access_count, known.access_time_us) == (2, 9_999)
         assert (await image(journal)).record.policy.language == "german"
-        assert (await journal.load("u3", MODEL, 0)).record.reflection_aggregate == 0.5
+        assert (await journal.load_memory("u3", MODEL, 0)).record.reflection_aggregate == 0.5
 
     async def test_unsequenced_writes_keep_no_receipts(self, journal: Journal) -> None:
         one = replace(receipt(1, 2, 0), producer="", producer_epoch=0)
@@ -179,15 +179,15 @@ class Receiving:
         empty = Answer("comedy\nObserve\nr1", b"d", b"", now.us)
         unnumbered = replace(receipt(1, 2, 0), producer="", producer_epoch=0, answer=empty)
         await journal.receive(unnumbered)
-        assert (await journal.answer(empty.request), (await image(journal)).pending) == (empty, (unnumbered,))
+        assert (await journal.get_answer(empty.request), (await image(journal)).pending) == (empty, (unnumbered,))
         whole = replace(empty, response=b"whole")
         await journal.commit(transition(1, stored_positions=(0,), answers=(whole,)))
-        assert await journal.answer(empty.request) == whole
+        assert await journal.get_answer(empty.request) == whole
         at_once = replace(whole, request="comedy\nObserve\nr2")
         await journal.commit(transition(2, answers=(at_once,)))
         later = replace(whole, request="comedy\nObserve\nr3")
         await journal.put_answer(later)
-        assert [await journal.answer(one.request) for one in (at_once, later)] == [at_once, later]
+        assert [await journal.get_answer(one.request) for one in (at_once, later)] == [at_once, later]
 
     async def test_expired_answers_are_pruned(self, journal: Journal, now: Now) -> None:
         for number in range(5):
@@ -196,7 +196,7 @@ class Receiving:
         now.us += DAY_US + 4
         assert await journal.prune_answers(3) == 3
         assert await journal.prune_answers(3) == 1
-        assert await journal.answer("comedy\nDo\n4") is not None
+        assert await journal.get_answer("comedy\nDo\n4") is not None
 
     async def test_open_stream_drops_old_hashes(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writes, "SEQUENCES_KEPT", 20)

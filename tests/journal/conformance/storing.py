@@ -18,18 +18,18 @@ class Storing:
         await journal.commit(transition(1, rows=tuple(row(fragment(number)) for number in range(50))))
         await journal.commit(transition(2, removed=tuple(fragment(number).id for number in range(0, 50, 2))))
         before = await image(journal)
-        _, load, _ = await asyncio.gather(journal.scrub(), image(journal), journal.commit(transition(3)))
+        _, load, _ = await asyncio.gather(journal.scrub_files(), image(journal), journal.commit(transition(3)))
         assert load.rows == before.rows
-        await asyncio.gather(journal.scrub(), journal.scrub())
+        await asyncio.gather(journal.scrub_files(), journal.scrub_files())
         assert (await image(journal)).rows == before.rows
         await journal.commit(transition(4, rows=(row(fragment(50)),)))
         assert len((await image(journal)).rows) == 26
 
     async def test_space_can_be_replaced(self, journal: Journal) -> None:
-        assert await journal.space() is None
+        assert await journal.get_space() is None
         await journal.set_space(Space(MODEL, 4, 64))
         await journal.set_space(Space("other", 8, 256))
-        assert await journal.space() == Space("other", 8, 256)
+        assert await journal.get_space() == Space("other", 8, 256)
 
     async def test_reopened_journal_has_everything(self, journal: Journal, opener: Opener) -> None:
         await journal.set_space(Space(MODEL, 4, 64))
@@ -40,11 +40,11 @@ class Storing:
         await journal.close()
         again = await opener()
         try:
-            after = await again.load("u1", MODEL, 100)
+            after = await again.load_memory("u1", MODEL, 100)
             assert (after.record, after.rows, after.pending) == (before.record, before.rows, before.pending)
             assert after.producers == before.producers
-            assert await again.space() == Space(MODEL, 4, 64)
-            assert (await again.own("u1")).epoch == 2
+            assert await again.get_space() == Space(MODEL, 4, 64)
+            assert (await again.own_memory("u1")).epoch == 2
         finally:
             await again.close()
 
@@ -55,7 +55,7 @@ class Storing:
         assert [write.exception() for write in writes] == [None] * 50
         again = await opener()
         try:
-            assert len((await again.load("u1", MODEL, 0)).pending) == 50
+            assert len((await again.load_memory("u1", MODEL, 0)).pending) == 50
         finally:
             await again.close()
 

@@ -30,7 +30,7 @@ class JournalConformance(Memories, Receiving, Committing, Images, Reading, Answe
     async def journal(self, opener: Opener) -> AsyncIterator[Journal]:
         opened = await opener()
         await opened.create_memory(record(), (Event(EventType.MEMORY_CREATED, ""),))
-        await opened.own("u1")
+        await opened.own_memory("u1")
         await opened.open_producer("u1", 1, "p")
         yield opened
         await opened.close()

@@ -50,23 +50,25 @@ class SqlConversations:
         self._write = write
         self._read = read
 
-    async def append(
+    async def append_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
         return await self._write_with_answer(
             lambda c: _append_message(c, conversation, message, now_us), 3, True, answer
         )
 
-    async def messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         return await self._read(lambda c: _read_messages(c, conversation, query))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         return await self._read(lambda c: _read_last_message(c, conversation))
 
-    async def status(self, conversation: ConversationName) -> Status:
+    async def get_status(self, conversation: ConversationName) -> Status:
         return await self._read(lambda c: _read_status(c, conversation))
 
-    async def complete(self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None) -> None:
+    async def complete_conversation(
+        self, conversation: ConversationName, now_us: int, answer: AnswerOf[None] = None
+    ) -> None:
         await self._write_with_answer(lambda c: _complete_conversation(c, conversation, now_us), 2, False, answer)
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
@@ -82,7 +84,7 @@ class SqlConversations:
         rows = 2 + 2 * len(plans)
         return await self._write_with_answer(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
 
-    async def plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
+    async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         return await self._read(lambda c: _read_plans(c, conversation, query))
 
     async def change_plan(
@@ -100,20 +102,22 @@ class SqlConversations:
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         return await self._write_with_answer(lambda c: _delete_rows(c, plans, conversation), 1_000, False, answer)
 
-    async def names(self, namespace: str, after: str, limit: int) -> list[str]:
+    async def list_names(self, namespace: str, after: str, limit: int) -> list[str]:
         return await self._read(lambda c: export_reads.list_conversation_names(c, namespace, after, limit))
 
-    async def scan(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
+    async def scan_conversation(self, conversation: ConversationName, visit: Callable[[ConversationScan], T]) -> T:
         return await self._read(lambda c: export_reads.scan_conversation(c, conversation, visit))
 
-    async def stage(self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]) -> None:
+    async def stage_rows(
+        self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
+    ) -> None:
         rows = 2 + len(messages) + len(plans)
         await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
-    async def publish(self, staged: str, conversation: ConversationName, status: Status) -> None:
+    async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:
         await self._write(lambda c: import_staging.publish_staged(c, staged, conversation, status), 2, False)
 
-    async def discard(self, staged: str) -> None:
+    async def discard_staged(self, staged: str) -> None:
         await self._write(lambda c: import_staging.discard_staged(c, staged), 1_000, False)
 
     async def _write_with_answer(

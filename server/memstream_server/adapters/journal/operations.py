@@ -31,7 +31,7 @@ class SqlOperations:
     async def get(self, id: str) -> Operation | None:
         return await self._read(partial(_get_operation, id=id))
 
-    async def page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+    async def list_page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
         return await self._read(lambda c: _list_operations(c, namespace, memory, before, limit))
 
     async def save(self, operation: Operation) -> bool:
@@ -43,7 +43,7 @@ class SqlOperations:
     async def claim(self, id: str, process: int | None, former: int | None) -> bool:
         return await self._write(lambda c: _claim_operation(c, id, process, former), 1, False)
 
-    async def unfinished(self) -> list[Operation]:
+    async def list_unfinished(self) -> list[Operation]:
         return await self._read(_list_unfinished)
 
     async def remove_ended(self, before_us: int) -> int:

@@ -64,7 +64,7 @@ class SqlProcesses:
         self._leading: object | None = None
         """The session that holds the leader's lock, if this process has it."""
 
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """See the port."""
         session = self._database.session
         return session is not None and session is self._joined and session.is_alive()
@@ -116,11 +116,11 @@ class SqlProcesses:
 
         await self._submit(work, 1, False)
 
-    async def take(self, uid: str, number: int) -> int | Owner | None:
+    async def take_memory(self, uid: str, number: int) -> int | Owner | None:
         """See the port."""
         return await self._submit(lambda connection: _take_memory(connection, uid, number), 1, False)
 
-    async def release(self, uid: str, number: int) -> None:
+    async def release_memory(self, uid: str, number: int) -> None:
         """See the port."""
 
         def work(connection: Connection) -> None:
@@ -128,7 +128,7 @@ class SqlProcesses:
 
         await self._submit(work, 1, False)
 
-    async def owner(self, namespace: str, name: str, number: int) -> Owner | None:
+    async def find_owner(self, namespace: str, name: str, number: int) -> Owner | None:
         """See the port."""
 
         def work(connection: Connection) -> Owner | None:
@@ -137,7 +137,7 @@ class SqlProcesses:
 
         return await self._look(work)
 
-    async def living(self, number: int) -> frozenset[int]:
+    async def list_living(self, number: int) -> frozenset[int]:
         """See the port."""
 
         def work(connection: Connection) -> frozenset[int]:
@@ -153,7 +153,7 @@ class SqlProcesses:
 
         return await self._look(work)
 
-    async def abandoned(self, number: int) -> list[str]:
+    async def list_abandoned(self, number: int) -> list[str]:
         """See the port."""
 
         def work(connection: Connection) -> list[str]:

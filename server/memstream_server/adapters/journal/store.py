@@ -115,14 +115,14 @@ class SqlJournal:
         """Engine and version for display, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
         return self._database.description
 
-    async def space(self) -> Space | None:
-        return (await self.spaces()).in_force
+    async def get_space(self) -> Space | None:
+        return (await self.get_spaces()).in_force
 
     async def set_space(self, space: Space) -> None:
         await self._write(writes.set_space, 1, True, space)
         self._model = space.model
 
-    async def spaces(self) -> Spaces:
+    async def get_spaces(self) -> Spaces:
         spaces = await self._read(reads.read_spaces)
         self._model = None if spaces.in_force is None else spaces.in_force.model
         return spaces
@@ -131,13 +131,13 @@ class SqlJournal:
         await self._write(writes.set_spaces, 3, False, spaces)
         self._model = None if spaces.in_force is None else spaces.in_force.model
 
-    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+    async def list_unvectored(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
         return await self._read(next_space_vectors.list_lacking, uid, model, compared, after, limit)
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
         return await self._write(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
 
-    async def vectored(self, model: str) -> tuple[int, int]:
+    async def count_vectors(self, model: str) -> tuple[int, int]:
         return await self._read(next_space_vectors.count_vectors, model)
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
@@ -145,7 +145,7 @@ class SqlJournal:
         await self._write(next_space_vectors.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
-    async def scrub(self) -> None:
+    async def scrub_files(self) -> None:
         if self._database.scrub is not None:
             await self._writer.run_exclusively(self._database.scrub)
 
@@ -184,13 +184,13 @@ class SqlJournal:
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         return await self._read(reads.list_namespaces, after, limit)
 
-    async def own(self, uid: str) -> MemoryRecord:
+    async def own_memory(self, uid: str) -> MemoryRecord:
         return await self._write(_take_ownership, 1, False, uid)
 
-    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
         return await self._read(load_memory.load_memory, uid, model, vectors_max, into)
 
-    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+    async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
         return await self._read(export_reads.scan_memory, uid, all_vectors, visit)
 
     async def fragment_total(self, namespace: str, name: str) -> int:
@@ -223,41 +223,41 @@ class SqlJournal:
         adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
         await self._writer.submit(JointWork(sql_commit.commit_transitions, commit, commit.memory), rows, adds)
 
-    async def touch(self, accesses: Accesses) -> None:
+    async def add_accesses(self, accesses: Accesses) -> None:
         await self._writer.submit(
             JointWork(sql_commit.touch_fragments, accesses, accesses.memory), len(accesses.each), True
         )
 
     # ---- reads
 
-    async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
+    async def get_fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
         return await self._read(fragment_reads.read_fragments, uid, ids, self._model)
 
-    async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+    async def get_vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
         return await self._read(fragment_reads.read_vectors, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
 
-    async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
+    async def list_expired(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         return await self._read(fragment_reads.list_expired, now_us, limit)
 
     async def oldest_forgotten(self) -> list[tuple[str, int]]:
         return await self._read(fragment_reads.list_oldest_forgotten)
 
-    async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
+    async def list_purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
         return await self._read(fragment_reads.list_purgeable, uid, before_us, limit)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
 
-    async def counts(self, uid: str, now_us: int | None = None) -> Counts:
+    async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         return await self._read(reads.count_fragments, uid, now_us)
 
-    async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         return await self._read(reads.read_events, uid, after_revision, limit)
 
-    async def answer(self, request: str) -> Answer | None:
+    async def get_answer(self, request: str) -> Answer | None:
         return await self._read(reads.read_answer, request, self._clock_us())
 
     async def put_answer(self, answer: Answer) -> None:
@@ -268,7 +268,7 @@ class SqlJournal:
 
     # ---- the index's outbox and jobs
 
-    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
+    async def read_outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
         return await self._read(outbox.read_entries, limit, self._model)
 
     async def outbox_size(self) -> int:
@@ -289,13 +289,13 @@ class SqlJournal:
     async def outbox_enter(self, entries: Sequence[IndexEntry]) -> None:
         await self._write(outbox.enter_entries, len(entries), True, entries)
 
-    async def indexable(self, uid: str) -> list[str]:
+    async def list_indexable(self, uid: str) -> list[str]:
         return await self._read(outbox.list_indexable, uid, self._model)
 
     async def outbox_refill(self) -> int:
         return await self._write(outbox.enter_all, 1_000, True)
 
-    async def jobs(self, limit: int) -> list[Job]:
+    async def list_jobs(self, limit: int) -> list[Job]:
         return await self._read(reads.waiting_jobs, limit)
 
     async def pending_memories(self) -> list[str]:
@@ -338,7 +338,7 @@ async def open_journal(
     journal = SqlJournal(database, clock_us, readers)
     try:
         await journal.purge()
-        await journal.spaces()
+        await journal.get_spaces()
     except BaseException:
         await journal.close()
         raise

@@ -177,17 +177,17 @@ class FileSyncer:
 def with_write_lock(call: Call, lock: threading.Lock) -> Call:
     """Wrap a call with the lock of all writes."""
 
-    def locked(request: Any, context: Any) -> Any:
+    def call_locked(request: Any, context: Any) -> Any:
         with lock:
             return call(request, context)
 
-    return locked
+    return call_locked
 
 
 def with_fsync(flush: Call, files: FileSyncer) -> Call:
     """Wrap a flush so that it is acknowledged only after its files are synced."""
 
-    def flushed(request: Any, context: Any) -> Any:
+    def flush_and_sync(request: Any, context: Any) -> Any:
         response = flush(request, context)
         if response.status.code == 0:
             try:
@@ -197,7 +197,7 @@ def with_fsync(flush: Call, files: FileSyncer) -> Call:
                 response.status.reason = f"fsync after flush: {error}"
         return response
 
-    return flushed
+    return flush_and_sync
 
 
 def hide_pandas() -> None:
@@ -229,16 +229,16 @@ def patch_lite() -> None:
     from milvus_lite.exceptions import SchemaValidationError
     from milvus_lite.storage.memtable import MemTable
 
-    def whole(record: dict[str, Any], schema: Any, **_properties: Any) -> None:
+    def require_columns(record: dict[str, Any], schema: Any, **_properties: Any) -> None:
         for field in schema.fields:
             if field.name not in record:
                 raise SchemaValidationError(f"column {field.name!r} missing")
 
-    def vectors(field: Any, _kind: int, rows: int) -> list[Any]:
+    def read_vectors(field: Any, _kind: int, rows: int) -> list[Any]:
         numbers = np.array(field.vectors.float_vector.data, dtype=np.float32)
         return list(numbers.reshape(rows, field.vectors.dim))
 
-    def table(memtable: Any, rows: list[tuple[int, int]]) -> Any:
+    def build_table(memtable: Any, rows: list[tuple[int, int]]) -> Any:
         chosen: dict[int, list[int]] = {}
         for batch, row in rows:
             chosen.setdefault(batch, []).append(row)
@@ -246,9 +246,9 @@ def patch_lite() -> None:
         kept = [batches[batch].select(schema.names).take(pa.array(at)) for batch, at in chosen.items()]
         return pa.Table.from_batches(kept, schema=schema)
 
-    records._extract_vector_column = vectors
-    collection.validate_record = whole
-    MemTable._build_data_table = table
+    records._extract_vector_column = read_vectors
+    collection.validate_record = require_columns
+    MemTable._build_data_table = build_table
 
 
 def build_server(database: Any, directory: Path) -> Any:
@@ -298,14 +298,14 @@ def watch_for_parent_exit() -> threading.Event:
     """Event that is set when stdin ends: the parent closed it or died. The process then exits within STOP_S."""
     ended = threading.Event()
 
-    def watch() -> None:
+    def read_until_end() -> None:
         while os.read(0, 4096):
             pass
         ended.set()
         time.sleep(STOP_S)
         os._exit(1)
 
-    threading.Thread(target=watch, name="stdin", daemon=True).start()
+    threading.Thread(target=read_until_end, name="stdin", daemon=True).start()
     return ended
 
 
@@ -314,11 +314,11 @@ def take_stdout() -> Callable[[dict[str, str]], None]:
     pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def send(message: dict[str, str]) -> None:
+    def send_message(message: dict[str, str]) -> None:
         pipe.write(json.dumps(message) + "\n")
         pipe.close()
 
-    return send
+    return send_message
 
 
 def main() -> int:

@@ -147,7 +147,7 @@ class MilvusCollection:
         if self._columns is not None:
             self._columns.close()
 
-    def probe(self) -> None:
+    def request_version(self) -> None:
         """Request the version. Raises IndexUnavailable if there is no answer."""
         with translating_errors("probe"):
             self._client.get_server_version(timeout=self._timeouts.probe_s)
@@ -167,7 +167,7 @@ class MilvusCollection:
                 self._client.load_collection(self._name, timeout=self._timeouts.define_s)
         return missing
 
-    def drop(self) -> None:
+    def drop_collection(self) -> None:
         """Drop the collection; a missing one is no error."""
         with translating_errors("drop collection"):
             self._client.drop_collection(self._name, timeout=self._timeouts.define_s)
@@ -246,13 +246,13 @@ class MilvusCollection:
         ids = [parse_fragment(key) for key in answers[0].ids]
         return ids, np.clip(np.asarray(answers[0].distances, dtype=np.float32), -1, 1)
 
-    def count(self, memory: str) -> int:
+    def count_rows(self, memory: str) -> int:
         """The number of a memory's rows."""
         with translating_errors("count"):
             rows = self._query_rows(memory, f"memory == {quote_id(memory)}", output_fields=["count(*)"])
         return int(rows[0]["count(*)"])
 
-    def ids(self, memory: str, after: str = "") -> tuple[list[str], bool]:
+    def list_ids(self, memory: str, after: str = "") -> tuple[list[str], bool]:
         """(a page of the fragment ids greater than `after`, ascending; whether there may be more)."""
         chosen = f'memory == {quote_id(memory)} and id > "{make_key(memory, after)}"'
         with translating_errors("ids"):
@@ -295,7 +295,7 @@ class MilvusCollection:
         return {"consistency_level": consistency, "timeout": self._timeouts.search_s}
 
     def _partition_name(self, memory: str) -> str | None:
-        return partition_name(memory, self._space.partitions) if self.lite else None
+        return partition_name(memory, self._space.index_layout) if self.lite else None
 
     def _create_collection(self) -> None:
         from pymilvus import DataType
@@ -323,12 +323,12 @@ class MilvusCollection:
             metric_type=METRIC,
             params={} if managed else HNSW,
         )
-        partitions = {"num_partitions": self._space.partitions} if self._keyed else {}
+        partitions = {"num_partitions": self._space.index_layout} if self._keyed else {}
         return {"index_params": index, "consistency_level": self._consistency, **partitions}
 
     def _create_partitions(self) -> None:
         present = set(self._client.list_partitions(self._name, timeout=self._timeouts.define_s))
-        for bucket in range(self._space.partitions):
+        for bucket in range(self._space.index_layout):
             if bucket_name(bucket) not in present:
                 self._client.create_partition(self._name, bucket_name(bucket), timeout=self._timeouts.define_s)
 

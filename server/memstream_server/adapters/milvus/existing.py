@@ -52,7 +52,7 @@ class ExistingCollection:
         self.primary = next(field for field in self._schema if field.primary)
 
     @contextmanager
-    def loaded(self) -> Iterator[None]:
+    def keep_loaded(self) -> Iterator[None]:
         """Load the collection for the block; releases it if it was not loaded before."""
         with translating_errors("load collection"):
             state = str(self._client.get_load_state(self._name, timeout=CALL_S)["state"])
@@ -65,7 +65,7 @@ class ExistingCollection:
                 with translating_errors("release collection"):
                     self._client.release_collection(self._name, timeout=CALL_S)
 
-    def fields(self) -> tuple[Field, ...]:
+    def list_fields(self) -> tuple[Field, ...]:
         """The schema's columns, and additional ones of the first row."""
         if not self.dynamic:
             return self._schema
@@ -78,7 +78,7 @@ class ExistingCollection:
         with translating_errors("count"):
             return int(self._client.get_collection_stats(self._name, timeout=CALL_S)["row_count"])
 
-    def pages(self, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    def iterate_pages(self, fields: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         """Rows with these fields and the primary key, ascending by the key."""
         key = self.primary.name
         # Not pymilvus' query_iterator: it does not escape text keys in its filter.
@@ -122,7 +122,7 @@ def open_existing_collection(uri: str, token: str, name: str) -> Iterator[Existi
             )
         stack.callback(client.close)
         collection = ExistingCollection(client, name)
-        stack.enter_context(collection.loaded())
+        stack.enter_context(collection.keep_loaded())
         yield collection
 
 

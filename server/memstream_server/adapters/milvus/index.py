@@ -95,7 +95,7 @@ class MilvusIndex:
         self._supervisor = asyncio.create_task(self._restart_when_ended(session), name="milvus supervisor")
         return empty
 
-    async def add(self, space: Space) -> bool:
+    async def add_space(self, space: Space) -> bool:
         session = self._current_session()
         if space.model in session.collections:
             return False
@@ -107,7 +107,7 @@ class MilvusIndex:
         self._spaces[space.model] = space
         return empty
 
-    async def remove(self, space: Space) -> None:
+    async def remove_space(self, space: Space) -> None:
         session = self._current_session()
         collection = session.collections.get(space.model)
         if collection is not None and len(session.collections) == 1:
@@ -118,7 +118,7 @@ class MilvusIndex:
         self._spaces.pop(space.model, None)
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._writer, collection.drop)
+            await loop.run_in_executor(self._writer, collection.drop_collection)
         finally:
             await loop.run_in_executor(self._readers, collection.close)
 
@@ -128,37 +128,37 @@ class MilvusIndex:
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
-    async def drop(self) -> None:
+    async def drop_all(self) -> None:
         """See the port. For Lite it removes the whole directory after the process has ended."""
         if self._remove_files is None:
             for model in list(self._spaces):
-                await self._write(lambda collection: collection.drop(), model)
+                await self._run_write(lambda collection: collection.drop_collection(), model)
             await self._close_session()
         else:
             await self._close_session(in_order=False)  # nothing in it is kept
             await asyncio.to_thread(self._remove_files)
         self._unflushed = None
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         """Whether Milvus answers within the probe's timeout."""
         if self._lost or self._session is None:
             return False
         try:
-            await self._read(lambda collection: collection.probe(), self._timeouts.probe_s)
+            await self._run_read(lambda collection: collection.request_version(), self._timeouts.probe_s)
         except IndexUnavailable:
             return False
         return True
 
     async def upsert(self, points: Sequence[Point], model: str = "") -> None:
         """See the port. Raises ValueError for a vector of another dimension or an unusable id."""
-        await self._write(lambda collection: collection.upsert(points), model)
+        await self._run_write(lambda collection: collection.upsert(points), model)
 
     async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None:
-        await self._write(lambda collection: collection.delete(memory, fragments), model)
+        await self._run_write(lambda collection: collection.delete(memory, fragments), model)
 
     async def flush(self) -> None:
         for model in list(self._spaces) or [""]:
-            await self._write(lambda collection: collection.flush(), model)
+            await self._run_write(lambda collection: collection.flush(), model)
         self._unflushed = None
 
     async def search(
@@ -168,22 +168,22 @@ class MilvusIndex:
         if limit <= 0:
             return [], np.empty(0, np.float32)
         most_s = self._timeouts.search_s if timeout_s is None else min(timeout_s, self._timeouts.search_s)
-        return await self._read(lambda collection: collection.search(memory, vector, limit, most_s), most_s, model)
+        return await self._run_read(lambda collection: collection.search(memory, vector, limit, most_s), most_s, model)
 
     async def count(self, memory: str, model: str = "") -> int:
-        return await self._read(lambda collection: collection.count(memory), self._timeouts.search_s, model)
+        return await self._run_read(lambda collection: collection.count_rows(memory), self._timeouts.search_s, model)
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
         """See the port. Ordered by the stored, percent-encoded ids; for ULIDs the order is the same."""
         found: list[str] = []
         more = True
         while more:
-            ask = partial(MilvusCollection.ids, memory=memory, after=found[-1] if found else "")
-            page, more = await self._read(ask, self._timeouts.search_s, model)
+            ask = partial(MilvusCollection.list_ids, memory=memory, after=found[-1] if found else "")
+            page, more = await self._run_read(ask, self._timeouts.search_s, model)
             found += page
         return found
 
-    async def _read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
+    async def _run_read(self, work: Callable[[MilvusCollection], T], timeout_s: float, model: str = "") -> T:
         session = self._current_session()
         collection = session.get_collection(model)
         call = asyncio.get_running_loop().run_in_executor(self._readers, work, collection)
@@ -196,7 +196,7 @@ class MilvusIndex:
         except CollectionMissing as error:
             raise await self._recreate_collection(session, collection) from error
 
-    async def _write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
+    async def _run_write(self, work: Callable[[MilvusCollection], None], model: str = "") -> None:
         try:
             session = self._current_session()
         except IndexUnavailable:
@@ -271,7 +271,7 @@ class MilvusIndex:
         """Restart Milvus whenever it ends."""
         pause_s = PAUSE_MIN_S
         while True:
-            why = await session.running.ended()
+            why = await session.running.wait_for_end()
             self._drop_session(session, why)
             logger.warning("%s; restarting it", why)
             await self._close_connection(session)
@@ -319,7 +319,7 @@ async def open_lite(
     """
     await asyncio.to_thread(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
 
-    async def start(collections: Sequence[str]) -> RunningMilvus:
+    async def start_lite(collections: Sequence[str]) -> RunningMilvus:
         return await LiteProcess.start(
             data_dir,
             collections,
@@ -329,7 +329,7 @@ async def open_lite(
         )
 
     return MilvusIndex(
-        start,
+        start_lite,
         name="milvus-lite",
         prefix="memstream",
         timeouts=timeouts or Timeouts(),
@@ -356,8 +356,8 @@ def connect_milvus(
     if parts.scheme not in ("http", "https", "tcp", "unix") or uri.endswith(".db"):
         raise ValueError(f"not the URI of a Milvus server: {uri!r}")
 
-    async def start(_collections: Sequence[str]) -> RunningMilvus:
+    async def make_remote(_collections: Sequence[str]) -> RunningMilvus:
         return RemoteMilvus(uri, token)
 
     name = f"milvus at {parts.hostname or parts.path}"  # without user and password
-    return MilvusIndex(start, name=name, prefix=prefix, timeouts=timeouts or Timeouts(), consistency=consistency)
+    return MilvusIndex(make_remote, name=name, prefix=prefix, timeouts=timeouts or Timeouts(), consistency=consistency)

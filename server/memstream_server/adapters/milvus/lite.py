@@ -40,7 +40,7 @@ class Endpoint:
     scratch: tempfile.TemporaryDirectory[str] | None = None
     """Temporary directory of the socket, if its path in the data directory would be invalid."""
 
-    def remove(self) -> None:
+    def remove_socket(self) -> None:
         """Remove the socket and its temporary directory. Idempotent."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -108,11 +108,11 @@ class LiteProcess:
         """Process id of the child."""
         return self._process.pid
 
-    async def ended(self) -> str:
+    async def wait_for_end(self) -> str:
         """Wait until the child ends; the reason, for display."""
         status = await self._process.wait()
         await asyncio.wait({self._listener})  # not `await`: a cancelled caller must not cancel the listener
-        self._endpoint.remove()
+        self._endpoint.remove_socket()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return ": ".join([f"Milvus Lite {how}", *list(self._last_words)[-1:]])
 
@@ -120,7 +120,7 @@ class LiteProcess:
         """Kill the child, without the flush of an orderly stop."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self.ended()
+        await self.wait_for_end()
 
     async def stop(self) -> None:
         """Stop the child in order; kill it after the timeout."""
@@ -128,7 +128,7 @@ class LiteProcess:
         self._process.stdin.close()
         try:
             async with asyncio.timeout(self._stop_timeout_s):
-                await self.ended()
+                await self.wait_for_end()
         except TimeoutError:
             await self.kill()
 
@@ -136,7 +136,7 @@ class LiteProcess:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            raise IndexUnavailable(await self.ended())
+            raise IndexUnavailable(await self.wait_for_end())
         message = json.loads(line)
         if "failed" in message:
             raise IndexUnavailable(f"Milvus Lite cannot open its directory: {message['failed']}")

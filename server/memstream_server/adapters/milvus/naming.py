@@ -18,7 +18,7 @@ ID_LENGTH_MAX = 512
 
 def collection_name(space: Space, prefix: str) -> str:
     """The collection of an embedding space: readable, and unique by a hash."""
-    identity = f"{space.model}\n{space.dimension}\n{space.partitions}\n{SCHEMA_VERSION}"
+    identity = f"{space.model}\n{space.dimension}\n{space.index_layout}\n{SCHEMA_VERSION}"
     readable = re.sub(r"[^a-z0-9]+", "_", space.model.lower()).strip("_")[:40]
     digest = blake2b(identity.encode(), digest_size=5).hexdigest()
     return f"{prefix}_{readable}_{space.dimension}_v{SCHEMA_VERSION}_{digest}"

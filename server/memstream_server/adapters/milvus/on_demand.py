@@ -47,16 +47,16 @@ class OnDemandIndex:
         self._spaces = [each for each in (space, beside) if each is not None]
         return True
 
-    async def add(self, space: Space) -> bool:
+    async def add_space(self, space: Space) -> bool:
         if not self._spaces:
-            return await self._index.add(space)
+            return await self._index.add_space(space)
         if space not in self._spaces:
             self._spaces.append(space)
         return True
 
-    async def remove(self, space: Space) -> None:
+    async def remove_space(self, space: Space) -> None:
         if not self._spaces:
-            await self._index.remove(space)
+            await self._index.remove_space(space)
         elif self._spaces == [space]:
             raise IndexUnavailable(f"the index of {space.model} is the only one")
         elif space in self._spaces:
@@ -86,15 +86,15 @@ class OnDemandIndex:
     async def count(self, memory: str, model: str = "") -> int:
         return 0 if self._spaces else await self._index.count(memory, model)
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
-        return [] if self._spaces else await self._index.ids(memory, model)
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
+        return [] if self._spaces else await self._index.list_ids(memory, model)
 
-    async def drop(self) -> None:
+    async def drop_all(self) -> None:
         self._spaces = []
-        await self._index.drop()
+        await self._index.drop_all()
 
-    async def healthy(self) -> bool:
-        return not self._start_failed if self._spaces else await self._index.healthy()
+    async def is_healthy(self) -> bool:
+        return not self._start_failed if self._spaces else await self._index.is_healthy()
 
     async def close(self) -> None:
         await self._index.close()
@@ -105,5 +105,5 @@ class OnDemandIndex:
         self._start_failed = True
         await self._index.open(default, *others[:1])  # whether it is empty is known
         for space in others[1:]:
-            await self._index.add(space)
+            await self._index.add_space(space)
         self._spaces, self._start_failed = [], False

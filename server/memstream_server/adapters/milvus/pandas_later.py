@@ -37,10 +37,10 @@ class _Later(ModuleType):
 
 
 def _when_called(module: str, name: str) -> Callable[..., Any]:
-    def called(*given: Any, **named: Any) -> Any:
+    def import_and_call(*given: Any, **named: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*given, **named)
 
-    return called
+    return import_and_call
 
 
 class NoPandas(MetaPathFinder):

@@ -20,7 +20,7 @@ class RunningMilvus(Protocol):
     supervised: bool
     """Whether this process started it and may kill and restart it."""
 
-    async def ended(self) -> str:
+    async def wait_for_end(self) -> str:
         """Wait until it ends; the reason, for display. Never returns for a server."""
         ...
 
@@ -42,7 +42,7 @@ class RemoteMilvus:
         self.uri = uri
         self.token = token
 
-    async def ended(self) -> str:
+    async def wait_for_end(self) -> str:
         """Never returns."""
         await asyncio.Event().wait()
         return ""

@@ -30,7 +30,7 @@ class _Call(Generic[T]):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = len(texts)
 
-    def answer(self, place: int, answer: T | None) -> None:
+    def set_answer(self, place: int, answer: T | None) -> None:
         self.answers[place] = answer
         self._left -= 1
         if not self._left and not self.done.done():
@@ -65,7 +65,7 @@ class Batches(Generic[T]):
         self._halves: deque[_Batch[T]] = deque()
         self._under_way: dict[asyncio.Task[None], _Batch[T]] = {}
 
-    async def answers(self, texts: Sequence[str]) -> list[T | None]:
+    async def fetch_answers(self, texts: Sequence[str]) -> list[T | None]:
         """The answers, in order; None for a refused text. Raises what `ask` raises, except RefusedError."""
         call: _Call[T] = _Call(texts)
         if texts:
@@ -142,14 +142,14 @@ class Batches(Generic[T]):
         try:
             answers = await self._ask([call.texts[place] for call, place in batch])
             for (call, place), answer in zip(batch, answers, strict=True):
-                call.answer(place, answer)
+                call.set_answer(place, answer)
         except RefusedError:
             middle = len(batch) // 2
             if middle:
                 self._halves.extend((batch[:middle], batch[middle:]))
             else:
                 for call, place in batch:
-                    call.answer(place, None)
+                    call.set_answer(place, None)
         except Exception as error:  # passed to every caller with a text in the request
             _fail_calls((call for call, _ in batch), error)
 

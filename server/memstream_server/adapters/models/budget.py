@@ -36,7 +36,7 @@ class _Bucket:
         self._level = self._most
         self._seen_s = 0.0
 
-    def take(self, amount: float, now_s: float) -> float:
+    def take_amount(self, amount: float, now_s: float) -> float:
         """Take `amount`; return the seconds to wait for it. A negative amount is a refund."""
         if not self._rate:
             return 0.0
@@ -52,8 +52,8 @@ class _Buckets:
         self._requests = _Bucket(rates.requests_per_minute)
         self._tokens = _Bucket(rates.tokens_per_minute)
 
-    def take(self, requests: int, tokens: int, now_s: float) -> float:
-        return max(self._requests.take(requests, now_s), self._tokens.take(tokens, now_s))
+    def take_request(self, requests: int, tokens: int, now_s: float) -> float:
+        return max(self._requests.take_amount(requests, now_s), self._tokens.take_amount(tokens, now_s))
 
 
 class Budget:
@@ -72,12 +72,12 @@ class Budget:
         self._clock = clock
         self._sleep = sleep
 
-    async def admit(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
+    async def admit_request(self, tokens: int, wait_max_s: float, namespace: str = "") -> Allowance:
         """Wait until one request of `tokens` is allowed. Raises BudgetExhausted if that takes over `wait_max_s`."""
         allowance = Allowance(self, tokens, namespace)
         own_s, all_s = (
-            self._buckets_of(namespace).take(1, tokens, self._clock()),
-            self._server.take(1, tokens, self._clock()),
+            self._buckets_of(namespace).take_request(1, tokens, self._clock()),
+            self._server.take_request(1, tokens, self._clock()),
         )
         wait_s = max(own_s, all_s)
         if wait_s > wait_max_s:
@@ -95,11 +95,11 @@ class Budget:
             raise
         return allowance
 
-    def take(self, namespace: str, requests: int, tokens: int) -> None:
+    def charge_namespace(self, namespace: str, requests: int, tokens: int) -> None:
         """Take (or refund, if negative) without waiting."""
         now_s = self._clock()
-        self._server.take(requests, tokens, now_s)
-        self._buckets_of(namespace).take(requests, tokens, now_s)
+        self._server.take_request(requests, tokens, now_s)
+        self._buckets_of(namespace).take_request(requests, tokens, now_s)
 
     def _buckets_of(self, namespace: str) -> _Buckets:
         buckets = self._namespaces.get(namespace)
@@ -120,18 +120,18 @@ class Allowance:
         self._namespace = namespace
         self._used = False
 
-    def sending(self) -> None:
+    def charge_request(self) -> None:
         """Charge a request. The first is already charged; further ones go into debt."""
         if self._used:
-            self._budget.take(self._namespace, 1, self._tokens)
+            self._budget.charge_namespace(self._namespace, 1, self._tokens)
         self._used = True
 
-    def spent(self, tokens: int) -> None:
+    def correct_charge(self, tokens: int) -> None:
         """Correct the charge to the tokens that the endpoint reports."""
-        self._budget.take(self._namespace, 0, tokens - self._tokens)
+        self._budget.charge_namespace(self._namespace, 0, tokens - self._tokens)
 
     def close(self) -> None:
         """Refund the charge if no request was sent."""
         if not self._used:
-            self._budget.take(self._namespace, -1, -self._tokens)
+            self._budget.charge_namespace(self._namespace, -1, -self._tokens)
             self._used = True

@@ -68,7 +68,7 @@ class EndpointClient:
         given = urlsplit(endpoint.base_url)
         self._query = {**dict(parse_qsl(given.query, keep_blank_values=True)), **endpoint.query}
         self._secrets = _secrets_of(endpoint, given, self._query)
-        self._bases = _bases(given)
+        self._bases = _list_bases(given)
         self._base = self._bases[0] if len(self._bases) == 1 else None
         """The base URL in use; None until one has answered."""
         self._headers = httpx2.Headers({"User-Agent": f"memstream/{_package_version()}", "Accept-Encoding": "identity"})
@@ -91,7 +91,7 @@ class EndpointClient:
         """Close the connections."""
         await self._openai.close()
 
-    async def post(self, path: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
+    async def post_json(self, path: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
         """POST and return the reply's JSON object, which has the field `wanted`.
 
         Raises StatusError; ForeignReplyError for a reply of another form; TransientError without a reply; and
@@ -109,19 +109,19 @@ class EndpointClient:
                 first = _join_errors(first, error)
             else:
                 self._base = base
-                log.info("model_endpoint_found", url=self.shown(base + path))
+                log.info("model_endpoint_found", url=self.mask_url(base + path))
                 return reply
         assert first is not None, "there is an address to try"
         raise first
 
-    def shown(self, url: str) -> str:
+    def mask_url(self, url: str) -> str:
         """A URL for error texts: without credentials, and without the values of the query string."""
         parts = urlsplit(url)
         query = "&".join(f"{name}={_MASK}" for name in self._query)
         host = parts.netloc.rpartition("@")[2]
-        return self.cleaned(f"{parts.scheme}://{host}{parts.path}{f'?{query}' if query else ''}")
+        return self.mask_text(f"{parts.scheme}://{host}{parts.path}{f'?{query}' if query else ''}")
 
-    def cleaned(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """The beginning of a text on one line, without credentials and control characters."""
         for secret in self._secrets:
             text = text.replace(secret, _MASK)
@@ -135,7 +135,7 @@ class EndpointClient:
         request.headers.update(self._headers)
 
     async def _post_once(self, url: str, body: Mapping[str, Any], wanted: str, bytes_max: int) -> dict[str, Any]:
-        shown = self.shown(url)
+        shown = self.mask_url(url)
         bound = _reply_bytes_max.set(bytes_max)
         try:
             reply = await self._openai.post(
@@ -158,7 +158,7 @@ class EndpointClient:
         if isinstance(error, httpx2.InvalidURL):
             return TransientError(f"{shown} is no URL", summary="the address is no URL")
         kind = type(error).__name__
-        said = self.cleaned(str(error))
+        said = self.mask_text(str(error))
         return TransientError(
             f"{shown} does not answer: {kind}{f' ({said})' if said else ''}", summary=f"no answer ({kind})"
         )
@@ -166,7 +166,7 @@ class EndpointClient:
     def _status_error(self, shown: str, response: httpx2.Response) -> StatusError:
         excerpt = self._body_excerpt(response.content)
         if 300 <= response.status_code < 400:  # not followed: that would send our headers to that address
-            excerpt = f"a redirect to {self.cleaned(response.headers.get('location', '').partition('?')[0])}"
+            excerpt = f"a redirect to {self.mask_text(response.headers.get('location', '').partition('?')[0])}"
         return StatusError(
             response.status_code,
             shown,
@@ -189,7 +189,7 @@ class EndpointClient:
         raise ForeignReplyError(shown, "an error" if said else f"no {wanted!r} in it", self._body_excerpt(body))
 
     def _body_excerpt(self, body: bytes) -> str:
-        return self.cleaned(body[: 4 * EXCERPT_CHARACTERS_MAX].decode(errors="replace"))
+        return self.mask_text(body[: 4 * EXCERPT_CHARACTERS_MAX].decode(errors="replace"))
 
 
 def _join_errors(
@@ -208,7 +208,7 @@ def _join_errors(
     return first
 
 
-def _bases(given: SplitResult) -> tuple[str, ...]:
+def _list_bases(given: SplitResult) -> tuple[str, ...]:
     """The base URLs to try, in order, without trailing slashes."""
     path = given.path.rstrip("/")
     for ending in _PATHS:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
+from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, number_texts
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.prompts import Prompts
 from memstream_server.core.rendering import clip_for_index
@@ -35,20 +35,20 @@ class ChatInsights:
         if not shown:
             return []
         question = Question(
-            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": numbered(shown)}, reply_parsing.INSIGHTS
+            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": number_texts(shown)}, reply_parsing.INSIGHTS
         )
-        return await self._ask_model(question, lambda answer: reply_parsing.texts(answer, "insights"), account)
+        return await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "insights"), account)
 
-    async def questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
+    async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
         shown = self._texts_that_fit(reversed(texts))[::-1]  # leaves out the oldest first
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
-        question = Question(Role.INSIGHTS, guidance, {"texts": numbered(shown)}, reply_parsing.QUESTIONS)
-        return (await self._ask_model(question, lambda answer: reply_parsing.texts(answer, "questions"), account))[
-            :count
-        ]
+        question = Question(Role.INSIGHTS, guidance, {"texts": number_texts(shown)}, reply_parsing.QUESTIONS)
+        return (
+            await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "questions"), account)
+        )[:count]
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
@@ -58,8 +58,12 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
-        asked = Question(Role.INSIGHTS, guidance, {"question": question, "texts": numbered(shown)}, reply_parsing.CITED)
-        return (await self._ask_model(asked, lambda answer: reply_parsing.cited(answer, len(shown)), account))[:count]
+        asked = Question(
+            Role.INSIGHTS, guidance, {"question": question, "texts": number_texts(shown)}, reply_parsing.CITED
+        )
+        return (await self._ask_model(asked, lambda answer: reply_parsing.parse_cited(answer, len(shown)), account))[
+            :count
+        ]
 
     def _texts_that_fit(self, texts: Iterable[str]) -> list[str]:
         """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""
@@ -74,7 +78,7 @@ class ChatInsights:
 
     async def _ask_model(self, question: Question, read: Callable[[Any], Value], account: Account | None) -> Value:
         try:
-            return await self._chat.ask(question, read, account)
+            return await self._chat.ask_model(question, read, account)
         except RefusedError as error:
             await self._ask_harmless(question, account)
             texts = question.data["texts"]
@@ -83,9 +87,9 @@ class ChatInsights:
             ) from error
 
     async def _ask_harmless(self, question: Question, account: Account | None) -> None:
-        data = {name: numbered([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
+        data = {name: number_texts([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
         try:
-            await self._chat.ask(replace(question, data=data, harmless=True), lambda answer: answer, account)
+            await self._chat.ask_model(replace(question, data=data, harmless=True), lambda answer: answer, account)
         except RefusedError as error:
-            self._chat.doubt()
+            self._chat.renegotiate_later()
             raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error

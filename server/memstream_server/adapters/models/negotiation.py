@@ -37,7 +37,7 @@ Send = Callable[[frozenset[str]], Awaitable[Reply]]
 """Sends one request with the parts of these names."""
 
 
-async def negotiated(send: Send[Reply], parts: Sequence[Part]) -> tuple[frozenset[str], Reply]:
+async def negotiate_parts(send: Send[Reply], parts: Sequence[Part]) -> tuple[frozenset[str], Reply]:
     """The names of the parts that the endpoint accepts together, and its last reply.
 
     Raises the first StatusError if the endpoint rejects the request without any part, and whatever else `send` raises.

@@ -23,7 +23,7 @@ import structlog
 
 from memstream_server.adapters.models.budget import NAMESPACES_MAX, Allowance, Budget
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import Part, negotiated
+from memstream_server.adapters.models.negotiation import Part, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
@@ -83,7 +83,7 @@ Counted = Callable[[Role, str, Usage], None]
 """Called for every request with its role, outcome (ok, malformed, refused, failed) and tokens (0 if not reported)."""
 
 
-def uncounted(_role: Role, _outcome: str, _usage: Usage) -> None:
+def ignore_usage(_role: Role, _outcome: str, _usage: Usage) -> None:
     """Count nothing."""
 
 
@@ -153,7 +153,7 @@ class ChatModel:
         self,
         settings: OpenAIChat,
         budget: Budget | None = None,
-        counted: Counted = uncounted,
+        counted: Counted = ignore_usage,
         calls: ResilientCalls | None = None,
     ) -> None:
         self._settings = settings
@@ -172,39 +172,39 @@ class ChatModel:
         self._parts: frozenset[str] | None = None
         """Request parts that the endpoint accepts; None before negotiation."""
 
-    async def check(self) -> None:
+    async def check_endpoint(self) -> None:
         """Negotiate with the endpoint unless that is done. Raises ModelUnavailable with the reply."""
         if self._parts is None:
-            await self._checking.outcome()
+            await self._checking.join_run()
 
-    def doubt(self) -> None:
+    def renegotiate_later(self) -> None:
         """Negotiate again before the next request, because the endpoint refused a harmless question."""
         self._parts = None
 
-    async def ask(self, question: Question, read: Read[Value], account: Account | None = None) -> Value:
+    async def ask_model(self, question: Question, read: Read[Value], account: Account | None = None) -> Value:
         """Ask, and return `read` of the answer's JSON. `read` raises MalformedError for another form.
 
         `account` names the namespace whose budget is charged, and receives the usage. Raises ModelUnavailable, or
         RefusedError if the endpoint or the model refuses the question.
         """
         breaker = self._breaker_of(account.namespace if account is not None else "")
-        breaker.admit()
-        await self.check()
+        breaker.admit_call()
+        await self.check_endpoint()
         tokens = sum(len(one["content"].encode()) for one in messages_of(question)) // BYTES_PER_TOKEN + 1
         account = account or Account()
         account.model = self._settings.model
         # Budget before slot: a namespace that waits for its budget does not block others.
-        allowance = await self._budget.admit(tokens, self._settings.resilience.deadline_s, account.namespace)
+        allowance = await self._budget.admit_request(tokens, self._settings.resilience.deadline_s, account.namespace)
         try:
             async with self._slots:
                 value = await self._calls.run(lambda: self._attempt_question(question, read, allowance, account))
-            breaker.succeeded()
+            breaker.record_success()
             return value
         except ModelUnavailable as error:
             if isinstance(error.__cause__, AnsweredError):
-                breaker.failed(error)
+                breaker.record_failure(error)
             if self._calls.breaker.open:  # after an outage, another model may answer
-                self.doubt()
+                self.renegotiate_later()
             raise
         finally:
             allowance.close()
@@ -236,16 +236,16 @@ class ChatModel:
             parts.append(_TEMPERATURE)
         always = {_SCHEMA.name} if self._settings.structured is StructuredOutput.ON else set()
 
-        async def send(taken: frozenset[str]) -> frozenset[str]:
+        async def send_with_parts(taken: frozenset[str]) -> frozenset[str]:
             await self._ask_checked(taken | always)
             return taken | always
 
         try:
-            taken, _ = await negotiated(send, parts)
+            taken, _ = await negotiate_parts(send_with_parts, parts)
         except StatusError as error:
-            raise error.translated(harmless=True) from error
+            raise error.translate_error(harmless=True) from error
         except ForeignReplyError as error:
-            raise TransientError(error.text(harmless=True), summary=error.summary) from error
+            raise TransientError(error.format_text(harmless=True), summary=error.summary) from error
         if missing := [part.name for part in parts if part.name not in taken]:
             log.warning("model_endpoint_refuses", model=self._settings.model, parts=missing)
         return taken | always
@@ -263,18 +263,18 @@ class ChatModel:
     ) -> Value:
         outcome, usage = "failed", Usage(0, 0)
         try:
-            allowance.sending()
+            allowance.charge_request()
             reply = await self._post_question(question, self._parts or frozenset())
             usage = usage_of(reply)
             if usage.prompt:
-                allowance.spent(usage.prompt + usage.completion)
+                allowance.correct_charge(usage.prompt + usage.completion)
             value = answer_of(reply, read)
             outcome = "ok"
         except (MalformedError, ForeignReplyError) as error:
             outcome = "malformed"
             raise _malformed_error(error, question) from error
         except StatusError as error:
-            translated = error.translated(harmless=question.harmless)
+            translated = error.translate_error(harmless=question.harmless)
             outcome = "refused" if isinstance(translated, RefusedError) else "failed"
             raise translated from error
         except RefusedError:
@@ -311,12 +311,12 @@ class ChatModel:
             body["temperature"] = self._settings.temperature
         if _SCHEMA.name in parts:
             body["response_format"] = _response_format(question.form)
-        return await self._client.post("/chat/completions", body, "choices", REPLY_BYTES_MAX)
+        return await self._client.post_json("/chat/completions", body, "choices", REPLY_BYTES_MAX)
 
 
 def _malformed_error(error: MalformedError | ForeignReplyError, question: Question) -> TransientError:
     if isinstance(error, ForeignReplyError):
-        return TransientError(error.text(harmless=question.harmless), summary=error.summary)
+        return TransientError(error.format_text(harmless=question.harmless), summary=error.summary)
     return AnsweredError(f"malformed reply: {error}")
 
 
@@ -336,6 +336,6 @@ def messages_of(question: Question, *, system: bool = True) -> list[dict[str, st
     return [{"role": "system", "content": told}, {"role": "user", "content": data}]
 
 
-def numbered(texts: list[str]) -> list[dict[str, Any]]:
+def number_texts(texts: list[str]) -> list[dict[str, Any]]:
     """Texts numbered from 1, as the data of a question."""
     return [{"number": number, "text": text} for number, text in enumerate(texts, 1)]

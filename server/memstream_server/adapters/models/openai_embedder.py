@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from memstream_server.adapters.models.batches import Batches
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import Part, negotiated
+from memstream_server.adapters.models.negotiation import Part, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
@@ -93,7 +93,7 @@ class OpenAIEmbedder:
 
     async def model(self) -> EmbeddingModel:
         """The space. The first call requests a vector for the dimension. Raises ModelUnavailable."""
-        return self._model or await self._asking.outcome()
+        return self._model or await self._asking.join_run()
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> Floats:
         """(len(texts), dimension), rows of unit length.
@@ -101,11 +101,11 @@ class OpenAIEmbedder:
         Raises ModelUnavailable, or ModelRefused with the indices of the texts that the model refuses permanently.
         """
         model = await self.model()
-        found = await self._batches.answers([text[: self._settings.input_characters] for text in texts])
+        found = await self._batches.fetch_answers([text[: self._settings.input_characters] for text in texts])
         refused = [place for place, vector in enumerate(found) if vector is None]
         if refused and len(refused) == len(texts):
             before = self._parts
-            await self._doubting.outcome()
+            await self._doubting.join_run()
             if self._parts != before:  # another endpoint answers: the texts are not the reason
                 raise ModelUnavailable("the endpoint takes other requests than it did")
         if refused:
@@ -141,7 +141,7 @@ class OpenAIEmbedder:
 
     async def _retry_doubted(self, texts: list[str], dimension: int) -> Floats:
         """Try again after an internal error (500). Raises RefusedError if the texts are the reason, not an outage."""
-        await self._doubting.outcome()
+        await self._doubting.join_run()
         if len(texts) > 1:
             raise RefusedError("the endpoint fails with these texts and no other")
         try:
@@ -164,16 +164,16 @@ class OpenAIEmbedder:
         return found
 
     async def _negotiate_parts(self) -> Floats:
-        async def send(parts: frozenset[str]) -> dict[str, Any]:
+        async def send_with_parts(parts: frozenset[str]) -> dict[str, Any]:
             return await self._send_texts([_HARMLESS], parts)
 
         try:
-            self._parts, reply = await negotiated(send, (_PACKED,))
+            self._parts, reply = await negotiate_parts(send_with_parts, (_PACKED,))
         except StatusError as error:
-            raise error.translated(harmless=True) from error
+            raise error.translate_error(harmless=True) from error
         except ForeignReplyError as error:
-            raise TransientError(error.text(harmless=True), summary=error.summary) from error
-        return parsed(reply, 1, None, self._spent)
+            raise TransientError(error.format_text(harmless=True), summary=error.summary) from error
+        return parse_vectors(reply, 1, None, self._spent)
 
     async def _run_request(self, texts: list[str], dimension: int) -> Floats:
         return await self._calls.run(lambda: self._attempt_request(texts, dimension))
@@ -182,8 +182,8 @@ class OpenAIEmbedder:
         try:
             reply = await self._send_texts(texts, self._parts)
         except StatusError as error:
-            raise error.translated() from error
-        return parsed(reply, len(texts), dimension, self._spent)
+            raise error.translate_error() from error
+        return parse_vectors(reply, len(texts), dimension, self._spent)
 
     async def _send_texts(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._settings.model, "input": texts}
@@ -192,7 +192,7 @@ class OpenAIEmbedder:
         if _PACKED.name in parts:
             body["encoding_format"] = "base64"
         try:
-            return await self._client.post("/embeddings", body, "data", REPLY_BYTES_MAX)
+            return await self._client.post_json("/embeddings", body, "data", REPLY_BYTES_MAX)
         except MalformedError as error:
             raise TransientError(f"malformed reply: {error}") from error
 
@@ -204,7 +204,7 @@ def _is_internal(error: ModelUnavailable) -> bool:
     return isinstance(status, StatusError) and status.status == 500
 
 
-def parsed(
+def parse_vectors(
     document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[float], None] | None = None
 ) -> Floats:
     """The (count, dimension) vectors of a reply, ordered by `index`, raw (possibly neither unit length nor finite).

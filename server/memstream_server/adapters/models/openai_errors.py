@@ -44,10 +44,10 @@ class ForeignReplyError(TransientError):
         self.also: ForeignReplyError | None = None
         """What came of the same request at the other address that was tried."""
 
-    def text(self, *, harmless: bool) -> str:
+    def format_text(self, *, harmless: bool) -> str:
         """The full error text; with the body if the request was `harmless`."""
         said = f"{self}: {self.excerpt}" if harmless and self.excerpt else str(self)
-        return said if self.also is None else f"{said}; {self.also.text(harmless=harmless)}"
+        return said if self.also is None else f"{said}; {self.also.format_text(harmless=harmless)}"
 
 
 class StatusError(Exception):
@@ -71,16 +71,16 @@ class StatusError(Exception):
         """Status and code."""
         return f"HTTP {self.status} ({self.code})" if self.code else f"HTTP {self.status}"
 
-    def text(self, *, harmless: bool) -> str:
+    def format_text(self, *, harmless: bool) -> str:
         """The full error text; with the body if the request was `harmless`."""
         said = f"{self.url} answered {self.summary}"
         if harmless and self.excerpt:
             said = f"{said}: {self.excerpt}"
-        return said if self.also is None else f"{said}; {self.also.text(harmless=harmless)}"
+        return said if self.also is None else f"{said}; {self.also.format_text(harmless=harmless)}"
 
-    def translated(self, *, harmless: bool = False) -> Exception:
+    def translate_error(self, *, harmless: bool = False) -> Exception:
         """The error as RefusedError, TransientError, or ModelUnavailable (wrong key, model or address)."""
-        text = self.text(harmless=harmless)
+        text = self.format_text(harmless=harmless)
         if self.status in _REFUSALS:
             return RefusedError(text, summary=self.summary)
         if self.status in _PASSING or self.status >= 500:

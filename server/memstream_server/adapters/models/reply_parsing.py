@@ -45,7 +45,7 @@ CITED = Form(
 )
 
 
-def scores(answer: Any, count: int) -> list[float]:
+def parse_scores(answer: Any, count: int) -> list[float]:
     """Importances of texts 1 to `count`, n/10 for a score of n (1 to 10). Raises MalformedError."""
     found: dict[int, float] = {}
     for item in _read_items(answer, "scores"):
@@ -58,12 +58,12 @@ def scores(answer: Any, count: int) -> list[float]:
     return [found[number] for number in range(1, count + 1)]
 
 
-def texts(answer: Any, name: str) -> list[str]:
+def parse_texts(answer: Any, name: str) -> list[str]:
     """The list of sentences in the field `name`; may be empty. Raises MalformedError."""
     return [_read_text(item) for item in _read_items(answer, name)]
 
 
-def cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
+def parse_cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
     """Insights with the 0-based indices (at least one) of their evidence among `count` texts. Raises MalformedError."""
     return [
         (_read_text(_read_field(item, "insight")), _read_evidence(item, count))

@@ -72,7 +72,7 @@ class CircuitBreaker:
         """Whether the next call is rejected or is a probe."""
         return self._failures >= self._failures_to_open
 
-    def admit(self) -> None:
+    def admit_call(self) -> None:
         """Raises ModelUnavailable while the circuit is open."""
         if not self.open:
             return
@@ -84,11 +84,11 @@ class CircuitBreaker:
             )
         self._closed_at = self._clock() + self._open_s  # this call is the probe; reject others meanwhile
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record an answer, which may be a refusal of the input."""
         self._failures = 0
 
-    def failed(self, error: ModelUnavailable) -> None:
+    def record_failure(self, error: ModelUnavailable) -> None:
         """Record a call that failed after all attempts."""
         self._failures += 1
         self._last, self._last_summary = str(error), error.summary
@@ -115,26 +115,26 @@ class ResilientCalls:
 
         Raises ModelUnavailable when attempts or time run out, or while the circuit is open.
         """
-        self.breaker.admit()
+        self.breaker.admit_call()
         try:
             async with asyncio.timeout(self._settings.deadline_s):
                 answer = await self._try_repeatedly(attempt)
         except (TransientError, TimeoutError) as error:
             failure = self._unavailable_error(error)
             if isinstance(error, AnsweredError):
-                self.breaker.succeeded()
+                self.breaker.record_success()
             else:
-                self.breaker.failed(failure)
+                self.breaker.record_failure(failure)
             raise failure from error
         except ModelUnavailable as error:
-            self.breaker.failed(error)
+            self.breaker.record_failure(error)
             raise
         except asyncio.CancelledError:
             raise  # the caller cancelled: no evidence about the endpoint
         except Exception:
-            self.breaker.succeeded()  # a refusal is an answer
+            self.breaker.record_success()  # a refusal is an answer
             raise
-        self.breaker.succeeded()
+        self.breaker.record_success()
         return answer
 
     def _unavailable_error(self, error: TransientError | TimeoutError) -> ModelUnavailable:
@@ -151,10 +151,10 @@ class ResilientCalls:
             reraise=True,
         )
 
-        async def once() -> Answer:
+        async def attempt_once() -> Answer:
             return await attempt()
 
-        return await retrying(once)  # tenacity does not await the coroutine of a lambda
+        return await retrying(attempt_once)  # tenacity does not await the coroutine of a lambda
 
     def _retry_after_s(self, state: RetryCallState) -> float | None:
         error = state.outcome.exception() if state.outcome is not None else None

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from string import Template
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, numbered
+from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, number_texts
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.core.rendering import clip_for_index
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
@@ -102,15 +102,17 @@ class ChatScorer:
         found.update(zip(places, scores, strict=True))
 
     async def _ask_scores(self, texts: list[str], account: Account | None) -> list[float]:
-        data = {"texts": numbered(texts)}
+        data = {"texts": number_texts(texts)}
         question = Question(Role.SCORER, self._guidance, data, reply_parsing.SCORES, harmless=texts == [HARMLESS])
-        return await self._chat.ask(question, lambda answer: reply_parsing.scores(answer, len(texts)), account)
+        return await self._chat.ask_model(
+            question, lambda answer: reply_parsing.parse_scores(answer, len(texts)), account
+        )
 
     async def _ask_harmless(self, account: Account | None) -> None:
         try:
             await self._ask_scores([HARMLESS], account)
         except RefusedError as error:
-            self._chat.doubt()
+            self._chat.renegotiate_later()
             raise ModelUnavailable(f"the endpoint refuses any text: {error}", summary=error.summary) from error
 
     def _keep_scores(self, account: Account | None, scores: dict[bytes, float]) -> None:

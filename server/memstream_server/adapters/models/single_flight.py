@@ -18,7 +18,7 @@ class SingleFlight(Generic[T]):
         self._work = work
         self._run: asyncio.Task[T] | None = None
 
-    async def outcome(self) -> T:
+    async def join_run(self) -> T:
         """The result of the current run, or of a new one. The cancellation of one caller does not affect the others."""
         if self._run is None:
             self._run = asyncio.create_task(self._run_work())

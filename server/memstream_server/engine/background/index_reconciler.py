@@ -55,8 +55,8 @@ class IndexReconciler:
 
 async def _find_differences(uid: str, storage: Storage, models: EngineModels) -> list[IndexEntry]:
     journal = storage.journal
-    there = set(await storage.index.ids(uid, models.embedding_model.name))
-    wanted = set(await journal.indexable(uid))  # after the index, so that new fragments do not appear orphaned
+    there = set(await storage.index.list_ids(uid, models.embedding_model.name))
+    wanted = set(await journal.list_indexable(uid))  # after the index, so that new fragments do not appear orphaned
     different = there ^ wanted
     if different:  # some may be in the outbox
         different -= await journal.outbox_fragments(uid)

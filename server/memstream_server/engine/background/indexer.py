@@ -168,11 +168,11 @@ class Indexer:
         index = self._storage.index
         for space in self._wanted:
             if space.model not in self._open_spaces:
-                await index.add(space)  # its missing rows are in the outbox, or will be
+                await index.add_space(space)  # its missing rows are in the outbox, or will be
                 self._open_spaces.append(space.model)
         if self._space_to_remove is not None:
             self._open_spaces = [model for model in self._open_spaces if model != self._space_to_remove.model]
-            await index.remove(self._space_to_remove)
+            await index.remove_space(self._space_to_remove)
             self._space_to_remove, self._reconciler = None, IndexReconciler(self._storage, self._models)
             self._removed.set()
 
@@ -280,7 +280,7 @@ class Indexer:
         if self._dropped < self._asked:
             asked = self._asked
             self.degraded = REBUILDING
-            await self._storage.index.drop()
+            await self._storage.index.drop_all()
             self._dropped, self._open = asked, False
             await self._open_index()
 
@@ -325,7 +325,7 @@ class Indexer:
             (state, state.stored) for actor in self._registry.list_actors() for state in actor.ingest.list_producers()
         ]
         last = await self._storage.journal.outbox_last()  # with steady writes the outbox is never found empty
-        while entries := await self._storage.journal.outbox(self._runtime.limits.flush_rows):
+        while entries := await self._storage.journal.read_outbox(self._runtime.limits.flush_rows):
             await self._adopt_spaces()
             await self._write_entries(entries)
             await self._storage.index.flush()
@@ -367,7 +367,7 @@ class Indexer:
             elif there is not None:
                 elsewhere[memory].append(id_)
         for memory, ids in elsewhere.items():
-            vectors = await self._storage.journal.vectors(memory, model, ids)
+            vectors = await self._storage.journal.get_vectors(memory, model, ids)
             found |= {(memory, id_): vector for id_, vector in vectors.items()}
         return found
 

@@ -127,7 +127,7 @@ class Jobs:
         tended = await self._registry.ownership.select_tended()
         limit = PAGE + len(self._failures)
         while True:
-            jobs = await self._storage.journal.jobs(limit)
+            jobs = await self._storage.journal.list_jobs(limit)
             if len(jobs) < limit:
                 self._forget_all_but({job.id for job in jobs})
             now_s = asyncio.get_running_loop().time()
@@ -216,7 +216,7 @@ class Jobs:
         policy = actor.working.record.policy.reflection
         latest = await self._latest_fragments(actor, policy.fragments)
         found: list[Cited] = []
-        for question in await insights.questions([one.content for one in latest], policy.questions, account):
+        for question in await insights.derive_questions([one.content for one in latest], policy.questions, account):
             answer = await self._recaller.recall(actor, Query(text=question, reinforce=False, working_memory=False))
             evidence = [recollection.fragment for recollection in answer.recollections]
             texts = [one.content for one in evidence]
@@ -232,7 +232,7 @@ class Jobs:
 
     async def _read_unexpired(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
         """Those of these ids that have not expired."""
-        there = await self._storage.journal.fragments(actor.uid, ids)
+        there = await self._storage.journal.get_fragments(actor.uid, ids)
         return drop_expired(there, actor.working.record, self._runtime.clock.now_us())
 
     async def store_insights(
@@ -275,7 +275,7 @@ class Jobs:
     async def _insights_of(self, actor: Actor) -> list[Held]:
         ids = sorted(actor.working.insights)
         known = await self._read_unexpired(actor, ids)
-        vectors = await self._storage.journal.vectors(actor.uid, actor.working.embedding.name, ids)
+        vectors = await self._storage.journal.get_vectors(actor.uid, actor.working.embedding.name, ids)
         return [Held(one, unpack_vector(vectors.get(one.id))) for one in known if one.forget_time_us is None]
 
     def _decide_insights(
@@ -311,7 +311,7 @@ class Jobs:
                 for one in await read_fragments(now, list(rated), self._storage)
                 if not one.own_importance and one.importance == default and one.content == rated[one.id][0]
             ]
-            transition = lifecycle.rate(now.working.state, changed) if changed else None
+            transition = lifecycle.set_importances(now.working.state, changed) if changed else None
             return replace(_end_job(job, account), transition=transition)
 
         await actor.run(decide)

@@ -138,7 +138,7 @@ class Retention:
         """The most overdue fragments. Those that other processes maintain must not hide them."""
         limit = BATCH
         while True:
-            due = await self._journal.expiring(now_us, limit)
+            due = await self._journal.list_expired(now_us, limit)
             mine = [one for one in due if tended(one[0])]
             if mine or len(due) < limit:
                 return mine[:BATCH]
@@ -168,15 +168,15 @@ class Retention:
     async def _enforce_capacity(self, record: MemoryRecord, now_us: int) -> None:
         """Forget the weakest long-term fragments beyond the capacity."""
         policy = record.policy.retention
-        over = (await self._journal.counts(record.uid)).long_term - policy.long_term_capacity
+        over = (await self._journal.count_fragments(record.uid)).long_term - policy.long_term_capacity
         if over > 0:
             ids: list[str] = []
             strengths: list[float] = []
             async for page in self._live_pages(record.uid, (Tier.LONG_TERM,)):
                 free = [one for one in page if not one.pinned]
                 ids += [one.id for one in free]
-                strengths += [retention.strength(one, now_us, policy.strength_half_life_s) for one in free]
-            weakest = retention.weakest(ids, strengths, over)
+                strengths += [retention.compute_strength(one, now_us, policy.strength_half_life_s) for one in free]
+            weakest = retention.select_weakest(ids, strengths, over)
             for start in range(0, len(weakest), BATCH):
                 await self._forget_fragments(record.uid, weakest[start : start + BATCH], Reason.CAPACITY, now_us)
         self._counted[record.uid] = record.revision
@@ -188,7 +188,7 @@ class Retention:
             after = page[-1].position
 
     async def _forget_due(self, record: MemoryRecord, page: Sequence[Fragment], reason: Reason, now_us: int) -> None:
-        ids = [one.id for one in retention.due(page, now_us, record.policy.retention)[reason]]
+        ids = [one.id for one in retention.find_due(page, now_us, record.policy.retention)[reason]]
         for start in range(0, len(ids), BATCH):
             await self._forget_fragments(record.uid, ids[start : start + BATCH], reason, now_us)
 
@@ -199,8 +199,8 @@ class Retention:
             if reason is Reason.CAPACITY:
                 leaving = [one for one in found if one.tier is Tier.LONG_TERM]
             else:
-                leaving = retention.due(found, now_us, now.working.record.policy.retention)[reason]
-            return lifecycle.forget(now.working.state, leaving, now_us, reason)
+                leaving = retention.find_due(found, now_us, now.working.record.policy.retention)[reason]
+            return lifecycle.forget_fragments(now.working.state, leaving, now_us, reason)
 
         return len((await self._run_decision(uid, ids, decide)).puts)
 
@@ -218,9 +218,9 @@ class Retention:
 
         def decide(now: Actor, found: list[Fragment]) -> Transition:
             past = [one for one in found if one.forget_time_us is not None and one.forget_time_us <= before_us]
-            return lifecycle.erase(now.working.state, past, Reason.EXPIRED)
+            return lifecycle.erase_fragments(now.working.state, past, Reason.EXPIRED)
 
-        while ids := await self._journal.purgeable(uid, before_us, BATCH):
+        while ids := await self._journal.list_purgeable(uid, before_us, BATCH):
             erased = len((await self._run_decision(uid, ids, decide)).removed)
             if not erased:
                 return
@@ -228,11 +228,11 @@ class Retention:
 
     async def _prune_events(self, uid: str, before_us: int) -> None:
         """Prune events past their retention. An older watch fails with CursorCompacted."""
-        oldest = await self._journal.events(uid, 0, 1)
+        oldest = await self._journal.list_events(uid, 0, 1)
         while oldest and oldest[0].time_us < before_us:
             if await self._journal.prune_events(uid, before_us, BATCH) < BATCH:
                 return
-            oldest = await self._journal.events(uid, 0, 1)
+            oldest = await self._journal.list_events(uid, 0, 1)
 
     async def _run_decision(self, uid: str, ids: Sequence[str], decide: _Decide) -> Transition:
         made: list[Transition] = []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.events import Purpose
-from memstream_server.core.tiers import settle
+from memstream_server.core.tiers import settle_held
 from memstream_server.core.transition import Transition
 from memstream_server.engine.errors import (
     DISK_FULL,
@@ -330,7 +330,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._models)
-        transition = settle(self.working.state, policy, self.working.embedding.model.similarity_min)
+        transition = settle_held(self.working.state, policy, self.working.embedding.model.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, (), self._runtime)

@@ -110,7 +110,7 @@ class BatchCalls:
 
     async def _read_answer(self, request: str) -> Answer | None:
         try:
-            return await self._journal.answer(request)
+            return await self._journal.get_answer(request)
         except JournalError as error:
             raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memstream_server.core import lifecycle
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
@@ -94,9 +94,9 @@ def _decide_one(
     fragment = part.fragment
     existing = known.find_by_key(state, fragment.external_id)
     gone: Transition | None = None
-    if existing is not None and expired(existing, fragment.create_time_us, policy.retention):
+    if existing is not None and is_expired(existing, fragment.create_time_us, policy.retention):
         # the external_id is free, even if maintenance has not removed the fragment yet
-        gone = lifecycle.erase(state, [existing], Reason.EXPIRED)
+        gone = lifecycle.erase_fragments(state, [existing], Reason.EXPIRED)
         known.apply_step(gone)
         state, existing = gone.state, None
     if existing is not None:
@@ -119,10 +119,10 @@ def _decide_one(
 
 def _update_existing(state: State, changed: Fragment, vector: Vector | None, policy: Policy) -> Transition:
     """Update the fragment of an external_id. A forgotten one is restored, because its client has just sent it."""
-    step = lifecycle.update(state, changed, vector)
+    step = lifecycle.update_fragment(state, changed, vector)
     if changed.forget_time_us is None:
         return step
-    return join_all((step, lifecycle.restore(step.state, [Held(changed, vector)], policy)))
+    return join_all((step, lifecycle.restore_fragments(step.state, [Held(changed, vector)], policy)))
 
 
 def apply_update(existing: Fragment, new: Fragment) -> Fragment:
@@ -200,4 +200,4 @@ def _kept_outcomes(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) ->
 
 def _number_outcomes(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
     numbered = zip(batch.receipt.sequences, batch.receipt.fragments, strict=True)
-    return tuple(outcomes[part.position].of(number) for number, part in numbered)
+    return tuple(outcomes[part.position].with_sequence(number) for number, part in numbered)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.identity import identity_hash, is_repeat
 from memstream_server.core.policy import RetentionPolicy
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -55,7 +55,7 @@ class KnownFragments:
             found = self.by_id.get(id_)
             if found is None or found.tier is not Tier.LONG_TERM or found.forget_time_us is not None:
                 continue
-            if is_repeat(fragment, found) and not expired(found, fragment.create_time_us, retention):
+            if is_repeat(fragment, found) and not is_expired(found, fragment.create_time_us, retention):
                 return found
         return None
 
@@ -100,7 +100,7 @@ async def read_known(working: WorkingSet, gathered: Iterable[EnrichedFragment], 
             others[recalled] = None
     keyed.discard("")
     if keyed or others:
-        found = await storage.journal.fragments(working.record.uid, sorted({*keyed, *others}))
+        found = await storage.journal.get_fragments(working.record.uid, sorted({*keyed, *others}))
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
         known.by_id = {one.id: held.get(one.id, one) for one in found if one.id in others}
         known.by_key = {one.external_id: one for one in found if one.id in keyed}

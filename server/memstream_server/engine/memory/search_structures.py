@@ -88,7 +88,7 @@ class SearchStructures:
             else:
                 new[row.fragment.id] = row
         if new:
-            self.extend(Block.of(list(new.values())))
+            self.extend(Block.from_rows(list(new.values())))
         for row in changes:
             self._apply_row(row)
 

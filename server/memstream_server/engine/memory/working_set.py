@@ -178,7 +178,7 @@ class WorkingSet:
         if latest is not None:
             return latest.tier
         slot = self._structures.columns.slot(fragment_id)
-        return None if slot is None else self._structures.columns.tier(slot)
+        return None if slot is None else self._structures.columns.get_tier(slot)
 
     def is_forgotten(self, fragment_id: str) -> bool:
         """Whether the fragment is in the memory but forgotten."""

@@ -109,7 +109,7 @@ class Erasing:
         async with self._scrubbing:
             if self._scrubbed < mine:
                 serves = self._asked
-                await self._storage.journal.scrub()
+                await self._storage.journal.scrub_files()
                 self._scrubbed = serves
 
     # ---- fragments
@@ -160,7 +160,7 @@ class Erasing:
 
     def _follow_lineage(self, actor: Actor, named: Sequence[str], fragments: Sequence[Fragment]) -> Erasure:
         merges = actor.working.record.policy.short_term.merge_content
-        return lineage.follow(named, fragments, merges=merges)
+        return lineage.trace_erasure(named, fragments, merges=merges)
 
     async def _enrich_rewritten(
         self, actor: Actor, erasure: Erasure, fragments: Sequence[Fragment]
@@ -194,7 +194,7 @@ class Erasing:
             else:
                 return None
         vectors = {id_: part.content_vector for id_, part in gathered.items() if part.content_vector is not None}
-        transition = lineage.erase(now.working.state, Erasure(erasure.leaving, tuple(retold)), before, vectors)
+        transition = lineage.apply_erasure(now.working.state, Erasure(erasure.leaving, tuple(retold)), before, vectors)
         parts = {one.id: gathered[one.id] for one in retold if one.content != before[one.id].content}
         erased = (*transition.removed, *parts)
         self._reinforcement.forget_vectors(set(erased))

@@ -71,7 +71,7 @@ class Reembedding:
     # ---- at a start, and with other servers
     async def resume(self) -> None:
         """Resume from the journal's rows. Call before the index is opened."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         if spaces.next is not None:
             await self._fill_too(spaces)
         if spaces.old is not None and not self._registry.ownership.shared:
@@ -86,7 +86,7 @@ class Reembedding:
         """Follow the other servers of the store; called every few seconds. Raises ModelMismatch if this server's
         settings do not name the model in force.
         """
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         removing = self._removing is not None and not self._removing.done()
         if spaces.old is not None and self._registry.ownership.leads and not removing:
             self._start_removal(spaces.old)
@@ -138,7 +138,7 @@ class Reembedding:
         except (OperationCancelled, ModelMismatch):
             await self._abandon_next()
             raise
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         await self._journal.set_spaces(Spaces(in_force=space, next=None, old=spaces.in_force))
         await self._switch_space(embedding, space, refused)
 
@@ -146,15 +146,15 @@ class Reembedding:
         candidate = self._embeddings.candidate
         if candidate is None or await candidate.find_name() != name:
             raise ModelMismatch(f"this server is no longer set up for {name}: {HOW}")
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         if spaces.next is not None and spaces.next.model != name:
             await self._abandon_next()
         if self._removing is not None:  # there can be only one space besides the one in force
             await asyncio.wait({self._removing})
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         assert spaces.in_force is not None, "a running server has a space"
         embedding = await self._ask_until_answered(progress, lambda: candidate.make_embedding(spaces.next))
-        space = embedding.as_space(spaces.in_force.partitions)
+        space = embedding.as_space(spaces.in_force.index_layout)
         await self._journal.set_spaces(replace(spaces, next=space))
         self._embeddings.next = embedding
         self._indexer.use_spaces(spaces.in_force, space)
@@ -163,7 +163,7 @@ class Reembedding:
 
     async def _fill_space(self, embedding: Embedding, progress: Progress, refused: set[tuple[str, int]]) -> None:
         """Pass over all memories until one pass finds almost nothing: only fragments that came during it."""
-        done, total = await self._journal.vectored(embedding.name)
+        done, total = await self._journal.count_vectors(embedding.name)
         while True:
             found = 0
             async for record in self._list_memories():
@@ -183,7 +183,7 @@ class Reembedding:
         """Make the missing vectors of a memory; returns how many. Calls the model outside of the memory's order."""
         compared = enhances_short_term(record.kind, record.policy)
         written, after, (done, total) = 0, -1, count
-        while page := await self._journal.lacking(record.uid, embedding.name, compared, after, PAGE):
+        while page := await self._journal.list_unvectored(record.uid, embedding.name, compared, after, PAGE):
             after = page[-1].position
             wanted = [one for one in page if (one.id, one.version) not in refused]
             made = await self._ask_until_answered(progress, partial(self._make_vectors, record, wanted, embedding))
@@ -231,7 +231,7 @@ class Reembedding:
         self, embedding: Embedding, space: Space, refused: Collection[tuple[str, int]] = frozenset()
     ) -> None:
         """Switch this process to the new space: memories activated from now on use it, active ones follow."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         self._embeddings.in_force, self._embeddings.next, self._embeddings.candidate = embedding, None, None
         self._indexer.use_spaces(space, spaces.old)
         log.info("space_in_force", space=embedding.name, dimension=embedding.model.dimension)
@@ -260,7 +260,7 @@ class Reembedding:
     async def _lacks_vectors(self, record: MemoryRecord, model: str, refused: Collection[tuple[str, int]]) -> bool:
         """Whether a fragment that the model accepts lacks its vector."""
         after = -1
-        while page := await self._journal.lacking(record.uid, model, False, after, PAGE):
+        while page := await self._journal.list_unvectored(record.uid, model, False, after, PAGE):
             if any((one.id, one.version) not in refused for one in page):
                 return True
             after = page[-1].position
@@ -268,7 +268,7 @@ class Reembedding:
 
     async def _abandon_next(self) -> None:
         """Keep the space in force and remove the next one."""
-        spaces = await self._journal.spaces()
+        spaces = await self._journal.get_spaces()
         self._embeddings.next = None
         if spaces.next is None or spaces.in_force is None:
             return
@@ -292,7 +292,7 @@ class Reembedding:
                 while after is not None:
                     after = await self._journal.drop_vectors(space.model, after, SLICE)
                 await self._indexer.remove_space(space)
-                await self._journal.set_spaces(replace(await self._journal.spaces(), old=None))
+                await self._journal.set_spaces(replace(await self._journal.get_spaces(), old=None))
             except JournalError as error:
                 log.warning("space_not_removed", space=space.model, reason=error, retry_in_s=pause)
                 await asyncio.sleep(pause)

@@ -59,7 +59,7 @@ class Reflecting:
     async def _run_reflect(self, operation: Operation, progress: Progress) -> None:
         self._check_model()
         mark = f"operation\n{operation.id}"
-        if await self._storage.journal.answer(mark) is None:
+        if await self._storage.journal.get_answer(mark) is None:
             async with self._registry.use(operation.namespace, operation.memory) as actor:
                 account = account_of(actor.working.record)
                 done = Answer(mark, b"", b"", self._runtime.clock.now_us())

@@ -135,7 +135,7 @@ class OperationRunner:
         if self._tidying is None:
             self._tidying = asyncio.create_task(self._tidy_loop())
             self._ownership.on_loss(self._leave_all)
-        waiting = [one for one in await self._store.unfinished() if one.id not in self._live]
+        waiting = [one for one in await self._store.list_unfinished() if one.id not in self._live]
         if self._ownership.shared:  # this process is about to start its own, or to give them away
             waiting = [one for one in waiting if one.process != self._ownership.number]
         others = await self._ownership.list_living() if waiting else frozenset()
@@ -203,7 +203,7 @@ class OperationRunner:
 
     async def list_page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
         """The newest first, with ids below `before`; an empty string matches all."""
-        rows = await _map_errors(self._store.page(namespace, memory, before, limit))
+        rows = await _map_errors(self._store.list_page(namespace, memory, before, limit))
         return [self._live[row.id].progress.operation if row.id in self._live else row for row in rows]
 
     async def cancel(self, id: str) -> Operation:

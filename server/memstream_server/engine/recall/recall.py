@@ -24,7 +24,7 @@ from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Stage
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.rank_memory import (
@@ -175,7 +175,7 @@ class Recaller:
             lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
-        packed = await self._storage.journal.vectors(working.record.uid, working.embedding.name, missing)
+        packed = await self._storage.journal.get_vectors(working.record.uid, working.embedding.name, missing)
         watch.record_step("search")
         vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh
         cosines = no_cosines(len(working.columns))
@@ -245,7 +245,7 @@ class Recaller:
         missing = [id_ for id_ in ids if id_ not in known]
         if missing:
             left = working.fragment_cache.removals
-            read = await self._storage.journal.fragments(working.record.uid, missing)
+            read = await self._storage.journal.get_fragments(working.record.uid, missing)
             working.fragment_cache.put_read(read, left)
             known |= {fragment.id: fragment for fragment in read}
         return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
@@ -292,7 +292,7 @@ def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Frag
     """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
     retention = working.record.policy.retention
     held = (one.fragment for one in working.state.short_term)
-    return [one for one in held if passes(one, query.filter) and not expired(one, now_us, retention)]
+    return [one for one in held if passes(one, query.filter) and not is_expired(one, now_us, retention)]
 
 
 def _budget_item(fragment: Fragment) -> Item:

@@ -196,7 +196,7 @@ class Reinforcement:
         stored = [one.id for one in fragments if one.own_vector or not by_content]
         read = actor.working.get_vectors(stored)
         unread = [id_ for id_ in stored if id_ not in read]
-        packed = await self._storage.journal.vectors(record.uid, space.name, unread) if unread else {}
+        packed = await self._storage.journal.get_vectors(record.uid, space.name, unread) if unread else {}
         embedded = [one for one in fragments if by_content and not one.own_vector]
         keys = {one.id: (record.uid, one.id, one.version, space.name) for one in embedded}
         missing = [one for one in embedded if keys[one.id] not in self._content]
@@ -237,7 +237,7 @@ class Reinforcement:
 
     async def _write_batch(self, accesses: Sequence[Accesses]) -> list[tuple[Accesses, JournalError]]:
         """Concurrent writes share a commit of the journal. Returns those that failed."""
-        writing = (self._storage.journal.touch(one) for one in accesses)
+        writing = (self._storage.journal.add_accesses(one) for one in accesses)
         lost = []
         for one, error in zip(accesses, await asyncio.gather(*writing, return_exceptions=True), strict=True):
             if isinstance(error, JournalError):

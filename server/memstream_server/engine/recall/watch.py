@@ -91,7 +91,7 @@ class Watchers:
             seen, skip = revision, ordinal
             while True:
                 waiting.news.clear()
-                page = await self._journal.events(record.uid, seen, PAGE)
+                page = await self._journal.list_events(record.uid, seen, PAGE)
                 if waiting.gone:
                     raise _deleted_error(record)
                 # `record` is older than the page: either its last revision is pruned,

@@ -23,8 +23,8 @@ class Embedding:
     def name(self) -> str:
         return self.model.name
 
-    def as_space(self, partitions: int) -> Space:
-        return Space(self.model.name, self.model.dimension, partitions)
+    def as_space(self, index_layout: int) -> Space:
+        return Space(self.model.name, self.model.dimension, index_layout)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

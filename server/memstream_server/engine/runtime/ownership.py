@@ -81,7 +81,7 @@ class Ownership:
         """Whether the working sets of the owned memories equal the journal."""
         if self._processes is None:
             return True
-        return bool(self._number) and self._now() < self._until_s and self._processes.connected()
+        return bool(self._number) and self._now() < self._until_s and self._processes.is_connected()
 
     def check_lease(self) -> None:
         """Call before and after an answer is read from the working set of a memory. Raises LeaseLost."""
@@ -190,7 +190,7 @@ class Ownership:
         """
         if self._processes is None:
             if uid in self._distrusted:
-                self._epochs[uid] = (await self._journal.own(uid)).epoch
+                self._epochs[uid] = (await self._journal.own_memory(uid)).epoch
                 self._distrusted.discard(uid)
             return self._epochs.get(uid)
         number = self._number
@@ -198,7 +198,7 @@ class Ownership:
             raise _lease_lost()
         if uid in self._epochs:
             return self._epochs[uid]
-        taken = await self._processes.take(uid, number)
+        taken = await self._processes.take_memory(uid, number)
         if number != self._number or not self.is_valid():
             raise _lease_lost()
         if isinstance(taken, Owner):
@@ -238,7 +238,7 @@ class Ownership:
         if self._processes is None or self._epochs.pop(uid, None) is None:
             return
         try:
-            await self._processes.release(uid, self._number)
+            await self._processes.release_memory(uid, self._number)
         except JournalError as error:
             log.info("memory_not_released", memory=uid, error=error)
 
@@ -256,14 +256,14 @@ class Ownership:
         if not self.is_valid():
             raise _lease_lost()
         with _map_errors():
-            return await self._processes.owner(namespace, name, self._number)
+            return await self._processes.find_owner(namespace, name, self._number)
 
     async def list_living(self) -> frozenset[int]:
         """Numbers of the other living processes. Raises JournalUnavailable."""
         if self._processes is None:
             return frozenset()
         with _map_errors():
-            return await self._processes.living(self._number)
+            return await self._processes.list_living(self._number)
 
     async def select_tended(self) -> Callable[[str], bool]:
         """A predicate: whether this process does the background work of a memory, as of now. Raises JournalError."""
@@ -276,7 +276,7 @@ class Ownership:
         """Memories without an owner in which observations wait to be stored; empty unless this process leads."""
         if self._processes is None or not self.leads:
             return []
-        return await self._processes.abandoned(self._number)
+        return await self._processes.list_abandoned(self._number)
 
 
 def _lease_lost() -> LeaseLost:

@@ -195,7 +195,7 @@ class Registry:
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max, self._models.analyzer)
         try:
-            image = await self._storage.journal.load(uid, embedding.name, vectors_max, working)
+            image = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
         except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
             await self._models.prepare_language(working.record.policy)
             raise
@@ -219,7 +219,7 @@ class Registry:
         embedding, journal = self._models.embeddings.in_force, self._storage.journal
         _, working = await self._read_memory(actor.uid, embedding)
         if working.dense is None and lately:
-            working.overlay_vectors(await journal.vectors(actor.uid, embedding.name, lately))
+            working.overlay_vectors(await journal.get_vectors(actor.uid, embedding.name, lately))
         working.take_over(actor.working)
         actor.working = working
         self._changed.add(actor.uid)

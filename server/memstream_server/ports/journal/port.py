@@ -42,20 +42,20 @@ class Journal(Protocol):
         ...
 
     # ---- the store itself
-    async def space(self) -> Space | None:
+    async def get_space(self) -> Space | None:
         """The embedding space in force; None in a new store."""
         ...
 
     async def set_space(self, space: Space) -> None: ...
 
-    async def spaces(self) -> Spaces: ...
+    async def get_spaces(self) -> Spaces: ...
 
     async def set_spaces(self, spaces: Spaces) -> None:
         """Set all three at once. From then on a fragment names the space in force if it has a vector in it."""
         ...
 
     # ---- vectors in another space
-    async def lacking(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
+    async def list_unvectored(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
         """Fragments (forgotten ones included) without a vector in that space, ascending by position after `after`.
 
         `compared` adds held fragments whose content has no vector in it.
@@ -69,7 +69,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def vectored(self, model: str) -> tuple[int, int]:
+    async def count_vectors(self, model: str) -> tuple[int, int]:
         """(vectors in that space, fragments) of all memories."""
         ...
 
@@ -77,7 +77,7 @@ class Journal(Protocol):
         """Remove at most `limit` of that space's vectors; returns where to continue, or None if none are left."""
         ...
 
-    async def scrub(self) -> None:
+    async def scrub_files(self) -> None:
         """Rewrite the journal's files, so that no deleted bytes remain in them. Writes wait meanwhile.
 
         A no-op on PostgreSQL, which reclaims space itself.
@@ -117,16 +117,16 @@ class Journal(Protocol):
         """(namespace, number of memories), ascending."""
         ...
 
-    async def own(self, uid: str) -> MemoryRecord:
+    async def own_memory(self, uid: str) -> MemoryRecord:
         """Take ownership: raises the epoch and returns the record. Raises Conflict if the memory does not exist."""
         ...
 
-    async def load(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
         """Read an active memory's image at one revision; `into` takes its blocks. Raises Conflict if the memory
         does not exist."""
         ...
 
-    async def scan(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+    async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
         """Read a whole memory in one snapshot; `visit` runs in a thread, and may run twice. Raises Conflict if the
         memory does not exist. Without `all_vectors` only vectors that clients supplied are read."""
         ...
@@ -161,20 +161,20 @@ class Journal(Protocol):
 
     async def commit(self, commit: Commit) -> None: ...
 
-    async def touch(self, accesses: Accesses) -> None:
+    async def add_accesses(self, accesses: Accesses) -> None:
         """Add access statistics. Raises Conflict if the memory does not exist or has another epoch."""
         ...
 
     # ---- reads
-    async def fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
+    async def get_fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
         """The existing fragments of `ids`, in the order of `ids`."""
         ...
 
-    async def vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
+    async def get_vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
 
-    async def expiring(self, now_us: int, limit: int) -> list[tuple[str, str]]:
+    async def list_expired(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         """(memory uid, fragment id) of live, unpinned fragments whose expiry time has passed, oldest first."""
         ...
 
@@ -182,7 +182,7 @@ class Journal(Protocol):
         """(memory uid, least forget time) of every memory with forgotten fragments."""
         ...
 
-    async def purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
+    async def list_purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
         """Ids of fragments forgotten at or before that time, oldest first."""
         ...
 
@@ -193,16 +193,16 @@ class Journal(Protocol):
         """
         ...
 
-    async def counts(self, uid: str, now_us: int | None = None) -> Counts:
+    async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         """Excludes fragments that have expired at `now_us`, even if they are not forgotten yet."""
         ...
 
-    async def events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         """Committed transitions after `after_revision`, ascending; fewer than `limit` if they are large, but at least
         one if there is any."""
         ...
 
-    async def answer(self, request: str) -> Answer | None: ...
+    async def get_answer(self, request: str) -> Answer | None: ...
 
     async def put_answer(self, answer: Answer) -> None:
         """Store the answer to a request, replacing an older one."""
@@ -213,7 +213,7 @@ class Journal(Protocol):
         ...
 
     # ---- the index's outbox and jobs
-    async def outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
+    async def read_outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
         """The oldest entries, each with what to upsert; None if the entry is a deletion or the fragment is gone."""
         ...
 
@@ -239,7 +239,7 @@ class Journal(Protocol):
         """Enter index work that no transition caused, as found by a reconciliation."""
         ...
 
-    async def indexable(self, uid: str) -> list[str]:
+    async def list_indexable(self, uid: str) -> list[str]:
         """Ids that belong in the index: live long-term fragments with a vector. Empty if the memory is gone."""
         ...
 
@@ -247,7 +247,7 @@ class Journal(Protocol):
         """Enter all live long-term fragments with a vector, to rebuild the index; returns their number."""
         ...
 
-    async def jobs(self, limit: int) -> list[Job]: ...
+    async def list_jobs(self, limit: int) -> list[Job]: ...
 
     async def pending_memories(self) -> list[str]:
         """Uids of memories with receipts that are not stored yet; a server activates them at start."""

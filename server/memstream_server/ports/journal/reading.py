@@ -49,7 +49,7 @@ class Image:
     @property
     def rows(self) -> tuple[Row, ...]:
         """The rows of all blocks."""
-        return tuple(row for block in self.blocks for row in block.rows())
+        return tuple(row for block in self.blocks for row in block.iterate_rows())
 
 
 @dataclass(frozen=True, slots=True)

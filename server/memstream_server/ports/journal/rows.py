@@ -58,7 +58,7 @@ class Block:
     """The analyzer's version of each fragment's terms."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Block:
+    def from_rows(cls, rows: Sequence[Row]) -> Block:
         """Convert rows to columns; a row without terms has none."""
         terms = [row.terms or _NO_TERMS for row in rows]
         packed = [row.vector for row in rows if row.vector is not None]
@@ -72,7 +72,7 @@ class Block:
             versions=np.array([each.version for each in terms], np.uint16),
         )
 
-    def rows(self) -> Iterator[Row]:
+    def iterate_rows(self) -> Iterator[Row]:
         """Convert to rows; a fragment without terms has None."""
         ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)
         columns = (self.fragments, ends, self.sizes, self.versions.tolist(), self.vectored)

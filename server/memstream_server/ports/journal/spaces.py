@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """An embedding space: its model's name, its dimension, and the number of the index's partitions."""
+    """An embedding space."""
 
     model: str
     dimension: int
-    partitions: int
+    index_layout: int
+    """A number that the first start takes from the index's settings; only the index gives it a meaning. Stored, because
+    the layout of an index is fixed when it is created."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Outcome(Struct, frozen=True, gc=False, array_like=True):
     other: str
     tier: Tier | None
 
-    def of(self, sequence: int) -> Outcome:
+    def with_sequence(self, sequence: int) -> Outcome:
         """The same outcome for another sequence number."""
         return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
 

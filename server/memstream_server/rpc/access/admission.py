@@ -47,7 +47,7 @@ class Rate:
         """Seconds until the debt is paid."""
         return max(0.0, self._paid_until.get(principal, 0.0) - self._now_s()) if self.per_s else 0.0
 
-    def charge(self, principal: str, amount: float) -> None:
+    def charge_amount(self, principal: str, amount: float) -> None:
         """Counts an amount."""
         if not self.per_s or not amount:
             return
@@ -77,11 +77,11 @@ class Admission:
         self._refusals = Rate("", REFUSALS_PER_S, now_s)
 
     @contextmanager
-    def admitted(self, principal: str, what: str) -> Iterator[None]:
+    def count_open(self, principal: str, what: str) -> Iterator[None]:
         """Counts one more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
         if limit and self._under_way[key] >= limit:
-            raise self._refuse(
+            raise self._quota_error(
                 principal,
                 f"you have {limit} {what} under way, more at once are not allowed: try again soon",
                 quota=f"caller_{what}_max",
@@ -100,7 +100,9 @@ class Admission:
         """Counts one more stream of an unidentified connection until the end of the block. Raises QuotaExceeded."""
         for key, limit in ((peer, OPEN_STREAMS_OF_PEER_MAX), ("", OPEN_STREAMS_MAX)):
             if self._under_way[key, "open streams"] >= limit:
-                raise self._refuse(peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit)
+                raise self._quota_error(
+                    peer, f"{limit} such streams are open, more are not allowed", quota="", limit=limit
+                )
         keys = ((peer, "open streams"), ("", "open streams"))
         self._under_way.update(keys)
         try:
@@ -111,20 +113,20 @@ class Admission:
                 if not self._under_way[counted]:
                     del self._under_way[counted]
 
-    def sent(self, principal: str, message: Message, *, first: bool = False) -> float:
+    def charge_message(self, principal: str, message: Message, *, first: bool = False) -> float:
         """Counts a message of a stream (`first`: its first one); returns the seconds until its rates allow it."""
         costs = self._costs_of(message, first)
         for rate, amount in costs:
-            rate.charge(principal, amount)
+            rate.charge_amount(principal, amount)
         return max((rate.wait_s(principal) for rate, _ in costs), default=0.0)
 
-    def call(self, principal: str, message: Message) -> None:
+    def charge_call(self, principal: str, message: Message) -> None:
         """Counts the one request of a call, or refuses it. Raises QuotaExceeded."""
         costs = self._costs_of(message, True)
         for rate, _ in costs:
             owed_s = rate.wait_s(principal)
             if owed_s:
-                raise self._refuse(
+                raise self._quota_error(
                     principal,
                     "you send more requests, observations or bytes a second than you are allowed to: "
                     f"try again in {owed_s:.1f} s, or use the streams, which wait",
@@ -133,15 +135,15 @@ class Admission:
                     limit=number_text(rate.per_s),
                 )
         for rate, amount in costs:
-            rate.charge(principal, amount)
+            rate.charge_amount(principal, amount)
 
-    def _refuse(
+    def _quota_error(
         self, principal: str, message: str, retry_after_s: float | None = None, *, quota: str, limit: str | int
     ) -> QuotaExceeded:
         error = QuotaExceeded(message, retry_after_s=retry_after_s, quota=quota, limit=limit)
         error.refusal_delay_s = min(REFUSAL_WAIT_MAX_S, self._refusals.wait_s(principal))
         if error.refusal_delay_s < REFUSAL_WAIT_MAX_S:
-            self._refusals.charge(principal, 1)
+            self._refusals.charge_amount(principal, 1)
         return error
 
     def _costs_of(self, message: Message, first: bool) -> list[tuple[Rate, float]]:

@@ -62,7 +62,7 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
 
     async def identify_holder(self, path: str, context: Any) -> str:
         """The principal that the bytes of a request are charged to. Raises Unauthenticated."""
-        return await self.identities.principal(context.invocation_metadata(), context, path)
+        return await self.identities.identify_principal(context.invocation_metadata(), context, path)
 
     async def intercept_service(
         self,
@@ -172,7 +172,7 @@ class UnidentifiedCall:
 
     async def read_request(self, requests: Requests, _context: _Context, many: bool) -> Any:
         """The handler's input."""
-        return requests if many else await requests.only()
+        return requests if many else await requests.read_only_message()
 
     async def recheck(self, _context: _Context) -> None:
         """Does nothing: there is no identity that could change."""
@@ -201,19 +201,19 @@ class AuthorizedCall:
 
     def count_open(self, what: str) -> AbstractContextManager[None]:
         """Counts the call or stream of its caller. Raises QuotaExceeded."""
-        return self._interceptor.admission.admitted(self._caller.principal, what)
+        return self._interceptor.admission.count_open(self._caller.principal, what)
 
     async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
         """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
         if many:
             return _AuthorizedRequests(self, requests, context)
-        request = await requests.only()
+        request = await requests.read_only_message()
         await self.authorize(request)
-        self._interceptor.admission.call(self._caller.principal, request)
+        self._interceptor.admission.charge_call(self._caller.principal, request)
         return request
 
     async def _identify_caller(self, context: _Context) -> None:
-        principal = await self._interceptor.identities.principal(self._metadata, context, self._path)
+        principal = await self._interceptor.identities.identify_principal(self._metadata, context, self._path)
         if self._caller.principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
         self._caller = Caller(principal, self._may, lambda: self._recheck_and_charge(context))
@@ -248,13 +248,13 @@ class AuthorizedCall:
 
     async def charge(self, message: Any, *, first: bool) -> None:
         """Counts a message of a stream, and waits until the caller's rate allows it."""
-        owed_s = self._interceptor.admission.sent(self._caller.principal, message, first=first)
+        owed_s = self._interceptor.admission.charge_message(self._caller.principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
     # ---- policy
     def _may(self, verb: Verb, namespace: str) -> bool:
-        return self._interceptor.policy.current().may(self._caller.principal, verb, namespace)
+        return self._interceptor.policy.read_current().may(self._caller.principal, verb, namespace)
 
     def _require_verb(self, verb: Verb, namespace: str) -> None:
         if self._may(verb, namespace):

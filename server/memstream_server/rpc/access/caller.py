@@ -37,7 +37,7 @@ CALLER: ContextVar[Caller | None] = ContextVar("memstream_caller", default=None)
 """Set in the task of the call by the authorization interceptor; None if the server has no authentication."""
 
 
-def may(verb: Verb, namespace: str) -> bool:
+def caller_may(verb: Verb, namespace: str) -> bool:
     """Whether the caller has this right; always true if the server has no authentication."""
     caller = CALLER.get()
     return caller is None or caller.may(verb, namespace)
@@ -67,7 +67,7 @@ async def list_readable(
     found: list[T] = []
     while len(found) < limit:
         rows = await fetch(after, max(limit, ROWS_AT_ONCE))
-        found += [row for row in rows if may(Verb.READ, namespace(row))]
+        found += [row for row in rows if caller_may(Verb.READ, namespace(row))]
         if len(rows) < max(limit, ROWS_AT_ONCE):
             break
         after = key(rows[-1])

@@ -39,7 +39,7 @@ class Watched(Generic[T]):
         except ValueError as error:
             raise AccessError(f"{path}: {error}") from error
 
-    def current(self) -> T:
+    def read_current(self) -> T:
         """At most POLL_INTERVAL_S old."""
         now_s = time.monotonic()
         if now_s - self._checked_s >= POLL_INTERVAL_S:

@@ -34,39 +34,39 @@ class Identities:
     proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies(""))
     peers: Peers = field(default_factory=Peers)
 
-    async def principal(self, metadata: Metadata, context: _Context, path: str) -> str:
+    async def identify_principal(self, metadata: Metadata, context: _Context, path: str) -> str:
         """Raises Unauthenticated."""
-        if said := _values(metadata, CALLER_HEADER):
-            return self.peers.principal(_only(CALLER_HEADER, said), path)
-        if said := _values(metadata, "authorization"):
-            return await self._bearer(_only("authorization", said))
-        if (said := _values(metadata, HEADER)) and context.peer() in self.proxies:
+        if said := _metadata_values(metadata, CALLER_HEADER):
+            return self.peers.verify_principal(_single_value(CALLER_HEADER, said), path)
+        if said := _metadata_values(metadata, "authorization"):
+            return await self._verify_bearer(_single_value("authorization", said))
+        if (said := _metadata_values(metadata, HEADER)) and context.peer() in self.proxies:
             return f"uri:{forwarded_uri(','.join(said))}"
         uris = [*context.auth_context().get("peer_uri", ())]
         if len(uris) == 1:
             return f"uri:{uris[0].decode(errors='replace')}"
         raise Unauthenticated("say who calls: a bearer token in `authorization`, or a client certificate with one URI")
 
-    async def _bearer(self, given: str) -> str:
+    async def _verify_bearer(self, given: str) -> str:
         scheme, _, token = given.strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("`authorization` must be: Bearer TOKEN")
         if token.startswith(PREFIX):
-            name = name_of(self.keys.current(), token) if self.keys is not None else None
+            name = name_of(self.keys.read_current(), token) if self.keys is not None else None
             if name is None:
                 raise Unauthenticated("there is no such API key, or it was revoked")
             return f"key:{name}"
         if self.tokens is None:
             raise Unauthenticated("the bearer token is none that this server accepts")
-        return f"jwt:{await self.tokens.subject(token)}"
+        return f"jwt:{await self.tokens.verify_subject(token)}"
 
 
-def _values(metadata: Metadata, key: str) -> list[str]:
+def _metadata_values(metadata: Metadata, key: str) -> list[str]:
     return [value for name, value in metadata if name == key and isinstance(value, str)]
 
 
-def _only(key: str, values: Sequence[str]) -> str:
+def _single_value(key: str, values: Sequence[str]) -> str:
     if len(values) != 1:
         raise Unauthenticated(f"`{key}` was given more than once")
     return values[0]

@@ -56,23 +56,23 @@ def name_of(keys: Mapping[str, ApiKey], given: str) -> str | None:
     """The name of a presented key; None if it is none of these."""
     form = _KEY.fullmatch(given)
     known = keys.get(form[1]) if form else None
-    if known is None or not hmac.compare_digest(_sha256(given), known.sha256):
+    if known is None or not hmac.compare_digest(_hash_secret(given), known.sha256):
         return None
     return known.name
 
 
-def create(file: Path, name: str) -> tuple[ApiKey, str]:
+def create_key(file: Path, name: str) -> tuple[ApiKey, str]:
     """Adds a new key to the file, which is created if missing. Returns the key itself, which cannot be shown again."""
     if not _NAME.fullmatch(name):
         raise AccessError('a key\'s name is of letters, digits, "-", "_", ".", "~" and "@", at most 128')
     id = secrets.token_hex(6)
     given = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
-    key = ApiKey(id, name, _sha256(given), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    key = ApiKey(id, name, _hash_secret(given), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     _rewrite_file(file, lambda keys: [*keys, key])
     return key, given
 
 
-def revoke(file: Path, id: str) -> ApiKey:
+def revoke_key(file: Path, id: str) -> ApiKey:
     """Removes the key from the file. Raises AccessError if it is not there."""
     gone: list[ApiKey] = []
 
@@ -86,7 +86,7 @@ def revoke(file: Path, id: str) -> ApiKey:
     return gone[0]
 
 
-def read(file: Path) -> list[ApiKey]:
+def read_keys(file: Path) -> list[ApiKey]:
     """All keys, oldest first; none without a file. Raises AccessError."""
     try:
         return [*parse_keys(file.read_text(encoding="utf-8")).values()]
@@ -101,8 +101,8 @@ def read(file: Path) -> list[ApiKey]:
 def _rewrite_file(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]]) -> None:
     """Rewrites the file atomically, under a lock."""
     try:
-        with _locked(file):
-            text = json.dumps({"keys": [asdict(key) for key in changed(read(file))]}, indent=1)
+        with _lock_directory(file):
+            text = json.dumps({"keys": [asdict(key) for key in changed(read_keys(file))]}, indent=1)
             part = file.with_name(f"{file.name}.part")
             mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
             part.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def _rewrite_file(file: Path, changed: Callable[[Sequence[ApiKey]], list[ApiKey]
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def _lock_directory(file: Path) -> Iterator[None]:
     directory = os.open(file.absolute().parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -125,5 +125,5 @@ def _locked(file: Path) -> Iterator[None]:
         os.close(directory)
 
 
-def _sha256(given: str) -> str:
+def _hash_secret(given: str) -> str:
     return hashlib.sha256(given.encode()).hexdigest()

@@ -34,7 +34,7 @@ class Access:
     policy: Watched[AccessPolicy] | None = None
     admission: Admission = field(default_factory=Admission)
 
-    def gate(self, operation_of: OperationOf) -> AuthorizationInterceptor | None:
+    def create_interceptor(self, operation_of: OperationOf) -> AuthorizationInterceptor | None:
         """None if the server has no authentication."""
         if self.identities is None or self.policy is None:
             return None

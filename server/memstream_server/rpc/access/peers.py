@@ -48,7 +48,7 @@ class Peers:
         self._problems: dict[str, str] = {}
         """The last problem with a server's certificate, by address."""
 
-    def channel(self, address: str, options: _Options) -> grpc.aio.Channel:
+    def open_channel(self, address: str, options: _Options) -> grpc.aio.Channel:
         """A new channel; TLS files are read for each, so that a new connection uses the current certificate."""
         if self._tls is None:
             return grpc.aio.insecure_channel(address, options=options)
@@ -90,13 +90,13 @@ class Peers:
             return f"its certificate is not valid for {name}: see tls_peer_name"
         return "its certificate is not signed by a CA of tls_peer_ca_file" if _WRONG_CA in details else ""
 
-    def metadata(self, given: Iterable[tuple[str, str | bytes]], path: str) -> list[tuple[str, str | bytes]]:
+    def forwarded_metadata(self, given: Iterable[tuple[str, str | bytes]], path: str) -> list[tuple[str, str | bytes]]:
         """Metadata of a call that is forwarded to `path`: the client's, without credentials."""
         kept = [(key, value) for key, value in given if key not in CREDENTIALS]
         caller = CALLER.get()
         return kept if caller is None else [*kept, (CALLER_HEADER, self._sign_principal(caller.principal, path))]
 
-    def principal(self, header: str, path: str) -> str:
+    def verify_principal(self, header: str, path: str) -> str:
         """The principal that another server forwards the call for. Raises Unauthenticated."""
         try:
             said, mac = (base64.urlsafe_b64decode(part) for part in header.split("."))

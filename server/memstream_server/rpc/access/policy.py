@@ -30,7 +30,7 @@ class Names:
     beginnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Names:
+    def parse_names(cls, names: Iterable[str]) -> Names:
         given = list(names)
         return cls(
             frozenset(name for name in given if not name.endswith("*")),
@@ -90,7 +90,7 @@ def _parse_grant(number: int, said: Any) -> Grant:
         if verb not in known | {"*"}:
             raise ValueError(f"{where}: verbs has {verb!r}: there are {', '.join(sorted(known))} and *")
     allowed = frozenset(Verb) if "*" in verbs else frozenset(Verb(verb) for verb in verbs)
-    return Grant(Names.of(who), Names.of(namespaces), allowed)
+    return Grant(Names.parse_names(who), Names.parse_names(namespaces), allowed)
 
 
 def _parse_names(where: str, said: Any) -> list[str]:

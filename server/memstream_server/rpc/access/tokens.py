@@ -44,7 +44,7 @@ class JwtIdentities:
         self._remote = _RemoteKeys(jwks) if "://" in jwks else None
         self._file = None if self._remote else Watched(Path(jwks), _parse_keys)
 
-    async def subject(self, token: str) -> str:
+    async def verify_subject(self, token: str) -> str:
         """The subject of a token that the issuer signed for this audience and that is valid now. Raises
         Unauthenticated."""
         try:
@@ -82,7 +82,7 @@ class JwtIdentities:
 
     async def _find_issuer_key(self, kid: object) -> jwt.PyJWK | None:
         if self._file is not None:
-            return _find_key(self._file.current(), kid)
+            return _find_key(self._file.read_current(), kid)
         assert self._remote is not None
         if (key := _find_key(self._remote.keys, kid)) is None:
             await self._remote.fetch_again()

@@ -74,7 +74,7 @@ class JsonCodec:
 
     def decode(self, data: bytes | bytearray, kind: type[Any]) -> bytes:
         """The bytes of a request message. Raises ConnectError."""
-        bounds = self._reader.rpc(self._paths[kind])
+        bounds = self._reader.find_rpc(self._paths[kind])
         try:
             self._check_bounds(data, bounds.bytes_max, bounds.fields_max)
             if not bytes(data).lstrip().startswith(b"{"):

@@ -99,7 +99,7 @@ class _Admission:
             )
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
             size = self._body_bytes(context)
-            await self._reader.budget.take(holder, size)
+            await self._reader.budget.take_bytes(holder, size)
         except Exception as error:
             raise connect_error(error) from None
         admitted = self._calls[id(context)] = _Admitted(call, holder, size)
@@ -108,7 +108,7 @@ class _Admission:
     async def on_end(self, admitted: _Admitted, context: _Context, _error: Exception | None) -> None:
         """Gives the bytes back."""
         del self._calls[id(context)]
-        self._reader.budget.give(admitted.holder, admitted.held)
+        self._reader.budget.give_back(admitted.holder, admitted.held)
 
     def _body_bytes(self, context: _Context) -> int:
         given = context.request_headers.get("content-length", "")

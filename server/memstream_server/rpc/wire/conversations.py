@@ -9,8 +9,15 @@ from collections.abc import Iterable
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, identifier, name, not_negative, shown, within
-from memstream_server.rpc.wire.scalars import Enums, timestamp
+from memstream_server.rpc.validation import (
+    Violations,
+    check_bounds,
+    check_identifier,
+    check_name,
+    not_negative,
+    quote_text,
+)
+from memstream_server.rpc.wire.scalars import Enums, timestamp_message
 
 PLAN_STATES = Enums(pb.PlanState, PlanState)
 NUMBER_MAX = 2**31 - 1
@@ -22,12 +29,12 @@ def conversation_name(
     found: Violations, namespace: str, conversation: str, limits: Limits, prefix: str = ""
 ) -> ConversationName:
     """Validates the conversation that a request names."""
-    name(found, "namespace", namespace, limits)
-    name(found, f"{prefix}conversation", conversation, limits)
+    check_name(found, "namespace", namespace, limits)
+    check_name(found, f"{prefix}conversation", conversation, limits)
     return ConversationName(namespace, conversation)
 
 
-def text(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_text(found: Violations, field: str, value: str, limits: Limits) -> str:
     """Validates a text up to the content limit; it may be empty."""
     size = len(value) if value.isascii() else len(value.encode())
     if size > limits.content_bytes_max:
@@ -35,15 +42,15 @@ def text(found: Violations, field: str, value: str, limits: Limits) -> str:
     return value
 
 
-def goal(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_goal(found: Violations, field: str, value: str, limits: Limits) -> str:
     """Validates a goal. The database selects by it, and not every database can store NUL."""
     if "\0" in value:
         found.add(field, "has a NUL character")
-    return text(found, field, value, limits)
+    return check_text(found, field, value, limits)
 
 
-def _json(found: Violations, field: str, value: str, limits: Limits) -> str:
-    if value and text(found, field, value, limits):
+def _check_json(found: Violations, field: str, value: str, limits: Limits) -> str:
+    if value and check_text(found, field, value, limits):
         try:
             json.loads(value, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
@@ -59,20 +66,20 @@ def read_message(found: Violations, message: pb.ConversationMessage, limits: Lim
     """A message to append; the server assigns its number and times."""
     at = "message."
     return Message(
-        sender=identifier(found, f"{at}sender", message.sender, limits, required=True),
-        receiver=identifier(found, f"{at}receiver", message.receiver, limits),
-        role=identifier(found, f"{at}role", message.role, limits),
-        content=text(found, f"{at}content", message.content, limits),
+        sender=check_identifier(found, f"{at}sender", message.sender, limits, required=True),
+        receiver=check_identifier(found, f"{at}receiver", message.receiver, limits),
+        role=check_identifier(found, f"{at}role", message.role, limits),
+        content=check_text(found, f"{at}content", message.content, limits),
         rounds=not_negative(found, f"{at}rounds", message.rounds),
         success=message.success if message.HasField("success") else None,
-        app_code=identifier(found, f"{at}app_code", message.app_code, limits),
-        app_name=identifier(found, f"{at}app_name", message.app_name, limits),
-        current_goal=goal(found, f"{at}current_goal", message.current_goal, limits),
-        context=_json(found, f"{at}context", message.context, limits),
-        review_info=_json(found, f"{at}review_info", message.review_info, limits),
-        action_report=_json(found, f"{at}action_report", message.action_report, limits),
-        model_name=identifier(found, f"{at}model_name", message.model_name, limits),
-        resource_info=_json(found, f"{at}resource_info", message.resource_info, limits),
+        app_code=check_identifier(found, f"{at}app_code", message.app_code, limits),
+        app_name=check_identifier(found, f"{at}app_name", message.app_name, limits),
+        current_goal=check_goal(found, f"{at}current_goal", message.current_goal, limits),
+        context=_check_json(found, f"{at}context", message.context, limits),
+        review_info=_check_json(found, f"{at}review_info", message.review_info, limits),
+        action_report=_check_json(found, f"{at}action_report", message.action_report, limits),
+        model_name=check_identifier(found, f"{at}model_name", message.model_name, limits),
+        resource_info=_check_json(found, f"{at}resource_info", message.resource_info, limits),
     )
 
 
@@ -95,8 +102,8 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
         action_report=message.action_report,
         model_name=message.model_name,
         resource_info=message.resource_info,
-        create_time=timestamp(message.create_time_us),
-        update_time=timestamp(message.update_time_us),
+        create_time=timestamp_message(message.create_time_us),
+        update_time=timestamp_message(message.update_time_us),
     )
 
 
@@ -114,45 +121,49 @@ def read_plans(found: Violations, plans: Iterable[pb.Plan], conversation: str, l
 
 def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, limits: Limits) -> Plan:
     if plan.conversation not in ("", conversation):
-        found.add(f"{at}conversation", f"is {shown(plan.conversation)}, the request's is {shown(conversation)}")
-    if not _NUMBERS.fullmatch(text(found, f"{at}rely", plan.rely, limits)):
-        found.add(f"{at}rely", f'is {shown(plan.rely)}: numbers joined by "," are allowed')
+        found.add(
+            f"{at}conversation", f"is {quote_text(plan.conversation)}, the request's is {quote_text(conversation)}"
+        )
+    if not _NUMBERS.fullmatch(check_text(found, f"{at}rely", plan.rely, limits)):
+        found.add(f"{at}rely", f'is {quote_text(plan.rely)}: numbers joined by "," are allowed')
     return Plan(
         number=plan_number(found, f"{at}sub_task_number", plan.sub_task_number),
-        title=text(found, f"{at}sub_task_title", plan.sub_task_title, limits),
-        content=text(found, f"{at}sub_task_content", plan.sub_task_content, limits),
-        agent=identifier(found, f"{at}sub_task_agent", plan.sub_task_agent, limits),
-        resource_name=identifier(found, f"{at}resource_name", plan.resource_name, limits),
+        title=check_text(found, f"{at}sub_task_title", plan.sub_task_title, limits),
+        content=check_text(found, f"{at}sub_task_content", plan.sub_task_content, limits),
+        agent=check_identifier(found, f"{at}sub_task_agent", plan.sub_task_agent, limits),
+        resource_name=check_identifier(found, f"{at}resource_name", plan.resource_name, limits),
         rely=plan.rely,
-        agent_model=identifier(found, f"{at}agent_model", plan.agent_model, limits),
+        agent_model=check_identifier(found, f"{at}agent_model", plan.agent_model, limits),
         retry_times=not_negative(found, f"{at}retry_times", plan.retry_times),
         max_retry_times=not_negative(found, f"{at}max_retry_times", plan.max_retry_times),
-        state=PLAN_STATES.read(found, f"{at}state", plan.state, PlanState.TODO),
-        result=text(found, f"{at}result", plan.result, limits),
+        state=PLAN_STATES.read_value(found, f"{at}state", plan.state, PlanState.TODO),
+        result=check_text(found, f"{at}result", plan.result, limits),
     )
 
 
 def plan_number(found: Violations, field: str, value: int) -> int:
     """Validates a sub-task's number."""
-    return int(within(found, field, value, 1, NUMBER_MAX))
+    return int(check_bounds(found, field, value, 1, NUMBER_MAX))
 
 
 def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: Limits) -> PlanChange:
     """The changes of an update; at least one."""
     change = PlanChange(
-        state=PLAN_STATES.read(found, "state", request.state, PlanState.TODO) if request.state else None,
+        state=PLAN_STATES.read_value(found, "state", request.state, PlanState.TODO) if request.state else None,
         retry_times=(
             not_negative(found, "retry_times", request.retry_times) if request.HasField("retry_times") else None
         ),
         agent=(
-            identifier(found, "sub_task_agent", request.sub_task_agent, limits)
+            check_identifier(found, "sub_task_agent", request.sub_task_agent, limits)
             if request.HasField("sub_task_agent")
             else None
         ),
         agent_model=(
-            identifier(found, "agent_model", request.agent_model, limits) if request.HasField("agent_model") else None
+            check_identifier(found, "agent_model", request.agent_model, limits)
+            if request.HasField("agent_model")
+            else None
         ),
-        result=text(found, "result", request.result, limits) if request.HasField("result") else None,
+        result=check_text(found, "result", request.result, limits) if request.HasField("result") else None,
     )
     if change == PlanChange():
         found.add("state", "nothing is set: give a state, retries, an agent, a model or a result")
@@ -172,8 +183,8 @@ def plan_of(conversation: ConversationName, plan: Plan) -> pb.Plan:
         agent_model=plan.agent_model,
         retry_times=plan.retry_times,
         max_retry_times=plan.max_retry_times,
-        state=PLAN_STATES.number(plan.state),
+        state=PLAN_STATES.to_number(plan.state),
         result=plan.result,
-        create_time=timestamp(plan.create_time_us),
-        update_time=timestamp(plan.update_time_us),
+        create_time=timestamp_message(plan.create_time_us),
+        update_time=timestamp_message(plan.update_time_us),
     )

@@ -31,8 +31,8 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
     """A fragment as clients see it."""
     message = fragment_pb2.Fragment(
         id=fragment.id,
-        kind=KINDS.number(fragment.kind),
-        tier=TIERS.number(fragment.tier),
+        kind=KINDS.to_number(fragment.kind),
+        tier=TIERS.to_number(fragment.tier),
         merged_text=merged_text,
         speaker=fragment.speaker,
         session=fragment.session,
@@ -73,21 +73,21 @@ def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits:
     for number, each in enumerate(message.exclude_ids):
         check.fragment_id(found, f"{field}.exclude_ids[{number}]", each)
     chosen = Filter(
-        sessions=_names(found, f"{field}.sessions", message.sessions, limits),
-        speakers=_names(found, f"{field}.speakers", message.speakers, limits),
+        sessions=_read_names(found, f"{field}.sessions", message.sessions, limits),
+        speakers=_read_names(found, f"{field}.speakers", message.speakers, limits),
         kinds=KINDS.read_all(found, f"{field}.kinds", message.kinds),
         tiers=TIERS.read_all(found, f"{field}.tiers", message.tiers),
-        observe_from_us=_time(found, message, field, "observe_time_min"),
-        observe_until_us=_time(found, message, field, "observe_time_max"),
-        importance_min=_importance(found, message, field, "importance_min"),
-        importance_max=_importance(found, message, field, "importance_max"),
+        observe_from_us=_read_time(found, message, field, "observe_time_min"),
+        observe_until_us=_read_time(found, message, field, "observe_time_max"),
+        importance_min=_read_importance(found, message, field, "importance_min"),
+        importance_max=_read_importance(found, message, field, "importance_max"),
         metadata=tuple(
-            _condition(found, f"{field}.metadata[{number}]", each) for number, each in enumerate(message.metadata)
+            _read_condition(found, f"{field}.metadata[{number}]", each) for number, each in enumerate(message.metadata)
         ),
         excluded=tuple(message.exclude_ids),
     )
-    _ordered(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
-    _ordered(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
+    _check_order(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
+    _check_order(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
     return chosen
 
 
@@ -95,13 +95,13 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
     """One event; (revision, ordinal) is the cursor after it."""
     return event_pb2.Event(
         cursor=event_pb2.Cursor(memory_uid=uid, revision=revision, ordinal=ordinal),
-        time=scalars.timestamp(time_us),
-        type=EVENT_TYPES.number(event.type),
+        time=scalars.timestamp_message(time_us),
+        type=EVENT_TYPES.to_number(event.type),
         fragment_id=event.fragment,
         other_id=event.other,
-        from_tier=TIERS.number(event.from_tier),
-        to_tier=TIERS.number(event.to_tier),
-        reason=_REASONS.number(None if event.reason is Reason.NONE else event.reason),
+        from_tier=TIERS.to_number(event.from_tier),
+        to_tier=TIERS.to_number(event.to_tier),
+        reason=_REASONS.to_number(None if event.reason is Reason.NONE else event.reason),
         cosine=event.cosine,
         draw=event.draw,
         importance=event.importance,
@@ -121,7 +121,7 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
 
 def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
     return event_pb2.ImportedFragment(
-        kind=KINDS.number(had.kind),
+        kind=KINDS.to_number(had.kind),
         enhancers=had.enhancements,
         enhancement_count=had.enhancement_count,
         duplicate_count=had.duplicate_count,
@@ -129,22 +129,26 @@ def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
     )
 
 
-def _names(found: Violations, field: str, values: Iterable[str], limits: Limits) -> tuple[str, ...]:
+def _read_names(found: Violations, field: str, values: Iterable[str], limits: Limits) -> tuple[str, ...]:
     names = tuple(values)
     for number, each in enumerate(names):
-        check.identifier(found, f"{field}[{number}]", each, limits)
+        check.check_identifier(found, f"{field}[{number}]", each, limits)
     return names
 
 
-def _time(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> int | None:
-    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if _has(message, name) else None
+def _read_time(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> int | None:
+    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if _has_field(message, name) else None
 
 
-def _importance(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> float | None:
-    return check.within(found, f"{field}.{name}", getattr(message, name), 0, 1) if _has(message, name) else None
+def _read_importance(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> float | None:
+    return (
+        check.check_bounds(found, f"{field}.{name}", getattr(message, name), 0, 1)
+        if _has_field(message, name)
+        else None
+    )
 
 
-def _condition(
+def _read_condition(
     found: Violations, field: str, message: fragment_pb2.MetadataCondition
 ) -> tuple[str, tuple[MetadataValue, ...]]:
     scalars.metadata_key(found, f"{field}.key", message.key)
@@ -156,10 +160,10 @@ def _condition(
     return message.key, tuple(value for value in values if value is not None)
 
 
-def _ordered(found: Violations, field: str, low: float | None, high: float | None) -> None:
+def _check_order(found: Violations, field: str, low: float | None, high: float | None) -> None:
     if low is not None and high is not None and low > high:
         found.add(field, "is below the lower bound")
 
 
-def _has(message: Message, name: str) -> bool:
+def _has_field(message: Message, name: str) -> bool:
     return message.HasField(name)  # the stub accepts only literals

@@ -55,13 +55,13 @@ def read_item(
 ) -> NewObservation | Refusal:
     """One observation, or its rejection."""
     found = Violations()
-    item = read(found, message, digest, session, limits, dimension)
+    item = read_observation(found, message, digest, session, limits, dimension)
     if not found.found:
         return item
     return Refusal(_INVALID, InvalidField.reason, violation_text(found.found), digest)
 
 
-def read(
+def read_observation(
     found: Violations,
     message: pb.Observation,
     digest: bytes,
@@ -71,28 +71,28 @@ def read(
     prefix: str = "",
 ) -> NewObservation:
     """One observation; violations go to `found`, with `prefix` before the field's name."""
-    structured, content = _body(found, message, limits, prefix)
+    structured, content = _read_body(found, message, limits, prefix)
     expiry = message.WhichOneof("expiry")
     importance = message.importance if message.HasField("importance") else None
     if importance is not None:
-        check.within(found, f"{prefix}importance", importance, 0, 1)
-    check.within(found, f"{prefix}token_count", message.token_count, 0, _TOKEN_COUNT_MAX)
+        check.check_bounds(found, f"{prefix}importance", importance, 0, 1)
+    check.check_bounds(found, f"{prefix}token_count", message.token_count, 0, _TOKEN_COUNT_MAX)
     return NewObservation(
         content=content,
         structured=structured,
-        speaker=check.identifier(found, f"{prefix}speaker", message.speaker, limits),
-        session=check.identifier(found, f"{prefix}session", message.session, limits) or session,
+        speaker=check.check_identifier(found, f"{prefix}speaker", message.speaker, limits),
+        session=check.check_identifier(found, f"{prefix}session", message.session, limits) or session,
         observe_time_us=scalars.time_us(found, f"{prefix}observe_time", message.observe_time)
         if message.HasField("observe_time")
         else None,
         importance=importance,
-        metadata=scalars.metadata(found, f"{prefix}metadata", message.metadata, limits),
-        vector=scalars.vector(found, f"{prefix}embedding", message.embedding, dimension),
+        metadata=scalars.read_metadata(found, f"{prefix}metadata", message.metadata, limits),
+        vector=scalars.read_vector(found, f"{prefix}embedding", message.embedding, dimension),
         expire_time_us=scalars.time_us(found, f"{prefix}expire_time", message.expire_time)
         if expiry == "expire_time"
         else None,
         ttl_us=scalars.duration_us(found, f"{prefix}ttl", message.ttl) if expiry == "ttl" else None,
-        external_id=check.identifier(found, f"{prefix}external_id", message.external_id, limits),
+        external_id=check.check_identifier(found, f"{prefix}external_id", message.external_id, limits),
         token_count=message.token_count,
         digest=digest,
     )
@@ -114,7 +114,9 @@ def content_checked(found: Violations, field: str, content: str, limits: Limits)
     return content
 
 
-def _body(found: Violations, message: pb.Observation, limits: Limits, prefix: str) -> tuple[Structured | None, str]:
+def _read_body(
+    found: Violations, message: pb.Observation, limits: Limits, prefix: str
+) -> tuple[Structured | None, str]:
     if message.WhichOneof("body") == "structured":
         structured = structured_of(message.structured)
         return structured, content_checked(found, f"{prefix}structured", structured.text(), limits)

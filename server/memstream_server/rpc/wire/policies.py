@@ -17,12 +17,12 @@ from google.protobuf.message import Message
 from memstream.v1 import memory_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.core import policy as core
-from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, leaves, with_value
+from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, iterate_tunables, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, shown
+from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.scalars import Enums
 
@@ -47,17 +47,17 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 
 def read_policy(found: Violations, message: pb.Policy, field: str = "policy") -> Policy:
     """A complete policy: fields that are set, and the profile's defaults for the rest."""
-    profile = _PROFILES.read(found, f"{field}.profile", message.profile, Profile.DEFAULT)
+    profile = _PROFILES.read_value(found, f"{field}.profile", message.profile, Profile.DEFAULT)
     policy = core.PROFILES[profile]
     given: set[str] = set()
-    for name, default, _ in leaves(policy):
-        value = _leaf(found, message, name, default, field)
+    for name, default, _ in iterate_tunables(policy):
+        value = _read_tunable(found, message, name, default, field)
         if value is not None:
             policy = with_value(policy, name, value)
             given.add(name)
     if policy.short_term.kind is ShortTermKind.FIFO and "short_term.capacity" not in given:
         policy = with_value(policy, "short_term.capacity", core.FIFO_CAPACITY)
-    return _checked(found, policy, field)
+    return _check_policy(found, policy, field)
 
 
 def change_policy(found: Violations, current: Policy, message: pb.Memory, paths: Iterable[str]) -> Policy | None:
@@ -74,16 +74,16 @@ def change_policy(found: Violations, current: Policy, message: pb.Memory, paths:
     defaults = core.PROFILES[current.profile]
     policy = current
     for path in masked:
-        policy = _masked(found, policy, defaults, message.policy, path)
-    return _checked(found, policy, "policy")
+        policy = _apply_mask_path(found, policy, defaults, message.policy, path)
+    return _check_policy(found, policy, "policy")
 
 
 def policy_message(policy: Policy) -> pb.Policy:
     """Sets every field, except those whose unset value means "the embedding model's own"."""
     message = pb.Policy()
-    for name, value, _ in leaves(policy):
+    for name, value, _ in iterate_tunables(policy):
         if value is not None:
-            _set(message, name, value)
+            _write_tunable(message, name, value)
     return message
 
 
@@ -93,22 +93,22 @@ def memory_message(record: MemoryRecord) -> pb.Memory:
         namespace=record.namespace,
         name=record.name,
         uid=record.uid,
-        kind=KINDS.number(record.kind),
+        kind=KINDS.to_number(record.kind),
         policy=policy_message(record.policy),
         labels=dict(record.labels),
         revision=record.revision,
-        create_time=scalars.timestamp(record.create_time_us),
-        update_time=scalars.timestamp(record.update_time_us),
+        create_time=scalars.timestamp_message(record.create_time_us),
+        update_time=scalars.timestamp_message(record.update_time_us),
         etag=memory_etag(record),
     )
 
 
-def differences(request: CreateMemoryRequest, memory: pb.Memory) -> dict[str, str]:
+def list_differences(request: CreateMemoryRequest, memory: pb.Memory) -> dict[str, str]:
     """Differences between a request and an existing memory: "this, not that" by field."""
     found: dict[str, str] = {}
     if request.kind and request.kind != memory.kind:
         found["kind"] = f"{_value_name(_KIND, memory.kind)}, not {_value_name(_KIND, request.kind)}"
-    found.update(_unlike(request.policy, memory.policy, "policy"))
+    found.update(_iterate_differences(request.policy, memory.policy, "policy"))
     for key, value in sorted(request.labels.items()):
         if memory.labels.get(key) != value:
             has = repr(memory.labels[key]) if key in memory.labels else "none"
@@ -116,17 +116,17 @@ def differences(request: CreateMemoryRequest, memory: pb.Memory) -> dict[str, st
     return found
 
 
-def _unlike(given: Message, held: Message, path: str) -> Iterator[tuple[str, str]]:
+def _iterate_differences(given: Message, held: Message, path: str) -> Iterator[tuple[str, str]]:
     """Fields that are set in `given` and differ in `held`."""
     for field, value in given.ListFields():
         name, has = f"{path}.{field.name}", getattr(held, field.name)
         if isinstance(value, Message) and not isinstance(value, Duration):
-            yield from _unlike(value, has, name)
+            yield from _iterate_differences(value, has, name)
         elif value != has:
-            yield name, f"{_shown(field, has)}, not {_shown(field, value)}"
+            yield name, f"{_format_value(field, has)}, not {_format_value(field, value)}"
 
 
-def _shown(field: FieldDescriptor, value: object) -> str:
+def _format_value(field: FieldDescriptor, value: object) -> str:
     if isinstance(value, Duration):
         return value.ToJsonString()
     return str(value) if field.enum_type is None else _value_name(field.enum_type, value)
@@ -171,7 +171,7 @@ def _wire_name(name: str) -> str:
     return name.removesuffix("_s")  # a duration; no other tunable ends with this
 
 
-def _leaf(found: Violations, message: pb.Policy, name: str, default: Any, field: str) -> Any:
+def _read_tunable(found: Violations, message: pb.Policy, name: str, default: Any, field: str) -> Any:
     """The value of one tunable in the message; None when it is not set."""
     *parts, last = _wire_name(name).split(".")
     holder: Message = message
@@ -180,7 +180,7 @@ def _leaf(found: Violations, message: pb.Policy, name: str, default: Any, field:
     descriptor = holder.DESCRIPTOR.fields_by_name[last]
     value, path = getattr(holder, last), f"{field}.{_wire_name(name)}"
     if descriptor.type == FieldDescriptor.TYPE_ENUM:
-        return _ENUMS[type(default)].read(found, path, value, default) if value else None
+        return _ENUMS[type(default)].read_value(found, path, value, default) if value else None
     if not holder.HasField(last):
         return None
     return _whole_seconds(found, path, value) if isinstance(value, Duration) else value
@@ -192,41 +192,41 @@ def _whole_seconds(found: Violations, field: str, value: Duration) -> int:
     return value.seconds
 
 
-def _set(message: pb.Policy, name: str, value: Any) -> None:
+def _write_tunable(message: pb.Policy, name: str, value: Any) -> None:
     *parts, last = _wire_name(name).split(".")
     holder: Message = message
     for part in parts:
         holder = getattr(holder, part)
     if isinstance(value, StrEnum) and type(value) in _ENUMS:
-        setattr(holder, last, _ENUMS[type(value)].number(value))
+        setattr(holder, last, _ENUMS[type(value)].to_number(value))
     elif last != name.split(".")[-1]:
         getattr(holder, last).CopyFrom(Duration(seconds=value))
     else:
         setattr(holder, last, value)
 
 
-def _masked(found: Violations, policy: Policy, defaults: Policy, message: pb.Policy, path: str) -> Policy:
+def _apply_mask_path(found: Violations, policy: Policy, defaults: Policy, message: pb.Policy, path: str) -> Policy:
     prefix = path.removeprefix("policy.")
     if prefix == "profile":
         found.add("update_mask", 'has "policy.profile": mask "policy" to take another profile')
         return policy
     chosen = [
         (name, default)
-        for name, default, _ in leaves(defaults)
+        for name, default, _ in iterate_tunables(defaults)
         if _wire_name(name) == prefix or name.startswith(f"{prefix}.")
     ]
     if not chosen:
-        found.add("update_mask", f"has {shown(path)}: there is no such field")
+        found.add("update_mask", f"has {quote_text(path)}: there is no such field")
     for name, default in chosen:
-        value = _leaf(found, message, name, default, "policy")
+        value = _read_tunable(found, message, name, default, "policy")
         policy = with_value(policy, name, default if value is None else value)
     return policy
 
 
-def _checked(found: Violations, policy: Policy, field: str) -> Policy:
-    for violation in core.violations(policy):
+def _check_policy(found: Violations, policy: Policy, field: str) -> Policy:
+    for violation in core.find_violations(policy):
         found.add(f"{field}.{_wire_name(violation.field)}", violation.description)
     if policy.language not in LANGUAGES | {AUTO_LANGUAGE}:
         known = ", ".join([AUTO_LANGUAGE, *sorted(LANGUAGES)])
-        found.add(f"{field}.language", f"is {shown(policy.language)}: one of {known}")
+        found.add(f"{field}.language", f"is {quote_text(policy.language)}: one of {known}")
     return policy

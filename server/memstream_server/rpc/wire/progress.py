@@ -25,9 +25,9 @@ def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]
         pb.ObservationOutcome(
             sequence=each.sequence,
             fragment_id=each.fragment,
-            type=EVENT_TYPES.number(each.type),
+            type=EVENT_TYPES.to_number(each.type),
             other_id=each.other,
-            tier=TIERS.number(each.tier),
+            tier=TIERS.to_number(each.tier),
         )
         for each in outcomes
     ]

@@ -28,15 +28,15 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
     weights = message.weights
     query = Query(
         text=_text(found, message, limits, prefix),
-        vector=scalars.vector(found, f"{prefix}embedding", message.embedding, dimension),
+        vector=scalars.read_vector(found, f"{prefix}embedding", message.embedding, dimension),
         now_us=scalars.time_us(found, f"{prefix}now", message.now) if message.HasField("now") else None,
-        limit=int(check.within(found, f"{prefix}limit", message.limit, 1, limits.recall_limit_max))
+        limit=int(check.check_bounds(found, f"{prefix}limit", message.limit, 1, limits.recall_limit_max))
         if message.HasField("limit")
         else None,
         alpha=_weight(found, weights, "alpha", prefix),
         beta=_weight(found, weights, "beta", prefix),
         gamma=_weight(found, weights, "gamma", prefix),
-        min_relevance=check.within(found, f"{prefix}min_relevance", message.min_relevance, 0, 1)
+        min_relevance=check.check_bounds(found, f"{prefix}min_relevance", message.min_relevance, 0, 1)
         if message.HasField("min_relevance")
         else None,
         filter=fragments.read_filter(found, message.filter, limits, f"{prefix}filter")
@@ -44,13 +44,15 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         else Filter(),
         min_revision=check.not_negative(found, f"{prefix}min_revision", message.min_revision),
         explain=message.explain,
-        near_misses=int(check.within(found, f"{prefix}near_misses", message.near_misses, 0, limits.recall_limit_max)),
+        near_misses=int(
+            check.check_bounds(found, f"{prefix}near_misses", message.near_misses, 0, limits.recall_limit_max)
+        ),
         reinforce=message.reinforce if message.HasField("reinforce") else None,
-        token_budget=int(check.within(found, f"{prefix}token_budget", message.token_budget, 0, _TOKENS_MAX)),
+        token_budget=int(check.check_bounds(found, f"{prefix}token_budget", message.token_budget, 0, _TOKENS_MAX)),
         session=session,
         working_memory=not message.omit_working_memory,
         fold=message.fold if message.HasField("fold") else None,
-        weak_below=check.within(found, f"{prefix}weak_below", message.weak_below, 0, 1)
+        weak_below=check.check_bounds(found, f"{prefix}weak_below", message.weak_below, 0, 1)
         if message.HasField("weak_below")
         else None,
     )
@@ -60,7 +62,7 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
     return query
 
 
-def recollections(
+def recollection_responses(
     query_id: str,
     answer: RecallAnswer,
     explain: bool,
@@ -94,19 +96,21 @@ def recollections(
     yield part
 
 
-def change(query_id: str, change: Change, explain: bool, budgeted: bool, inside: bool) -> Iterator[pb.RecallResponse]:
+def change_responses(
+    query_id: str, change: Change, explain: bool, budgeted: bool, inside: bool
+) -> Iterator[pb.RecallResponse]:
     """Changes of a standing query's answer; `inside`: whether the last part contains `done`."""
     if change.retracted:
         yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
-    end = done(query_id, change.answer, budgeted)
+    end = done_response(query_id, change.answer, budgeted)
     end.ranking_ids.extend(change.ids)
-    for part in recollections(query_id, change.answer, explain, end if inside else None, change.ranks):
+    for part in recollection_responses(query_id, change.answer, explain, end if inside else None, change.ranks):
         yield pb.RecallResponse(recollections=part)
     if not inside:
         yield pb.RecallResponse(done=end)
 
 
-def done(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
+def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
     """The end of a query's answer."""
     return pb.RecallDone(
         query_id=query_id,
@@ -158,10 +162,10 @@ def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: st
 
 
 def _weight(found: Violations, weights: pb.RecallWeights, name: str, prefix: str) -> float | None:
-    if not _has(weights, name):
+    if not _has_field(weights, name):
         return None
-    return check.within(found, f"{prefix}weights.{name}", getattr(weights, name), 0, _WEIGHT_MAX)
+    return check.check_bounds(found, f"{prefix}weights.{name}", getattr(weights, name), 0, _WEIGHT_MAX)
 
 
-def _has(message: Message, name: str) -> bool:
+def _has_field(message: Message, name: str) -> bool:
     return message.HasField(name)  # the stub accepts only literals

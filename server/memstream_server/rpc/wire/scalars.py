@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2
 from memstream_server.core.values import Metadata, MetadataValue, Vector
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, shown
+from memstream_server.rpc.validation import Violations, quote_text
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -38,7 +38,7 @@ class Enums(Generic[E]):
         self._from: dict[int, E] = dict(pairs)
         self._to: dict[E, int] = {each: number for number, each in pairs}
 
-    def read(self, found: Violations, field: str, value: int, default: E) -> E:
+    def read_value(self, found: Violations, field: str, value: int, default: E) -> E:
         """The domain's value; `default` for UNSPECIFIED."""
         if value == 0:
             return default
@@ -54,7 +54,7 @@ class Enums(Generic[E]):
             found.add(field, f"has no value {each}")
         return () if 0 in given else tuple(self._from[each] for each in given if each in self._from)
 
-    def number(self, value: E | None) -> Any:
+    def to_number(self, value: E | None) -> Any:
         """The contract's number, typed Any for the generated constructors; 0 for None."""
         return 0 if value is None else self._to[value]
 
@@ -70,7 +70,7 @@ def time_us(found: Violations, field: str, value: Timestamp) -> int:
     return value.seconds * 1_000_000 + value.nanos // 1_000
 
 
-def timestamp(value_us: int) -> Timestamp:
+def timestamp_message(value_us: int) -> Timestamp:
     """A Timestamp."""
     message = Timestamp()
     write_time(message, value_us)
@@ -91,13 +91,13 @@ def duration_us(found: Violations, field: str, value: Duration) -> int:
     return length_us
 
 
-def duration(value_s: float) -> Duration:
+def duration_message(value_s: float) -> Duration:
     """A Duration."""
     micros = round(value_s * 1_000_000)
     return Duration(seconds=micros // 1_000_000, nanos=micros % 1_000_000 * 1_000)
 
 
-def vector(found: Violations, field: str, values: Any, dimension: int) -> Vector | None:
+def read_vector(found: Violations, field: str, values: Any, dimension: int) -> Vector | None:
     """A `repeated float` as an array of unit length; None when it is empty or invalid."""
     if not values:
         return None
@@ -131,7 +131,7 @@ def metadata_value(found: Violations, field: str, value: fragment_pb2.MetadataVa
     return held
 
 
-def metadata(
+def read_metadata(
     found: Violations, field: str, values: Mapping[str, fragment_pb2.MetadataValue], limits: Limits
 ) -> Metadata:
     """Sorted pairs."""
@@ -144,7 +144,7 @@ def metadata(
     size = 0
     for key in sorted(values):
         metadata_key(found, field, key)
-        held = metadata_value(found, f"{field}[{shown(key)}]", values[key])
+        held = metadata_value(found, f"{field}[{quote_text(key)}]", values[key])
         size += len(key.encode()) + (len(held.encode()) if isinstance(held, str) else 8)
         if held is not None:
             pairs.append((key, held))
@@ -156,7 +156,7 @@ def metadata(
 def metadata_key(found: Violations, field: str, key: str) -> str:
     """Validates a metadata key: not empty, at most 128 bytes."""
     if not key or len(key.encode()) > METADATA_KEY_BYTES_MAX:
-        found.add(field, f"has the key {shown(key)}: 1 to {METADATA_KEY_BYTES_MAX} bytes are allowed")
+        found.add(field, f"has the key {quote_text(key)}: 1 to {METADATA_KEY_BYTES_MAX} bytes are allowed")
     return key
 
 

@@ -43,12 +43,12 @@ def exceeds_fields(data: bytes, table: Table, fields_max: int) -> Generator[None
     A generator that pauses after every STEP_FIELDS, so that a scan does not block the event loop.
     """
     try:
-        return (yield from _exceeds(data, table, fields_max))
+        return (yield from _exceeds_bounds(data, table, fields_max))
     except IndexError:  # the message ends inside a field
         return False
 
 
-def _exceeds(data: bytes, table: Table, fields_max: int) -> Generator[None, None, bool]:
+def _exceeds_bounds(data: bytes, table: Table, fields_max: int) -> Generator[None, None, bool]:
     at, end, count = 0, len(data), 0
     outer: list[tuple[int, Table]] = []
     while True:

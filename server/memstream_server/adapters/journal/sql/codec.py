@@ -58,7 +58,17 @@ _policy = msgspec.json.Decoder(Policy)
 _labels = msgspec.json.Decoder(Labels)
 _message = msgspec.msgpack.Decoder(Message)
 _plan = msgspec.msgpack.Decoder(Plan)
-_space = msgspec.json.Decoder(Space)
+
+
+class _StoredSpace(msgspec.Struct):
+    """A space as `meta` has it: under the key `partitions` is the number that the index chose."""
+
+    model: str
+    dimension: int
+    index_layout: int = msgspec.field(name="partitions")
+
+
+_space = msgspec.json.Decoder(_StoredSpace)
 
 
 def _encode_blob(value: Any) -> bytes:
@@ -231,11 +241,12 @@ def decode_labels(data: str) -> Labels:
 
 
 def encode_space(space: Space) -> str:
-    return _json.encode(space).decode()
+    return _json.encode(_StoredSpace(space.model, space.dimension, space.index_layout)).decode()
 
 
 def decode_space(data: str) -> Space:
-    return _decode_checked(_space, data)
+    stored = _decode_checked(_space, data)
+    return Space(stored.model, stored.dimension, stored.index_layout)
 
 
 def encode_message(message: Message) -> bytes:

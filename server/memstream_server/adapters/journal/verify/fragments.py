@@ -21,7 +21,7 @@ from memstream_server.adapters.journal.sql.schema import (
     vectors,
 )
 from memstream_server.core.events import Event
-from memstream_server.core.replay_events import GONE, Place, differences, fold, fold_known, place_of
+from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known, list_differences, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
@@ -259,7 +259,7 @@ def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, 
     """Fold one event. A gap in a log that should be complete is reported, and folding continues as after compaction."""
     try:
         if whole:
-            fold(places, event)
+            fold_event(places, event)
         else:
             fold_known(places, event)
     except KeyError:
@@ -277,7 +277,7 @@ def _compare_places(checking: _MemoryCheck, listing: _FragmentTable, places: dic
         if listed is None:
             checking.add_violation("fragments", f"does not exist, its events say it is in {expected.tier}", id_)
             continue
-        for text in differences(expected, listed):
+        for text in list_differences(expected, listed):
             checking.add_violation("fragments", text, id_)
     for id_, listed in listing.places.items():
         if id_ not in places and whole:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from memstream_server.core.policy import RetentionPolicy
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.engine.operations.transfer.export_memory import fragment_line
 from memstream_server.engine.operations.transfer.lines import FragmentLine, MessageLine, PlanLine
 from memstream_server.engine.operations.transfer.place_fragments import fragment_of
@@ -25,7 +25,7 @@ def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
     lines = _unexpired_lines(path, offset, now_us, retention)
     for page in scan.pages():
         for fragment, _ in page:
-            if expired(fragment, now_us, retention):
+            if is_expired(fragment, now_us, retention):
                 continue
             line = next(lines, None)
             here = fragment_line(fragment, None, scan.anchors.get(fragment.id), False)
@@ -42,7 +42,7 @@ def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionP
     for line in lines_from(path, offset):
         if not isinstance(line, FragmentLine):
             return
-        if not expired(fragment_of(line, ""), now_us, retention):
+        if not is_expired(fragment_of(line, ""), now_us, retention):
             yield line
 
 

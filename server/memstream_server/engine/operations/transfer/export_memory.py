@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
-from memstream_server.core.retention import expired
+from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
@@ -116,7 +116,7 @@ class Exporter:
             yield wanted.memory
             return
         after = ""
-        while page := await self._conversations.names(wanted.namespace, after, PAGE):
+        while page := await self._conversations.list_names(wanted.namespace, after, PAGE):
             for name in page:
                 yield name
             after = page[-1]
@@ -144,7 +144,7 @@ class Exporter:
 
             while True:
                 async with self._reading:
-                    if await self._journal.scan(record.uid, vectors, read):
+                    if await self._journal.scan_memory(record.uid, vectors, read):
                         break
                 await asyncio.sleep(PENDING_POLL_INTERVAL_S)
             yield head[0], file
@@ -156,7 +156,7 @@ class Exporter:
         """(a file with its lines, (messages, plans)). Raises NotThere."""
         async with self._open_spool() as (file, given):
             async with self._reading:
-                counts = await self._conversations.scan(
+                counts = await self._conversations.scan_conversation(
                     named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
                 )
             yield file, counts
@@ -271,7 +271,7 @@ def _write_fragments(
     retention = scan.record.policy.retention
     for page in scan.pages():
         for fragment, vector in page:
-            if not expired(fragment, now_us, retention):
+            if not is_expired(fragment, now_us, retention):
                 writer.write_line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
                 count += 1
     writer.finish_file()

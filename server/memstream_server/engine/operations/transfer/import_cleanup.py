@@ -48,14 +48,14 @@ class ImportCleanup:
     async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
         """Remove what ended imports have left, and later what the unfinished ones leave."""
         # In this order: another server may start an import at any time, and writes its operation first.
-        memories, names = await self._staged_memories(), await self._conversations.names("", "", 1_000_000)
+        memories, names = await self._staged_memories(), await self._conversations.list_names("", "", 1_000_000)
         going_on = {one.id: one for one in await unfinished() if one.type == "import"}
         for record in memories:
             if record.name.partition(".")[0] not in going_on:
                 await self._delete(record)
         for name in names:
             if name.partition(".")[0] not in going_on:
-                await self._conversations.discard(name)
+                await self._conversations.discard_staged(name)
         kept = {json.loads(one.payload)["file"] for one in going_on.values()}
         await asyncio.to_thread(self._remove_files, kept)
         for operation in going_on.values():
@@ -91,9 +91,9 @@ class ImportCleanup:
         for record in await self._staged_memories():
             if record.name.startswith(f"{operation.id}."):
                 await self._delete(record)
-        for name in await self._conversations.names("", f"{operation.id}.", 1_000_000):
+        for name in await self._conversations.list_names("", f"{operation.id}.", 1_000_000):
             if name.startswith(f"{operation.id}."):
-                await self._conversations.discard(name)
+                await self._conversations.discard_staged(name)
 
     async def _staged_memories(self) -> list[MemoryRecord]:
         return await self._journal.list_memories("", "", 1_000_000)

@@ -200,7 +200,7 @@ class Importer:
         differs = "its kind, seed, policy or labels differ"
         if _describe_record(existing) == _describe_line(line):
             now_us = self._runtime.clock.now_us()
-            differs = await self._journal.scan(
+            differs = await self._journal.scan_memory(
                 existing.uid, False, lambda scan: same_memory(scan, job.path, offset, now_us)
             )
         if differs:
@@ -226,7 +226,9 @@ class Importer:
         """Whether the conversation exists already, perhaps continued. Raises MemoryExists if it differs."""
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
         try:
-            differs = await self._conversations.scan(named, lambda scan: same_conversation(scan, job.path, offset))
+            differs = await self._conversations.scan_conversation(
+                named, lambda scan: same_conversation(scan, job.path, offset)
+            )
         except NotThere:
             return False
         if differs:
@@ -312,14 +314,14 @@ class Importer:
 
     async def _import_conversation(self, job: _Job, line: ConversationLine, reader: Reader) -> None:
         staged = f"{job.id}.{line.name}"
-        await self._conversations.stage(staged, line.create_time_us, (), ())
+        await self._conversations.stage_rows(staged, line.create_time_us, (), ())
         while messages := await reader.read_messages(BATCH):
-            await self._conversations.stage(staged, line.create_time_us, [message_of(one) for one in messages], ())
+            await self._conversations.stage_rows(staged, line.create_time_us, [message_of(one) for one in messages], ())
         while plans := await reader.read_plans(BATCH):
-            await self._conversations.stage(staged, line.create_time_us, (), [plan_of(one) for one in plans])
+            await self._conversations.stage_rows(staged, line.create_time_us, (), [plan_of(one) for one in plans])
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
-        await self._conversations.publish(staged, named, status)
+        await self._conversations.publish_staged(staged, named, status)
 
 
 def _old_name(target: Target, summary: Summary) -> str:

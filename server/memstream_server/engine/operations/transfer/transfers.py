@@ -48,7 +48,7 @@ class Transfers:
 
     async def start(self) -> None:
         """Remove files and temporary memories of earlier imports that will not be resumed."""
-        await self.imports.cleanup.start(self._operations.unfinished)
+        await self.imports.cleanup.start(self._operations.list_unfinished)
 
     async def stop(self) -> None:
         """Call after the operations have stopped."""

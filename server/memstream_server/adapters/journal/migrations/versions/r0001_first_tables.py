@@ -16,6 +16,12 @@ FORGOTTEN = sa.text("forget_time_us IS NOT NULL")
 
 
 def upgrade() -> None:
+    _create_memory_tables()
+    _create_queue_tables()
+    _create_indexes()
+
+
+def _create_memory_tables() -> None:
     op.create_table(
         "anchors",
         sa.Column("memory", sa.BigInteger(), primary_key=True, autoincrement=False),
@@ -53,15 +59,6 @@ def upgrade() -> None:
         sa.Column("terms", sa.LargeBinary()),
     )
     op.create_table(
-        "jobs",
-        sa.Column("id", TEXT, primary_key=True),
-        sa.Column("memory", sa.BigInteger(), nullable=False),
-        sa.Column("type", TEXT, nullable=False),
-        sa.Column("payload", TEXT, nullable=False),
-        sa.Column("create_time_us", sa.BigInteger(), nullable=False),
-        sa.Column("attempts", sa.BigInteger(), nullable=False),
-    )
-    op.create_table(
         "memories",
         sa.Column("number", BIG_KEY, primary_key=True, autoincrement=True),
         sa.Column("uid", TEXT, nullable=False, unique=True),
@@ -79,6 +76,24 @@ def upgrade() -> None:
         sa.Column("policy", TEXT, nullable=False),
         sa.UniqueConstraint("namespace", "name", name="memories_name"),
         sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "vectors",
+        sa.Column("key", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("model", TEXT, primary_key=True),
+        sa.Column("vector", sa.LargeBinary(), nullable=False),
+    )
+
+
+def _create_queue_tables() -> None:
+    op.create_table(
+        "jobs",
+        sa.Column("id", TEXT, primary_key=True),
+        sa.Column("memory", sa.BigInteger(), nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("payload", TEXT, nullable=False),
+        sa.Column("create_time_us", sa.BigInteger(), nullable=False),
+        sa.Column("attempts", sa.BigInteger(), nullable=False),
     )
     op.create_table(
         "meta",
@@ -126,12 +141,9 @@ def upgrade() -> None:
         sa.Column("time_us", sa.BigInteger(), nullable=False),
         sa.Column("response", sa.LargeBinary(), nullable=False),
     )
-    op.create_table(
-        "vectors",
-        sa.Column("key", sa.BigInteger(), primary_key=True, autoincrement=False),
-        sa.Column("model", TEXT, primary_key=True),
-        sa.Column("vector", sa.LargeBinary(), nullable=False),
-    )
+
+
+def _create_indexes() -> None:
     op.create_index("fragments_id", "fragments", ["id", "memory"], unique=True)
     op.create_index(
         "fragments_external_id",

@@ -1,0 +1,119 @@
+"""The embedders that a server can use, by the setting `embedding`.
+
+A new embedder is a module in adapters/models, a line in `EmbeddingKind`, and a line in `EMBEDDERS`. The start
+and `memstream doctor` read this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from memstream_server.app.errors import StartError
+from memstream_server.endpoint_values import headers_of, query_of
+from memstream_server.ports.models import Embedder
+from memstream_server.settings import EmbeddingKind, Settings
+
+OPENAI_URL = "https://api.openai.com/v1"
+"""Default base URL of model endpoints."""
+
+
+Spending = Callable[[float], None]
+"""Called with the tokens that an embedder uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderSettings:
+    """The settings of one embedder: `embedding*`, or `next_embedding*` for the one to change to."""
+
+    model_dir: Path | None
+    model: str
+    base_url: str
+    api_key: SecretStr
+    headers: SecretStr
+    query: SecretStr
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderKind:
+    """How to build one kind of embedder, and what a start may ask it."""
+
+    build: Callable[[EmbedderSettings, Settings, Spending], Embedder]
+    remote: bool = False
+    """It asks an endpoint. `embedding_model` then names its space, and only the first start asks for the dimension."""
+
+
+def current_embedder(settings: Settings) -> EmbedderSettings:
+    """The settings `embedding*`."""
+    return EmbedderSettings(
+        settings.embedding_model_dir,
+        settings.embedding_model,
+        settings.embedding_base_url,
+        settings.embedding_api_key,
+        settings.embedding_headers,
+        settings.embedding_query,
+    )
+
+
+def next_embedder(settings: Settings) -> EmbedderSettings:
+    """The settings `next_embedding*`."""
+    return EmbedderSettings(
+        settings.next_embedding_model_dir,
+        settings.next_embedding_model,
+        settings.next_embedding_base_url,
+        settings.next_embedding_api_key,
+        settings.next_embedding_headers,
+        settings.next_embedding_query,
+    )
+
+
+def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
+    from memstream_server.adapters.models.hashing import HashingEmbedder
+
+    return HashingEmbedder()
+
+
+def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
+    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
+    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_files import OnnxModelError
+
+    try:
+        return OnnxEmbedder(chosen.model_dir or only_installed(settings.models_dir))
+    except (ModelNotInstalled, OnnxModelError) as error:
+        raise StartError(str(error)) from error
+
+
+def _build_openai(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
+    from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
+    from memstream_server.adapters.models.resilience import Resilience
+
+    return OpenAIEmbedder(
+        OpenAIEmbedding(
+            model=chosen.model,
+            base_url=chosen.base_url or OPENAI_URL,
+            api_key=chosen.api_key.get_secret_value(),
+            headers=headers_of(chosen.headers),
+            query=query_of(chosen.query),
+            batch_texts=settings.embedding_batch_max,
+            input_characters=settings.embedding_input_max_chars,
+            concurrency=settings.embedding_concurrency,
+            timeout_s=settings.embedding_timeout_s,
+            resilience=Resilience(
+                attempts=settings.embedding_retries + 1,
+                deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
+            ),
+        ),
+        spent=spent,
+    )
+
+
+EMBEDDERS: Mapping[EmbeddingKind, EmbedderKind] = {
+    EmbeddingKind.HASHING: EmbedderKind(_build_hashing),
+    EmbeddingKind.ONNX: EmbedderKind(_build_onnx),
+    EmbeddingKind.OPENAI: EmbedderKind(_build_openai, remote=True),
+}
+"""All embedders. Builders import their adapters when called: onnxruntime is optional."""

@@ -1,0 +1,49 @@
+"""The vector indexes that a server can use, and which one its settings choose.
+
+A new index is a folder in adapters and a line in `choose_index`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
+from memstream_server.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChoice:
+    """An index that the settings choose, not open yet."""
+
+    open: Callable[[], Awaitable[VectorIndex]]
+    """Make the index; its own `open` connects."""
+    shared: bool
+    """Whether several servers can use it at once. Otherwise a server holds its journal alone."""
+    layout: int
+    """`Space.index_layout` of a new embedding space."""
+
+
+def choose_index(settings: Settings) -> IndexChoice:
+    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row."""
+    if settings.milvus_uri:
+        return IndexChoice(partial(_connect_milvus, settings), shared=True, layout=settings.index_partitions)
+    return IndexChoice(partial(_open_lite, settings), shared=False, layout=settings.index_partitions)
+
+
+async def _connect_milvus(settings: Settings) -> VectorIndex:
+    from memstream_server.adapters.milvus.collection import Timeouts
+    from memstream_server.adapters.milvus.index import connect_milvus
+
+    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
+    return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
+
+
+async def _open_lite(settings: Settings) -> VectorIndex:
+    from memstream_server.adapters.milvus.collection import Timeouts
+    from memstream_server.adapters.milvus.index import open_lite
+    from memstream_server.adapters.milvus.on_demand import OnDemandIndex
+
+    timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
+    return OnDemandIndex(await open_lite(settings.data_dir, timeouts=timeouts), settings.data_dir / INDEX_FOLDER)

@@ -1,0 +1,70 @@
+"""Settings of the vector index, the working memory of the process, and the journal."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, SecretStr
+
+from memstream_server.settings.values import JournalUrl, setting
+
+
+class IndexSettings(BaseModel):
+    """The vector index."""
+
+    milvus_uri: str = setting("", "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory")
+    milvus_token: SecretStr = setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
+    milvus_timeout_s: float = setting(10.0, "deadline of connecting to Milvus and of one search", "seconds", 0.1, 600)
+    index_partitions: int = setting(
+        64, "hash partitions of a new embedded collection; fixed at its creation", "partitions", 1, 4_096
+    )
+    index_flush_interval_s: float = setting(
+        15.0, "longest time that a vector waits for the index", "seconds", 0.05, 3_600
+    )
+    index_flush_rows: int = setting(8_192, "number of waiting rows that starts a flush at once", "rows", 1, 100_000)
+    index_overlay_s: float = setting(
+        30.0, "how long the server still searches flushed rows in RAM, because Milvus' reads lag", "seconds", 0, 3_600
+    )
+
+
+class WorkingMemorySettings(BaseModel):
+    """Memory of the process."""
+
+    active_memories_max: int = setting(
+        1_000, "memories in RAM; the least recently used leave first", "memories", 1, 1_000_000
+    )
+    active_bytes_max: int = setting(
+        1_073_741_824, "estimated bytes of the memories in RAM", "bytes", 1_048_576, 1_099_511_627_776
+    )
+    dense_in_memory_max: int = setting(
+        200_000,
+        "fragments up to which an active memory keeps its vectors in RAM, if they take less than a quarter of "
+        "active_bytes_max, for an exact search",
+        "fragments",
+        0,
+        10_000_000,
+    )
+
+
+class JournalSettings(BaseModel):
+    """The journal."""
+
+    journal_url: JournalUrl = setting(
+        SecretStr(""),
+        "PostgreSQL database of the journal, postgresql://user:password@host/database; empty keeps it in data_dir",
+    )
+    lease_s: float = setting(
+        10.0,
+        "how long this server owns its memories without renewing its lease",
+        "seconds",
+        0.5,
+        600,
+    )
+    lease_renew_s: float = setting(3.0, "how often it renews its lease", "seconds", 0.1, 200)
+    disk_free_min_bytes: int = setting(
+        268_435_456, "free disk space below which the server refuses writes", "bytes", 0, 1_099_511_627_776
+    )
+    access_flush_interval_s: float = setting(
+        15.0, "how often the server writes access times and counts", "seconds", 0.05, 3_600
+    )
+    maintenance_interval_s: float = setting(
+        60.0, "how often the server looks for expired fragments and old answers", "seconds", 0.05, 86_400
+    )

@@ -1,0 +1,101 @@
+"""Values of settings: kinds, addresses and URLs with their checks, and the declaration of a setting."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, SecretStr
+
+
+class EmbeddingKind(StrEnum):
+    """Where embeddings come from."""
+
+    HASHING = "hashing"
+    OPENAI = "openai"
+    ONNX = "onnx"
+
+
+class StructuredReplies(StrEnum):
+    """Whether an LLM's endpoint is asked to hold its replies to a JSON schema."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class LogLevel(StrEnum):
+    """The least severe log line written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How log lines are written."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def parse_listen(address: str) -> tuple[str, int]:
+    """(host, port) of "host:port" or "[IPv6]:port"; port 0 lets the system choose. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"must be host:port with a port of 0 to 65535, is {address!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        ip_address(host)
+    elif ":" in host:
+        raise ValueError(f"an IPv6 host goes in brackets, as in [::1]:7700; is {address!r}")
+    return host, int(port)
+
+
+def _checked_listen(address: str) -> str:
+    if address and not address.startswith("unix:"):
+        parse_listen(address)
+    return address
+
+
+def _checked_metrics_listen(address: str) -> str:
+    if address:
+        parse_listen(address)
+    return address
+
+
+Listen = Annotated[str, AfterValidator(_checked_listen)]
+MetricsListen = Annotated[str, AfterValidator(_checked_metrics_listen)]
+
+
+def _checked_journal_url(url: SecretStr) -> SecretStr:
+    if url.get_secret_value() and not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        raise ValueError("must begin with postgresql://")
+    return url
+
+
+JournalUrl = Annotated[SecretStr, AfterValidator(_checked_journal_url)]
+
+
+def _checked_otlp_endpoint(url: str) -> str:
+    if url and not url.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return url
+
+
+OtlpEndpoint = Annotated[str, AfterValidator(_checked_otlp_endpoint)]
+
+
+def setting(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
+    """A field of a settings class: default, meaning, unit and inclusive bounds."""
+    return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the name or address is loopback, which only this machine can reach."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
