@@ -10,13 +10,13 @@ from pathlib import Path
 
 from memstream.local_files import Directory
 from tests.cli.commands import COMMAND, environment, run
-from tests.support.processes import 
+from tests.support.processes import run_process
 
 
 def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
     data = tmp_path / "data"
     command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(data)]
-    with (command, env=environment()) as process:
+    with run_process(command, env=environment()) as process:
         assert process.stdout is not None
         lines = []
         while not lines or "Ctrl-C" not in lines[-1]:
@@ -36,7 +36,7 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
 
 def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
     command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--json"]
-    with (command, env=environment()) as process:
+    with run_process(command, env=environment()) as process:
         assert process.stdout is not None
         described = json.loads(process.stdout.readline())
         assert described["letters"] == 1_342

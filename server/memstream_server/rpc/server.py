@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -29,11 +27,12 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
+from memstream_server.rpc.http.port import HttpPort
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.operations import OperationService
-from memstream_server.rpc.registration import Handlers, Registered, list_capabilities, make_handlers
-from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS, RequestReader
+from memstream_server.rpc.registration import Registered, list_capabilities, make_handlers
+from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
 
@@ -57,17 +56,6 @@ _REQUESTS_PER_READ = 4
 _STOP_S = 1.0
 """Minimum time for calls that still run once the streams have ended; they get more if the grace period has more left.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class HttpPort:
-    """What the HTTP port shares with the gRPC server."""
-
-    services: tuple[ServiceDescriptor, ...]
-    handlers: Handlers
-    interceptors: tuple[grpc.aio.ServerInterceptor, ...]
-    identify: Callable[[str, Any], Awaitable[str]]
-    reader: RequestReader
 
 
 class RpcServer:

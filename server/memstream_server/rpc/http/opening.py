@@ -11,7 +11,7 @@ from memstream_server.rpc.http.listener import HttpListener
 from memstream_server.settings import parse_listen
 
 if TYPE_CHECKING:
-    from memstream_server.rpc.server import HttpPort
+    from memstream_server.rpc.http.port import HttpPort
     from memstream_server.settings import Settings
 
 

@@ -1,0 +1,25 @@
+"""What the HTTP port shares with the gRPC server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import grpc.aio
+    from google.protobuf.descriptor import ServiceDescriptor
+
+    from memstream_server.rpc.registration import Handlers
+    from memstream_server.rpc.request_reader import RequestReader
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPort:
+    """Services, handlers and interceptors of the gRPC server; `identify` gives the holder of a request's bytes."""
+
+    services: tuple[ServiceDescriptor, ...]
+    handlers: Handlers
+    interceptors: tuple[grpc.aio.ServerInterceptor, ...]
+    identify: Callable[[str, Any], Awaitable[str]]
+    reader: RequestReader
