@@ -916,7 +916,7 @@ type RecallPolicy struct {
 	Limit *int32 `protobuf:"varint,2,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
 	// Candidates taken from each leg, 1 to 1,000. Default 50; dbgpt 100.
 	Candidates *int32 `protobuf:"varint,3,opt,name=candidates,proto3,oneof" json:"candidates,omitempty"`
-	// Weight of recency, 0 to 100. Default 0.05.
+	// Weight of recency, 0 to 100. Default 0.02.
 	Alpha *float64 `protobuf:"fixed64,4,opt,name=alpha,proto3,oneof" json:"alpha,omitempty"`
 	// Weight of relevance, 0 to 100. Default 1.
 	Beta *float64 `protobuf:"fixed64,5,opt,name=beta,proto3,oneof" json:"beta,omitempty"`
@@ -939,7 +939,10 @@ type RecallPolicy struct {
 	// Offer the recollections to short-term. Default true.
 	Reinforce *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
 	// Fold recollections that say the same into one. Default true; dbgpt false.
-	Fold          *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	Fold *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	// Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
+	// own, and never with DB-GPT's ranking.
+	WeakBelow     *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1077,6 +1080,13 @@ func (x *RecallPolicy) GetFold() bool {
 		return *x.Fold
 	}
 	return false
+}
+
+func (x *RecallPolicy) GetWeakBelow() float64 {
+	if x != nil && x.WeakBelow != nil {
+		return *x.WeakBelow
+	}
+	return 0
 }
 
 // When fragments are forgotten. All off by default.
@@ -1384,7 +1394,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"_questionsB\v\n" +
 	"\t_insightsB\x0f\n" +
-	"\r_merge_cosine\"\xf3\x05\n" +
+	"\r_merge_cosine\"\xa6\x06\n" +
 	"\fRecallPolicy\x123\n" +
 	"\aranking\x18\x01 \x01(\x0e2\x19.memstream.v1.RankingRuleR\aranking\x12\x19\n" +
 	"\x05limit\x18\x02 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12#\n" +
@@ -1404,7 +1414,9 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"R\fminRelevance\x88\x01\x01\x12\x1d\n" +
 	"\asensory\x18\r \x01(\bH\vR\asensory\x88\x01\x01\x12!\n" +
 	"\treinforce\x18\x0e \x01(\bH\fR\treinforce\x88\x01\x01\x12\x17\n" +
-	"\x04fold\x18\x0f \x01(\bH\rR\x04fold\x88\x01\x01B\b\n" +
+	"\x04fold\x18\x0f \x01(\bH\rR\x04fold\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"weak_below\x18\x10 \x01(\x01H\x0eR\tweakBelow\x88\x01\x01B\b\n" +
 	"\x06_limitB\r\n" +
 	"\v_candidatesB\b\n" +
 	"\x06_alphaB\a\n" +
@@ -1420,7 +1432,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\b_sensoryB\f\n" +
 	"\n" +
 	"_reinforceB\a\n" +
-	"\x05_fold\"\x8f\x03\n" +
+	"\x05_foldB\r\n" +
+	"\v_weak_below\"\x8f\x03\n" +
 	"\x0fRetentionPolicy\x12+\n" +
 	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12(\n" +
 	"\rretention_min\x18\x02 \x01(\x01H\x00R\fretentionMin\x88\x01\x01\x12G\n" +

@@ -1450,7 +1450,9 @@ type RecallQuery struct {
 	// standing query it applies to the first answer. Unset: no limit but the deadline.
 	Timeout *durationpb.Duration `protobuf:"bytes,17,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy.
-	Fold          *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	Fold *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	// Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy.
+	WeakBelow     *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1620,6 +1622,13 @@ func (x *RecallQuery) GetFold() bool {
 		return *x.Fold
 	}
 	return false
+}
+
+func (x *RecallQuery) GetWeakBelow() float64 {
+	if x != nil && x.WeakBelow != nil {
+		return *x.WeakBelow
+	}
+	return 0
 }
 
 type isRecallQuery_Observation interface {
@@ -2199,7 +2208,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute/2".
+	// Version of the formula, for instance "absolute/3".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2252,7 +2261,8 @@ func (x *Explanation) GetFormula() string {
 // One part of a score.
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "recency", "importance", "dense", "lexical", "context", "speaker", and "rerank" if a reranker scored it.
+	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
+	// scored it. A later server may add parts.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -2427,7 +2437,10 @@ type RecallDone struct {
 	Tokens int32 `protobuf:"varint,9,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// For a standing query: the ids of the whole answer, best first. Recollections sent before and not among them are
 	// retracted.
-	RankingIds    []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
+	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
+	// Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
+	// returned all the same.
+	Weak          bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2530,6 +2543,13 @@ func (x *RecallDone) GetRankingIds() []string {
 		return x.RankingIds
 	}
 	return nil
+}
+
+func (x *RecallDone) GetWeak() bool {
+	if x != nil {
+		return x.Weak
+	}
+	return false
 }
 
 // A query failed.
@@ -3326,7 +3346,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\x85\x06\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xb8\x06\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3349,13 +3369,16 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tsubscribe\x18\x0f \x01(\bR\tsubscribe\x12.\n" +
 	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemory\x123\n" +
 	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
-	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01B\r\n" +
+	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01B\r\n" +
 	"\vobservationB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
 	"\n" +
 	"_reinforceB\a\n" +
-	"\x05_fold\"{\n" +
+	"\x05_foldB\r\n" +
+	"\v_weak_below\"{\n" +
 	"\rRecallWeights\x12\x19\n" +
 	"\x05alpha\x18\x01 \x01(\x01H\x00R\x05alpha\x88\x01\x01\x12\x17\n" +
 	"\x04beta\x18\x02 \x01(\x01H\x01R\x04beta\x88\x01\x01\x12\x19\n" +
@@ -3415,7 +3438,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01B\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xb1\x03\n" +
+	"_relevance\"\xc5\x03\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3432,7 +3455,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x06tokens\x18\t \x01(\x05R\x06tokens\x12\x1f\n" +
 	"\vranking_ids\x18\n" +
 	" \x03(\tR\n" +
-	"rankingIds\x1a:\n" +
+	"rankingIds\x12\x12\n" +
+	"\x04weak\x18\v \x01(\bR\x04weak\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"U\n" +
