@@ -23,6 +23,7 @@ class Cable:
         self._whole = asyncio.Event()
         self._refusing = False
         self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -35,8 +36,10 @@ class Cable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cut(silent=False)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cut(self, *, silent: bool) -> None:
@@ -54,12 +57,24 @@ class Cable:
             for writer in self._writers:
                 writer.transport.abort()
 
+    async def _end(self) -> None:
+        """Stops listening and ends the tasks of the connections, so that the loop can be closed."""
+        if self._server is not None:
+            self._server.close()
+        carrying = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in carrying:
+            task.cancel()
+        await asyncio.gather(*carrying, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # the transports close their sockets
+
     async def _restore(self) -> None:
         self._refusing = False
         self._whole.set()
 
     async def _listen(self) -> None:
-        await asyncio.start_unix_server(self._carry, self.folder / self._target.name)
+        self._server = await asyncio.start_unix_server(self._carry, self.folder / self._target.name)
         os.chmod(self.folder, 0o700)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

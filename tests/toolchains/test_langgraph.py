@@ -44,7 +44,7 @@ def test_the_store_behaves_like_langgraphs_own(langgraph: Environment, shared: S
 def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "langgraph_store.py")
     first = langgraph.run(example, shared.address, home=tmp_path)
-    assert "2 things are known of Bob" in first
+    assert "2 facts about Bob" in first
     assert "Bob likes plays about trains" in first
     assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process finds the same items, once"
 
