@@ -220,7 +220,7 @@ def test_changing_collection_is_not_adopted(server: ServerProcess, lite: Path, m
             self._client.insert("moving", rows_of({"b": "two"}, np.ones((1, 4), np.float32)))
         return pages(self, fields)
 
-    monkeypatch.setattr(ExistingCollection, "pages", changed)
+    monkeypatch.setattr(ExistingCollection, "iterate_pages", changed)
     words = (str(lite), "moving", "adopted/moving")
     done = adopt(server, *words)
     assert (done.exit_code, "changed during the run" in done.stderr) == (1, True)

@@ -24,7 +24,7 @@ class Child:
     def __init__(self) -> None:
         self.over = asyncio.Event()
 
-    async def ended(self) -> str:
+    async def wait_for_end(self) -> str:
         await self.over.wait()
         return "it ended"
 
