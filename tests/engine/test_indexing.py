@@ -127,6 +127,7 @@ async def test_immediate_stop_leaves_the_outbox_to_the_next_engine(tmp_path: Pat
         await filled(engine)
         await asyncio.sleep(0)
     async with open_engine(tmp_path) as engine:
+        await until(lambda: healthy(engine))  # the stop may have written the outbox: then it is empty from the start
         await until(lambda: indexed(engine))
         uid = (await engine.memories.get("test", "zoo")).uid
         assert await engine._storage.index.count(uid) == len(TEXTS)

@@ -67,7 +67,10 @@ def print_parts(out: Console, *parts: RenderableType) -> None:
     """Prints tables and texts without trailing blanks; escapes untrusted text."""
     with out.capture() as captured:
         for part in parts:
-            out.print(_escape_cell(part) if isinstance(part, str | Text) else part)
+            if isinstance(part, str | Text):  # a pipe gets each text as one line
+                out.print(_escape_cell(part), soft_wrap=not out.is_terminal)
+            else:
+                out.print(part)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     click.echo("\n".join(lines), err=out.stderr)
 
