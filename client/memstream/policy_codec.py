@@ -77,7 +77,7 @@ def _assign_field(wire: Message, path: str, value: object) -> None:
 
 
 def _duration_from_value(value: Any) -> Duration:
-    return duration_to_wire(value if isinstance(value, timedelta) else timedelta(seconds=value))
+    return duration_to_wire(value if isinstance(value, timedelta) else timedelta(seconds=float(value)))
 
 
 def _enum_number(enum: EnumDescriptor, value: object) -> int:

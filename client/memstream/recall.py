@@ -297,5 +297,5 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
 def _with_timeout(query: pb.RecallQuery, timeout_s: float) -> pb.RecallQuery:
     """Sets the timeout at which the server stops the query; not for one that has expired."""
     if timeout_s > 0:
-        query.timeout.FromTimedelta(timedelta(seconds=max(timeout_s, 1e-6)))
+        query.timeout.FromTimedelta(timedelta(seconds=max(float(timeout_s), 1e-6)))
     return query

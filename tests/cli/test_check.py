@@ -61,6 +61,17 @@ def test_failed_expectations_exit_with_1_and_show_answers(server: ServerProcess,
     assert failures == {"bees in the first 1": "not in the answer", "train absent": "at place 1"}
 
 
+@pytest.mark.parametrize("weak", [False, True])
+def test_mark_of_a_weak_answer_is_judged(server: ServerProcess, tmp_path: Path, weak: bool) -> None:
+    asked = "Who won the football match in Lisbon?" if weak else "When does the train leave?"
+    for expected in (True, False):
+        text = GOOD[: GOOD.index("questions:")]
+        text += f"questions:\n  - question: {asked}\n    weak: {str(expected).lower()}\n"
+        done = run("check", str(write(tmp_path, text)), "--address", server.address)
+        assert done.returncode == (0 if expected is weak else 1), done.stdout + done.stderr
+        assert ("answer is weak" if expected else "answer is not weak") in done.stdout
+
+
 def test_repeated_observation_counts_as_the_first_one(server: ServerProcess, tmp_path: Path) -> None:
     text = GOOD.replace(
         "now: 2026-06-01", "  - {id: again, text: The train to Ulm leaves at noon, speaker: ann}\nnow: 2026-06-01"
@@ -87,7 +98,7 @@ def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) 
         ("first: 1", "first: 5", "9: questions[1].expect[1].first: is more than the question's limit of 1"),
         ("id: bees, absent", "id: wasps, absent", "11: questions[1].expect[3].id: no observation has the id 'wasps'"),
         ("contains: AT", "id: bees, contains: AT", "10: questions[1].expect[2]: needs exactly one of id and contains"),
-        ("limit: 1", "weak: true", "7: questions[1].weak: this version does not mark weak answers"),
+        ("limit: 1", "weak: maybe", "7: questions[1].weak: Input should be a valid boolean"),
         ("first: 1", "current: true", "9: questions[1].expect[1].current: this version does not know which"),
         ("speaker: bob", "speeker: bob", "3: observations[2].speeker: 'speeker' is not a field"),
         ("{id: bees, text", "{id: train, text", "3: observations[2].id: 'train' is given twice"),

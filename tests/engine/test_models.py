@@ -374,9 +374,11 @@ async def test_texts_are_embedded_under_their_own_namespace(tmp_path: Path, monk
     embedder, analyzed = Noting(), set[str]()
     terms = SnowballAnalyzer.terms
 
-    def noted(self: SnowballAnalyzer, text: str, language: str = "english", namespace: str = "") -> Terms:
+    def noted(
+        self: SnowballAnalyzer, text: str, language: str = "english", namespace: str = "", prefix: str = ""
+    ) -> Terms:
         analyzed.add(namespace)
-        return terms(self, text, language, namespace)
+        return terms(self, text, language, namespace, prefix)
 
     monkeypatch.setattr(SnowballAnalyzer, "terms", noted)
     async with open_engine(tmp_path, models=Models(embedder)) as engine:

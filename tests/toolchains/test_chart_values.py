@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from memstream_server.settings import Settings
 from scripts.chart import kind_of
@@ -69,13 +70,15 @@ def _highest(name: str, field: FieldInfo) -> Any:
         return True
     if isinstance(kind, EnumMeta):
         return _enum_values(kind)[-1]
+    if name == "http_listen":
+        return "[::1]:65535"
     if name.endswith("_base_url"):
         return HOSTILE_BASE_URL
     return HOSTILE_URL if name.endswith(("_url", "_endpoint")) else HOSTILE
 
 
 def _default(_name: str, field: FieldInfo) -> Any:
-    default = field.default
+    default = "" if field.default is PydanticUndefined else field.default  # a directory of the user
     return default.value if isinstance(default, Enum) else "" if default is None else default
 
 

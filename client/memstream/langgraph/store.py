@@ -157,7 +157,7 @@ class MemstreamStore(BaseStore):
     async def _refresh(self, items: Iterable[StoredItem]) -> None:
         async def refresh(one: StoredItem, ttl_s: float) -> None:
             try:
-                expires = datetime.now(UTC) + timedelta(seconds=ttl_s)
+                expires = datetime.now(UTC) + timedelta(seconds=float(ttl_s))
                 await self._memory(one.namespace).update_fragment(one.id, expire_time=expires, etag=one.etag)
             except (NotFound, EtagMismatch):  # deleted, written or refreshed since it was read
                 return

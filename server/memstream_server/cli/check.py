@@ -140,6 +140,9 @@ def _judge(asked: Question, answer: Answer, ids: dict[str, set[str]]) -> list[Re
         within = expectation.first or asked.limit
         passed = place is None if expectation.absent else place is not None and place <= within
         results.append(Result(asked.question, _describe(expectation, within), passed, place, best))
+    if asked.weak is not None:
+        expected = "weak" if asked.weak else "not weak"
+        results.append(Result(asked.question, f"answer is {expected}", answer.weak is asked.weak, None, best))
     return results
 
 

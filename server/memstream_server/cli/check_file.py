@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from memstream.errors import InvalidRequest
 from memstream.policy_codec import policy_to_wire
-from memstream.values import Answer, Observation
+from memstream.values import Observation
 from memstream_server.cli.records import Format, Malformed, RecordReader, parse_record
 
 LIMIT = 10
@@ -63,7 +63,7 @@ class Question(_Strict):
     limit: int = Field(LIMIT, ge=1, le=1_000)
     expect: tuple[Expectation, ...] = ()
     weak: bool | None = None
-    """Whether the answer must be marked as weak, or must not; needs a server that marks answers."""
+    """Whether the answer must be marked as weak, or must not be."""
 
     @model_validator(mode="after")
     def _expects_something(self) -> Question:
@@ -184,8 +184,6 @@ def _message(error: Mapping[str, Any]) -> str:
 
 def _check_question(document: Document, number: int, question: Question, ids: Sequence[str]) -> None:
     where: Path_ = ("questions", number)
-    if question.weak is not None and "weak" not in {field.name for field in fields(Answer)}:
-        raise document.problem((*where, "weak"), "this version does not mark weak answers, so it cannot be checked")
     for place, expectation in enumerate(question.expect):
         here: Path_ = (*where, "expect", place)
         if expectation.current is not None:
