@@ -4,6 +4,7 @@ Invariant: no text of one namespace appears in a prompt, an error or a cache ent
 
 Text analysis:
     words: words, characters and stems of a text
+    spellings: forms of a word that meet: case, accents, parts, hyphens
     languages: language detection, for the stemmer
     analyzer: lexical terms: hashed stems with counts
     per_namespace: bounded caches, one per namespace

@@ -14,6 +14,7 @@ decision: what was decided for the memory, before it is committed
 decide: decides what observations do to the memory
 build_commit: the journal transaction of a decision
 working_set: the memory in RAM: its state and its search structures
+renew_terms: analyzes stored fragments again after a change of the analyzer
 search_structures: attributes, postings and vectors by slot, without content
 fragment_cache: fragments that recall is likely to return
 fragment_quota: which observations the quota admits
