@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,11 +63,13 @@ def test_healthcheck_uses_the_listen_setting(start: Start, tmp_path: Path) -> No
     assert checked(listen="127.0.0.1:0", port_file=str(port_file))[0] == 0
     code, said = checked(listen="127.0.0.1:0")
     assert (code, "port_file" in said) == (1, True)
-    start(f"unix:{tmp_path / 's'}")
-    assert checked(listen=f"unix:{tmp_path / 's'}")[0] == 0
-    config = tmp_path / "memstream.toml"
-    config.write_text(f'listen = "unix:{tmp_path / "s"}"\n')
-    assert checked("--config", str(config))[0] == 0
+    with tempfile.TemporaryDirectory(prefix="ms-", dir="/tmp") as short:  # a socket's path is limited to 107 bytes
+        listen = f"unix:{short}/s"
+        start(listen)
+        assert checked(listen=listen)[0] == 0
+        config = tmp_path / "memstream.toml"
+        config.write_text(f'listen = "{listen}"\n')
+        assert checked("--config", str(config))[0] == 0
 
 
 def test_healthcheck_fails_with_1_on_bad_settings() -> None:

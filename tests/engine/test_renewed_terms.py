@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
+from tests.support.journals import change_rows, query_rows
 
 TEXTS = ("The Wi-Fi at the cabin is slow", "Tôi sống ở Hà Nội", "My sister studies music in Bergen")
 TERM_BYTES = 10
@@ -30,8 +30,7 @@ async def lexical_parts(engine: Engine) -> list[float]:
 
 
 def rewrite_terms(data_dir: Path, old: bytes) -> int:
-    with sqlite3.connect(data_dir / "journal.db") as connection:
-        return connection.execute("UPDATE fragments SET terms = ?", (old,)).rowcount
+    return change_rows(data_dir, "UPDATE fragments SET terms = ?", old)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +57,7 @@ async def test_stored_terms_name_the_analyzers_version(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
         await engine.observe_batch("test", "joy", "", 1, [observation(text) for text in TEXTS], AckLevel.STORED)
-    with sqlite3.connect(tmp_path / "journal.db") as connection:
-        found = [terms for (terms,) in connection.execute("SELECT terms FROM fragments")]
+    found = [terms for (terms,) in query_rows(tmp_path, "SELECT terms FROM fragments")]
     assert len(found) == len(TEXTS)
     for terms in found:
         assert len(terms) % TERM_BYTES == 2

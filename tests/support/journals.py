@@ -45,6 +45,17 @@ def query_rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement.encode()).fetchall()
 
 
+def change_rows(data_dir: Path, statement: str, value: bytes) -> int:
+    """Run a statement with one value, written as ?, on a closed journal. Returns the number of changed rows."""
+    if not DATABASE:
+        with closing(sqlite3.connect(data_dir / "journal.db")) as database, database:
+            return database.execute(statement, (value,)).rowcount
+    import psycopg
+
+    with psycopg.connect(journal_url(data_dir), autocommit=True) as connection:
+        return connection.execute(statement.replace("?", "%s").encode(), (value,)).rowcount
+
+
 def environment(words: Sequence[str]) -> dict[str, str]:
     """Environment variables with which `memstream WORDS` serves a data directory (`--data`) like these tests do."""
     if words[0] != "serve" or not DATABASE:

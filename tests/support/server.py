@@ -14,6 +14,8 @@ from typing import Self
 
 from tests.support.journals import journal_url
 
+PEER_SECRET = "the secret of a test's servers, long enough"
+
 
 def free_address() -> str:
     """A currently free loopback address, for a server that keeps its address across restarts."""
@@ -119,4 +121,6 @@ class ServerProcess:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
         chosen = {"journal_url": journal_url(self.data_dir), "http_listen": ""} | self._settings
+        if chosen["journal_url"] and "access_policy_file" in chosen:  # servers of one database need one
+            chosen = {"peer_secret": PEER_SECRET} | chosen
         return kept | {f"MEMSTREAM_{name.upper()}": str(value) for name, value in chosen.items()}
