@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import struct
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from tests.access.conftest import guarded_files
-from tests.http_port.test_edges import CREATE, INFO, RECALL, call
+from tests.http_port.test_edges import CREATE, INFO, RECALL, WATCH, call
 from tests.server.conftest import QUICK, check_log
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
+
+WATCHES = 6
+"""More than the largest bodies that fit into one caller's account."""
 
 
 async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
@@ -51,6 +57,28 @@ async def test_body_of_an_unknown_caller_is_not_read(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             assert b" 401 " in await reader.readline(), "the answer came before the body"
         writer.close()
+
+
+async def test_open_watches_keep_no_room_for_a_largest_body(tmp_path: Path) -> None:
+    """A body without content-length is charged as the largest one, but only until it has arrived."""
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings):
+        body = '{"namespace": "a", "memory": "joy"}'
+        bearer = f"Bearer {keys['alice']}"
+        assert call(address, CREATE, body, authorization=bearer).status_code == 200
+        framed = struct.pack(">BI", 0, len(body)) + body.encode()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield framed
+
+        headers = {"content-type": "application/connect+json", "authorization": bearer}
+        async with httpx2.AsyncClient(timeout=60) as http, AsyncExitStack() as open_watches:
+            for _ in range(WATCHES):
+                watch = http.stream("POST", f"http://{address}{WATCH}", content=chunks(), headers=headers)
+                await open_watches.enter_async_context(watch)
+            assert (await asyncio.to_thread(call, address, CREATE, body, authorization=bearer)).status_code == 409
 
 
 def test_public_address_needs_tls_and_keys(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class Endpoints:
         self, services: Iterable[ServiceDescriptor], dispatcher: Dispatcher, identify: Identify, reader: RequestReader
     ) -> None:
         self._dispatcher = dispatcher
+        self._reader = reader
         self._calls: dict[int, _Admitted] = {}
         methods = [method for service in services for method in service.methods]
         paths = {GetMessageClass(each.input_type): path_of(each) for each in methods}
@@ -171,16 +172,27 @@ class Endpoints:
             return Endpoint.server_stream(info, stream)
         return Endpoint.unary(info, answer)
 
+    def _receive(self, message: bytes, context: _Context) -> HttpCall:
+        """The call of a request that has arrived; its account keeps the bytes of the message alone.
+
+        A body without content-length was charged as the largest one, and a watch lasts for hours.
+        """
+        admitted = self._calls[id(context)]
+        surplus = admitted.held - max(1, len(message))  # an account without bytes does not exist
+        if surplus > 0:
+            admitted.held -= surplus
+            self._reader.budget.give_back(admitted.holder, surplus)
+        admitted.call.receive(message)
+        return admitted.call
+
     async def _answer(self, path: str, reply: Any, message: bytes, context: _Context) -> Reply:
-        call = self._calls[id(context)].call
-        call.receive(message)
+        call = self._receive(message, context)
         with _errors_as_connect(call, context):
             handler = await self._dispatcher.find_handler(path, call)
             return Reply(reply, await handler.stream_unary(None, call))
 
     async def _stream(self, path: str, reply: Any, message: bytes, context: _Context) -> AsyncIterator[Reply]:
-        call = self._calls[id(context)].call
-        call.receive(message)
+        call = self._receive(message, context)
         with _errors_as_connect(call, context):
             handler = await self._dispatcher.find_handler(path, call)
             async with contextlib.aclosing(handler.stream_stream(None, call)) as responses:
