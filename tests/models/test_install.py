@@ -70,7 +70,7 @@ class Place:
     def start(self, *words: str) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "PIP_"))}
         return subprocess.Popen(
-            command(self.published, self.wheels, *words, "--models-dir", str(self.models_dir)),
+            command(self.wheels, *words, "--models-dir", str(self.models_dir)),
             env=kept | self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

