@@ -35,7 +35,7 @@ import memstream
 
 HERE = Path(__file__).parent
 HELD = {Size.TINY: 20, Size.SHORT: 1_000, Size.FULL: 1_000}
-SECONDS = {Size.TINY: 1.0, Size.SHORT: 5.0, Size.FULL: 15.0}
+SECONDS = {Size.TINY: 0.2, Size.SHORT: 5.0, Size.FULL: 15.0}
 ANYONE = (
     "empty_observations",
     "empty_observations_16_mb",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -31,6 +32,7 @@ Configure = Callable[..., io.StringIO]
 
 @pytest.fixture
 def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
+    gc.collect()  # what other tests left is not logged here
     root = logging.getLogger()
     before = (root.handlers, root.level)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)

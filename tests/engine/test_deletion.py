@@ -120,6 +120,7 @@ async def test_deletion_ends_an_idle_watch_at_once(tmp_path: Path) -> None:
         parts.engine._watchers.quiet_s = 3_600.0
         record = await parts.engine.memories.get(NAMESPACE, "joy")
         async with contextlib.aclosing(parts.engine.watch(NAMESPACE, "joy", "", record.revision, 0)) as steps:
+            assert (await anext(steps))[3] == (), "the mark at the start"
             step = asyncio.ensure_future(anext(steps))
             await asyncio.sleep(0.05)
             await parts.engine.memories.delete(NAMESPACE, "joy")

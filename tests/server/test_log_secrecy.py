@@ -20,6 +20,7 @@ from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 WORD, KEY, BAD_KEY = "canary-word-3b1", "sk-canary-key-77e", "msk_canarybadkey9_c41"
+IMPATIENT = memstream.Retry(calls_s=0.3)
 SAID = {
     "body": f"{WORD} likes tea",
     "speaker": f"{WORD}-speaker",
@@ -64,13 +65,13 @@ async def use_everything(client: memstream.Client, path: str) -> None:
     for attempt in range(4):
         said: dict[str, Any] = SAID | {"body": f"{WORD} {attempt}"}
         calls: list[Callable[[], Awaitable[object]]] = [
-            lambda said=said: memory.observe_batch([memstream.Observation(**said)], timeout_s=5),
+            lambda said=said: memory.observe_batch([memstream.Observation(**said)], timeout_s=1),
             lambda: memory.recall_once(f"who is {WORD}?", filter=memstream.Filter(sessions=[SAID["session"]])),
             lambda: memory.put_fragment(memstream.Observation(**SAID)),
             lambda: memory.get_fragment(external_id=f"{WORD}-other"),
             lambda: client.create_memory("stolen/x", labels={"about": WORD}),
             lambda: client.conversation("a/talk").append(WORD, f"{WORD} speaks"),
-            lambda: memory.observe_batch([f"{WORD}\x00\x1b[2J"], session=f"{WORD}\x07", timeout_s=5),
+            lambda: memory.observe_batch([f"{WORD}\x00\x1b[2J"], session=f"{WORD}\x07", timeout_s=1),
             lambda: memory.reflect(),
         ]
         for call in calls:
@@ -107,7 +108,7 @@ async def test_nothing_said_is_logged(tmp_path: Path, endpoint: EchoingEndpoint,
     server = ServerProcess(tmp_path / "data").configure(**(QUICK | settings))
     await started(server)
     try:
-        async with memstream.connect(server.address, token=keys["alice"]) as client:
+        async with memstream.connect(server.address, token=keys["alice"], retry=IMPATIENT) as client:
             await client.create_memory("a/joy", labels={"about": WORD})
             await use_everything(client, "a/joy")
             endpoint.echoes = True

@@ -105,11 +105,15 @@ class Conversations:
         return await _map_errors(self._store.remove_plans(conversation, answer))
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
-        """Pages of messages after a number, as they arrive; returns when the conversation is completed."""
+        """Pages of messages after a number, as they arrive; returns when the conversation is completed.
+
+        A watch that finds no message at its start begins with an empty page.
+        """
         news = asyncio.Event()
         self._waiting[conversation].add(news)
         try:
             before: Status | None = None
+            started = False
             while True:
                 news.clear()
                 # The status is read first: a later page contains every message that it counts.
@@ -120,7 +124,9 @@ class Conversations:
                 shown = [message for message in page if not ended or message.number <= status.completed_number]
                 if shown:
                     after = shown[-1].number
+                if shown or not (started or ended):
                     yield shown
+                started = True
                 if ended and (len(page) < PAGE or len(shown) < len(page)):
                     return
                 if len(page) < PAGE:

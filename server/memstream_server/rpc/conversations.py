@@ -256,7 +256,7 @@ class _Watch:
                         return
                     page = asyncio.create_task(_next_or_none(pages))
                     told = [wire.message_of(self.conversation, message) for message in messages]
-                    for part in _split_messages(told, self.bytes_max):
+                    for part in _split_messages(told, self.bytes_max) if told else [[]]:
                         yield pb.WatchMessagesResponse(messages=part)
             raise self.drain.shutdown_error()
         finally:

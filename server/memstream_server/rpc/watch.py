@@ -78,6 +78,7 @@ class WatchStream:
         self._drain = drain
         self._drained = asyncio.Event()
         self._sent_s = asyncio.get_running_loop().time()
+        self._sent = False
 
     async def responses(self) -> AsyncGenerator[pb.WatchResponse, None]:
         """Yields events and progress marks until the client or the server ends the stream."""
@@ -90,6 +91,7 @@ class WatchStream:
         try:
             with self._drain.notify_on_drain(self._drained.set):
                 while not draining.done():
+                    mark_due = False
                     if await self._wait_for_task({step, draining}) and step.done():
                         if (told := step.result()) is None:
                             return
@@ -99,7 +101,9 @@ class WatchStream:
                             self._mark_sent()
                         if told[3]:
                             cursor = event_pb2.Cursor(memory_uid=told[0], revision=told[1])
-                    if self._silence_s() >= self._watching.progress_s:
+                        elif not self._sent:  # the client learns at once that the watch is open, and its cursor
+                            mark_due = True
+                    if mark_due or self._silence_s() >= self._watching.progress_s:
                         yield pb.WatchResponse(
                             progress=pb.WatchProgress(
                                 cursor=cursor, time=scalars.timestamp_message(time.time_ns() // 1_000)
@@ -137,6 +141,7 @@ class WatchStream:
         return asyncio.get_running_loop().time() - self._sent_s
 
     def _mark_sent(self) -> None:
+        self._sent = True
         self._sent_s = asyncio.get_running_loop().time()
 
     async def _build_messages(

@@ -80,7 +80,7 @@ class Watchers:
     ) -> AsyncGenerator[tuple[str, int, int, tuple[Event, ...]], None]:
         """(uid, revision, time in µs, events) of each transition after the cursor; a progress mark has no events.
 
-        Skips the first `ordinal` events of the first transition. Raises CursorVoid, CursorCompacted.
+        The first progress mark follows when every transition that was committed at the start was returned. Skips the first `ordinal` events of the first transition. Raises CursorVoid, CursorCompacted.
         """
         if uid and uid != record.uid:
             raise CursorVoid(
@@ -88,7 +88,7 @@ class Watchers:
                 "and watch from there"
             )
         with self.add_waiter(record) as waiting:
-            seen, skip = revision, ordinal
+            seen, skip, started = revision, ordinal, False
             while True:
                 waiting.news.clear()
                 page = await self._journal.list_events(record.uid, seen, PAGE)
@@ -107,6 +107,9 @@ class Watchers:
                         yield record.uid, seen, recorded.time_us, events
                 if page and seen < waiting.revision:
                     continue
+                if not started:
+                    started = True
+                    yield record.uid, seen, 0, ()
                 if not await waiting.wait_for_commit(self.quiet_s):
                     record = await self.read_current(record)
                     waiting.revision = max(waiting.revision, record.revision)

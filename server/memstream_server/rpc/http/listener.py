@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 _HEAD_BYTES_MAX = 32_768
 _KEEP_ALIVE_S = 75
-_TLS_POLL_INTERVAL_S = 10.0
+_TLS_POLL_INTERVAL_S = 2.0
 
 
 class HttpListener:
