@@ -7,7 +7,7 @@ from pathlib import Path
 
 import memstream
 from memstream import MemoryKind, Observation, Plan, Profile, Tier
-from tests.server.conftest import QUICK
+from tests.server.conftest import WITH_INDEX
 from tests.server.listing import fragments, indexed
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -21,7 +21,7 @@ def about(number: int) -> str:
 
 async def live(data_dir: Path, **settings: str | float) -> None:
     """Run a server on the directory, make every kind of change, and stop it in order."""
-    server = ServerProcess(data_dir).configure(**(QUICK | settings))
+    server = ServerProcess(data_dir).configure(**(WITH_INDEX | settings))
     await asyncio.to_thread(server.start)
     try:
         async with memstream.connect(server.address) as client:

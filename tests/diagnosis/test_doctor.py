@@ -157,6 +157,7 @@ INDEX: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 
 
+@pytest.mark.with_index
 @pytest.mark.parametrize("name", INDEX)
 async def test_damaged_index_is_a_note_and_gets_refilled(make_server: MakeServer, data_dir: Path, name: str) -> None:
     text, damage = INDEX[name]

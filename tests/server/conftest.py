@@ -15,16 +15,17 @@ from tests.support.server import ServerProcess
 
 MakeServer = Callable[..., ServerProcess]
 QUICK: dict[str, str | float] = {
-    "index_flush_interval_s": 0.1,
+    "index_flush_interval_s": 600.0,
     "index_overlay_s": 0.0,
     "access_flush_interval_s": 0.1,
     "maintenance_interval_s": 0.2,
     "drain_grace_s": 2.0,
     "disk_free_min_bytes": 0,
 }
-"""Short intervals for periodic work."""
-WITHOUT_INDEX = {"index_flush_interval_s": 600.0}
-"""The index is written when the server stops, so Milvus Lite does not start before: a second of CPU per server."""
+"""Short intervals for periodic work, except that the vector index is written when the server stops: Milvus Lite, which
+starts with the first row, takes a second of CPU per server."""
+WITH_INDEX: dict[str, str | float] = QUICK | {"index_flush_interval_s": 0.1}
+"""For a test that the vector index matters to (mark `with_index`)."""
 
 
 def check_log(server: ServerProcess) -> None:
@@ -67,7 +68,7 @@ def path() -> str:
 def make_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
     """Creates servers that are not yet started, over `data` in the test's directory by default."""
     made: list[ServerProcess] = []
-    usual = QUICK | (WITHOUT_INDEX if request.node.get_closest_marker("without_index") else {})
+    usual = WITH_INDEX if request.node.get_closest_marker("with_index") else QUICK
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:
         made.append(ServerProcess(tmp_path / name, listen).configure(**(usual | settings)))

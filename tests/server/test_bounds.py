@@ -16,7 +16,6 @@ from tests.support.waiting import until
 MEMORIES = 6
 
 
-@pytest.mark.without_index
 async def test_more_memories_than_fit_into_ram(make_server: MakeServer) -> None:
     """Six memories in turn where two fit: each answers correctly, before and after its eviction."""
     server = await started(make_server(active_memories_max=2))
@@ -37,7 +36,6 @@ def _said(turn: int, number: int) -> str:
     return f"In turn {turn} memory {number} had the code {turn * 100 + number}."
 
 
-@pytest.mark.without_index
 async def test_memories_used_at_once_where_two_fit(make_server: MakeServer) -> None:
     """No call is refused because another memory needs the space: memories in use stay, and are evicted later."""
     server = await started(make_server(active_memories_max=2))
@@ -56,7 +54,6 @@ async def test_memories_used_at_once_where_two_fit(make_server: MakeServer) -> N
             assert await observed_once(memory) == 25
 
 
-@pytest.mark.without_index
 async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
     server = await started(make_server(active_memories_max=1))
     async with memstream.connect(server.address) as client:
@@ -122,7 +119,6 @@ async def test_a_small_backlog_throttles_and_loses_nothing(client: memstream.Cli
     assert await contents(memory) == [f"word {number}" for number in range(1_000)]
 
 
-@pytest.mark.without_index
 async def test_a_small_window_bounds_and_loses_nothing(make_server: MakeServer) -> None:
     server = await started(make_server(window_observations=3, window_bytes=65_536))
     async with memstream.connect(server.address) as client:
@@ -134,7 +130,6 @@ async def test_a_small_window_bounds_and_loses_nothing(make_server: MakeServer) 
         assert [one.content for one in await fragments(memory)] == said
 
 
-@pytest.mark.without_index
 async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> None:
     server = await started(
         make_server(
@@ -158,7 +153,6 @@ async def test_settings_bound_what_a_request_holds(make_server: MakeServer) -> N
         assert len(await contents(memory)) == 1
 
 
-@pytest.mark.without_index
 async def test_excess_calls_are_refused_and_streams_continue(make_server: MakeServer) -> None:
     """Two calls wait for a revision that a stream will write: a third is refused with a retry delay, then there is
     room."""

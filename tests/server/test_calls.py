@@ -71,6 +71,7 @@ async def _ended(server: ServerProcess, ids: list[str]) -> bool:
     return all(any(id_ in line for line in lines) for id_ in ids)
 
 
+@pytest.mark.with_index
 async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
     """An unreachable trace receiver delays nothing."""
     metrics = free_address()

@@ -14,6 +14,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
 import memstream
 from memstream import Memory
 from tests.server.conftest import MakeServer, restarted, started, stopped
@@ -21,6 +23,8 @@ from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.with_index
 
 ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
 SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))

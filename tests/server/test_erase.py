@@ -25,6 +25,8 @@ from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.with_index
+
 DIMENSION = 64
 MERGING = {"short_term": {"merge_content": True, "similarity_rule": "cosine", "similarity_min": 0.9}}
 

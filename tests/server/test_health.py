@@ -105,6 +105,7 @@ async def test_watchers_are_told_whoever_leaves() -> None:
     await server.stop(0)
 
 
+@pytest.mark.with_index
 async def test_whole_server_needs_index_and_draining_serves_nothing(
     make_server: MakeServer,
 ) -> None:

@@ -15,8 +15,6 @@ from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, fragments
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.without_index
-
 KEY = "the key is under the mat"
 OURS = Filter(sessions=["ours"])
 

@@ -21,6 +21,8 @@ from tests.support import journals
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.with_index
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the child process in /proc")
 SEARCHES_MILVUS = {"dense_in_memory_max": 0}
 """No vectors in RAM: the dense leg is Milvus plus rows that are not flushed yet."""

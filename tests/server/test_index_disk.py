@@ -16,7 +16,7 @@ from tests.server.listing import contents, indexed
 from tests.server.test_index import SEARCHES_MILVUS, about, check_index
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+pytestmark = [pytest.mark.with_index, pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")]
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents, fragments, history
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.without_index
-
 
 async def told(memory: Memory, *lines: str, session: str = "monday") -> list[str]:
     """Ids of the observations."""

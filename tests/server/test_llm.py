@@ -31,8 +31,6 @@ from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.without_index
-
 TEA = "Bob likes tea more than anything"
 SIMILAR = [TEA, *(f"{TEA} {ending}" for ending in ("today", "tomorrow", "always"))]
 OUTAGE = [Fault(hang_up=True)] * 10_000

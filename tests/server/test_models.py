@@ -18,8 +18,6 @@ from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.without_index
-
 DOWN = Fault(status=503)
 OUTAGE = [DOWN] * 10_000
 

@@ -15,13 +15,11 @@ from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.support.tiny_bert import write_published
 from tests.support.tiny_model import write_cross_encoder, write_model
 
-pytestmark = pytest.mark.without_index
-
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("tokenizers", reason="the extra onnx is not installed")
 
-from memstream_server.adapters.models.local.install import install_model  # noqa: E402  # needs the extra
+from memstream_server.adapters.models.local.install import install_model  # needs the extra
 
 
 async def test_a_server_embeds_by_itself(make_server: MakeServer, tmp_path: Path) -> None:

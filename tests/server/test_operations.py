@@ -17,6 +17,8 @@ from tests.server.conftest import MakeServer
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.with_index
+
 
 async def indexed(memory: Memory) -> None:
     async def look() -> bool:

@@ -54,6 +54,7 @@ async def test_second_server_at_address_exits_with_error(shared: ServerProcess, 
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.with_index
 async def test_a_killed_server_is_replaced_at_once(make_server: MakeServer) -> None:
     """The operating system releases the lock, and Milvus Lite ends with its parent."""
     server = await started(make_server())
@@ -120,6 +121,7 @@ async def test_the_sdk_outlives_an_orderly_restart(make_server: MakeServer) -> N
         assert await contents(memory) == ["said before", "said afterwards"]
 
 
+@pytest.mark.with_index
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
 async def test_a_restored_backup_answers_as_before(make_server: MakeServer, tmp_path: Path) -> None:
     """Backup while the server runs, more observations, restore: the answers of the backup, with a rebuilt index."""

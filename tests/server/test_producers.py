@@ -17,8 +17,6 @@ from tests.server.conftest import MakeServer, restarted
 from tests.server.listing import contents, observed_once
 from tests.support.server import ServerProcess
 
-pytestmark = pytest.mark.without_index
-
 
 async def test_the_same_batch_twice_counts_once(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)

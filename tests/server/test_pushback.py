@@ -23,8 +23,6 @@ from tests.support.metrics import scrape_metrics
 from tests.support.server import free_address
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.without_index
-
 HASTY = {
     "name": [{}],
     "retryPolicy": {

@@ -13,8 +13,6 @@ from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents
 from tests.server.test_transfer import chunks, exported
 
-pytestmark = pytest.mark.without_index
-
 LIMIT = 10
 
 

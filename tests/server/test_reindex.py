@@ -22,6 +22,8 @@ from tests.support.journals import query_rows
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.with_index
+
 NEXT = "fake-16"
 NOW = datetime(2026, 5, 8, tzinfo=UTC)
 ANIMALS = ("otter", "heron", "badger", "lynx", "raven", "stoat")

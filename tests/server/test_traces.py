@@ -23,6 +23,8 @@ from tests.support.collector import Collector
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.with_index
+
 SECRETS = ("private-memory", "private-namespace", "private words", "private-producer")
 
 

@@ -376,6 +376,7 @@ async def test_export_is_one_revision_with_all_received(client: memstream.Client
     assert exports > 1
 
 
+@pytest.mark.with_index
 async def test_a_slow_reader_costs_the_server_no_memory(make_server: MakeServer) -> None:
     """32 MB wait to be read; the server holds one window of them."""
     metrics = free_address()

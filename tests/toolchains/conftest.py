@@ -15,6 +15,13 @@ from tests.toolchains.postgres import Cluster
 from tests.toolchains.programs import Absent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Servers of these tests write the vector index at once."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.with_index)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
     """A PostgreSQL cluster."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import memstream
-from tests.server.conftest import QUICK, started
+from tests.server.conftest import WITH_INDEX, started
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.server import ServerProcess, free_address
@@ -39,7 +39,7 @@ class Fleet:
 
     def make(self, **settings: str | float) -> ServerProcess:
         """Returns another server, not yet started; it keeps its address."""
-        chosen = QUICK | LEASE | self._stores | settings
+        chosen = WITH_INDEX | LEASE | self._stores | settings
         self.made.append(ServerProcess(self._folder / f"data{len(self.made)}", free_address(), **chosen))
         return self.made[-1]
 

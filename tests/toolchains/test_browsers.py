@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from memstream_server.rpc.access import keys
-from tests.server.conftest import QUICK, check_log
+from tests.server.conftest import WITH_INDEX, check_log
 from tests.support import pages
 from tests.support.server import ServerProcess
 from tests.toolchains import deploying, languages
@@ -51,7 +51,7 @@ def run_envoy(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
 def envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
     """One Envoy for all tests, with a server that does not have the page's memories yet."""
     folder = tmp_path_factory.mktemp("browsers")
-    with ServerProcess(folder / "data").configure(**QUICK) as server:
+    with ServerProcess(folder / "data").configure(**WITH_INDEX) as server:
         with run_envoy(server, folder) as envoy:
             yield envoy
         assert server.stop() == 0
@@ -250,7 +250,7 @@ def test_envoy_rejects_invalid_json_calls(http: httpx2.Client) -> None:
 
 
 def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data").configure(**QUICK) as server, run_envoy(server, tmp_path) as envoy:
+    with ServerProcess(tmp_path / "data").configure(**WITH_INDEX) as server, run_envoy(server, tmp_path) as envoy:
         server.kill()
         with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
             refused = post(http, "ServerService/GetServerInfo", {})
@@ -263,7 +263,7 @@ def test_a_token_passes_through(tmp_path: Path) -> None:
     policy_file.write_text('[[grant]]\nwho = ["key:joy"]\nnamespaces = ["comedy"]\nverbs = ["write"]\n', "utf-8")
     files = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     with (
-        ServerProcess(tmp_path / "data").configure(**QUICK, **files) as server,
+        ServerProcess(tmp_path / "data").configure(**WITH_INDEX, **files) as server,
         run_envoy(server, tmp_path) as envoy,
         httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http,
     ):

@@ -12,7 +12,7 @@ import memstream
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from tests.journal.samples import Now, record, transition
-from tests.server.conftest import QUICK, check_log, started
+from tests.server.conftest import WITH_INDEX, check_log, started
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.relay import Relay
@@ -58,7 +58,7 @@ async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path:
     """Every third cut is at a random time; the others are during COMMIT, before or after it took effect."""
     draw = random.Random(11)
     async with relay_to(postgres, draw) as relay:
-        settings = QUICK | {"journal_url": url_through(relay, postgres.database())}
+        settings = WITH_INDEX | {"journal_url": url_through(relay, postgres.database())}
         server = ServerProcess(tmp_path / "data").configure(**settings)
         try:
             await started(server)

@@ -14,7 +14,7 @@ from memstream_server.adapters.journal.verify.read_only_open import open_databas
 from memstream_server.adapters.journal.verify.verify import verify_journal
 from tests.cli.commands import run
 from tests.diagnosis.lived import live
-from tests.server.conftest import QUICK
+from tests.server.conftest import WITH_INDEX
 from tests.support.server import ServerProcess
 from tests.toolchains.postgres import Cluster
 
@@ -127,7 +127,7 @@ def test_an_unfinished_operation_is_reported(lived: str, postgres: Cluster) -> N
 
 async def test_verify_and_doctor_run_while_a_server_writes(lived: str, postgres: Cluster, tmp_path: Path) -> None:
     url = copy_database(postgres, lived)
-    server = ServerProcess(tmp_path / "data").configure(**QUICK, journal_url=url)
+    server = ServerProcess(tmp_path / "data").configure(**WITH_INDEX, journal_url=url)
     await asyncio.to_thread(server.start)
     try:
         async with memstream.connect(server.address) as client:

@@ -12,7 +12,7 @@ import pytest
 
 import memstream
 from memstream_server.adapters.models.local.catalog import ALL_MINILM_L6_V2
-from tests.server.conftest import QUICK, check_log
+from tests.server.conftest import WITH_INDEX, check_log
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.toolchain
@@ -49,7 +49,7 @@ async def test_real_model_finds_what_words_do_not_share(models_dir: Path, tmp_pa
     settings = {"embedding": "onnx", "models_dir": str(models_dir)}
     if precision:
         settings["embedding_model_dir"] = str(models_dir / ALL_MINILM_L6_V2.name / precision)
-    with ServerProcess(tmp_path / "data").configure(**QUICK, **settings) as server:
+    with ServerProcess(tmp_path / "data").configure(**WITH_INDEX, **settings) as server:
         async with memstream.connect(server.address) as client:
             embedding = (await client.server_info()).embedding
             assert embedding.name == f"all-minilm-l6-v2-{precision or 'int8'}@53aa5117"

@@ -12,7 +12,7 @@ import memstream
 from memstream import Memory, MemoryKind, Observation
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.milvus.index import connect_milvus, open_lite
-from tests.server.conftest import QUICK, check_log, started, stopped
+from tests.server.conftest import WITH_INDEX, check_log, started, stopped
 from tests.server.listing import contents, fragments, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.server import ServerProcess, free_address
@@ -65,7 +65,7 @@ async def test_an_index_ahead_of_a_restored_dump_is_repaired(
 ) -> None:
     milvus: MilvusServer | None = request.getfixturevalue("milvus") if kind == "server" else None
     url, dump, uri = postgres.database(), tmp_path / "monday.dump", milvus.uri if milvus else ""
-    settings = QUICK | {"dense_in_memory_max": 0, "index_overlay_s": 30.0, "journal_url": url, "milvus_uri": uri}
+    settings = WITH_INDEX | {"dense_in_memory_max": 0, "index_overlay_s": 30.0, "journal_url": url, "milvus_uri": uri}
     with ServerProcess(tmp_path / "data").configure(**settings) as server:
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("restored/joy", kind=MemoryKind.LONG_TERM)
@@ -103,7 +103,7 @@ async def _reconciled(server: ServerProcess) -> bool:
 async def test_a_dump_during_writes_is_a_consistent_snapshot(postgres: Cluster, tmp_path: Path) -> None:
     """It has everything acknowledged before it; a client that is ahead resends the rest, or gets an error."""
     url, dump = postgres.database(), tmp_path / "monday.dump"
-    with ServerProcess(tmp_path / "data", free_address(), **QUICK, journal_url=url) as server:
+    with ServerProcess(tmp_path / "data", free_address(), **WITH_INDEX, journal_url=url) as server:
         async with memstream.connect(server.address, retry=PATIENT) as client:
             memory = await client.create_memory("dumped/joy")
             producers = [Producer(memory, f"p{number}", random.Random(number)) for number in range(3)]

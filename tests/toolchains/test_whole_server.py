@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from tests.server.conftest import QUICK, MakeServer, check_log, path, started
+from tests.server.conftest import WITH_INDEX, MakeServer, check_log, path, started
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.server.test_crash import test_producers_survive_kills_of_the_server
@@ -29,7 +29,7 @@ __all__ = ["path", "test_producers_survive_kills_of_the_server", "test_scenario"
 
 pytestmark = pytest.mark.toolchain
 
-SETTINGS: dict[str, str | float] = QUICK | {"dense_in_memory_max": 0, "index_overlay_s": 30.0}
+SETTINGS: dict[str, str | float] = WITH_INDEX | {"dense_in_memory_max": 0, "index_overlay_s": 30.0}
 """A Milvus server's searches lag behind its writes, unlike Lite's: the overlay stays."""
 
 
