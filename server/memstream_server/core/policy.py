@@ -180,6 +180,17 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ConflictPolicy:
+    """Suspicions: statements of one speaker that may not be true together, found without a model."""
+
+    suspect: bool = _tunable(True, "record suspicions about new observations, and let recall follow those that are open")
+    margin: float = _tunable(
+        1.0, "how far the newer of two suspected fragments may score below the older one and still come first", "score", 0, 10
+    )
+    fold: bool = _tunable(True, "fold the older of two suspected fragments under the newer one")
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One memory's complete policy."""
 
@@ -198,6 +209,7 @@ class Policy:
     reflection: ReflectionPolicy = ReflectionPolicy()
     recall: RecallPolicy = RecallPolicy()
     retention: RetentionPolicy = RetentionPolicy()
+    conflicts: ConflictPolicy = ConflictPolicy()
 
 
 DEFAULT = Policy()
@@ -214,6 +226,7 @@ DBGPT = Policy(
     ),
     reflection=ReflectionPolicy(threshold=0.0),
     recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False),
+    conflicts=ConflictPolicy(suspect=False),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -17,6 +17,7 @@ Rule 3. If the query or the fragment has no vector, the lexical legs take over t
 so the score stays comparable with min_relevance and with other scores.
 Rule 4. A score is the correctly rounded sum (math.fsum) of value x weight over its parts.
 Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that order.
+Rule 6. The newer fragment of an open suspicion takes the place of the older one (suspicions.py); no score changes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
+from memstream_server.core.suspicions import arrange
 from memstream_server.core.values import Vector
 
 FORMULA = "absolute/3"
@@ -82,6 +84,12 @@ class Question:
     """Whether to fold fragments with the same words and speaker."""
     preferred: frozenset[str] = frozenset()
     """Ids that represent their fold: those in a standing query's last answer."""
+    newer_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Ids of the newer fragments of open suspicions, by the id of the older one."""
+    suspect_margin: float = 0.0
+    """How far the newer of two suspected fragments may score below the older one and still come first."""
+    fold_suspected: bool = False
+    """Whether the older of two suspected fragments is folded under the newer one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +173,7 @@ class Stage(StrEnum):
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
     FOLDED = "folded"  # folded into a better fragment
+    SUSPECTED = "suspected"  # folded under the newer fragment of a suspicion
     BUDGET = "budget"  # set by the caller for what core/budget.py removed
 
 
@@ -185,6 +194,8 @@ class Ranking:
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the candidates folded into a result, by the result's id."""
+    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of the older suspected candidates folded under a newer result, by the result's id."""
 
 
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
@@ -313,6 +324,7 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     if question.fold:
         chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+    chosen = add_newer(columns, chosen, question.newer_of, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
@@ -384,7 +396,9 @@ def _choose_results(
     enough = inside & (assessed.relevance >= question.min_relevance)
     passed = order[enough[order]]
     distinct, folded = _fold_slots(columns, slots[passed], question)
-    kept = passed[distinct][: question.limit]
+    best_of_folds = passed[distinct]
+    kept, under = _put_newer_first(columns, assessed, best_of_folds, question)
+    is_moved, kept = kept is not best_of_folds, kept[: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
     into = {columns.ids[slots[passed[place]]]: [passed[other] for other in others] for place, others in folded.items()}
@@ -392,16 +406,48 @@ def _choose_results(
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double)
+        hidden = np.zeros(len(slots), np.bool_)
+        hidden[[other for others in under.values() for other in others]] = True
+        stages = _Stages(slots, allowed, considered, enough, double, hidden)
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
+    if not is_moved:
+        results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
-        tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
+        tuple(results),
         Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
         if len(found)
         else Considered(),
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
+        {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
     )
+
+
+def _put_newer_first(
+    columns: Columns, assessed: Assessed, passed: Slots, question: Question
+) -> tuple[Slots, dict[str, list[int]]]:
+    """Indices with the newer of two suspected fragments first, and those folded under each, by id.
+
+    Returns `passed` itself if no suspicion changes it.
+    """
+    ids = [columns.ids[slot] for slot in assessed.slots[passed].tolist()] if question.newer_of else []
+    if question.newer_of.keys().isdisjoint(ids):
+        return passed, {}
+    scores = assessed.scores[passed].tolist()
+    arranged = arrange(ids, scores, question.newer_of, question.suspect_margin, question.fold_suspected)
+    if arranged.order == tuple(range(len(ids))):
+        return passed, {}
+    under = {ids[place]: [int(passed[other]) for other in others] for place, others in arranged.under.items()}
+    return passed[list(arranged.order)], under
+
+
+def add_newer(columns: Columns, chosen: Slots, newer_of: Mapping[str, Sequence[str]], allowed: Mask) -> Slots:
+    """The candidates, with the newer fragments of those that are suspected to be outdated."""
+    if not newer_of:
+        return chosen
+    newer = [id_ for slot in chosen.tolist() for id_ in newer_of.get(columns.ids[slot], ())]
+    slots = columns.slots(newer)
+    return np.union1d(chosen, slots[allowed[slots]]) if len(slots) else chosen
 
 
 def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
@@ -422,6 +468,8 @@ class _Stages:
     enough: Mask
     double: Mask
     """Like `enough`, by index: folded into another."""
+    hidden: Mask
+    """By index: folded under the newer fragment of a suspicion."""
 
     def of(self, place: int) -> Stage:
         """The stage that removed the fragment at an index."""
@@ -432,6 +480,8 @@ class _Stages:
             return Stage.CANDIDATES
         if not self.enough[place]:
             return Stage.MIN_RELEVANCE
+        if self.hidden[place]:
+            return Stage.SUSPECTED
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
 
 

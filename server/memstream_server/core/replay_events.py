@@ -54,7 +54,16 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
 """These remove the fragment."""
-_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
+_ELSEWHERE = frozenset(
+    {
+        EventType.ECHOED,
+        EventType.MODEL_ASKED,
+        EventType.MEMORY_CREATED,
+        EventType.MEMORY_UPDATED,
+        EventType.CONFLICT_SUSPECTED,
+        EventType.CONFLICT_RESOLVED,
+    }
+)
 """These concern the memory, or a fragment that may be removed by now: they change no place."""
 
 

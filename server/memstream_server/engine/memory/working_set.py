@@ -19,6 +19,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
@@ -55,6 +56,7 @@ class WorkingSet:
         """Revisions by id: text read from that fragment before the revision may contain erased words and must not be
         used.
         """
+        self.suspicions = OpenSuspicions()
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
@@ -106,6 +108,7 @@ class WorkingSet:
             short_term=image.short_term,
             reflection_aggregate=image.record.reflection_aggregate,
         )
+        self.suspicions = OpenSuspicions(image.suspicions)
 
     def take_over(self, earlier: WorkingSet) -> None:
         """Take over the state of an earlier working set that the journal does not store."""
@@ -246,6 +249,7 @@ class WorkingSet:
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
         )
+        self._apply_suspicions(commit)
         if decision.transition is None:
             return
         for row in commit.rows:
@@ -264,6 +268,15 @@ class WorkingSet:
             self.refresh_search()
         if commit.removed:
             self._remove_fragments(commit.removed)
+
+    def _apply_suspicions(self, commit: Commit) -> None:
+        if self.suspicions:
+            for id_ in (*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)):
+                self.suspicions.discard_all_of(id_)
+        for one in commit.suspicions:
+            self.suspicions.add(one)
+        for done in commit.resolutions:
+            self.suspicions.discard(done.newer, done.older)
 
     def _forget_words(self, commit: Commit) -> None:
         if commit.erased:

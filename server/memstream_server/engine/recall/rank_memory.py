@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +35,8 @@ class Found:
     near_misses: tuple[NearMiss, ...]
     folded: Mapping[str, tuple[str, ...]]
     formula: str
+    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of the older suspected fragments folded under a result."""
     limit: int | None = None
     """Size of the answer after reranking; None: the results are final."""
     beta: float = 0.0
@@ -193,6 +195,7 @@ def rank_memory(
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
         if question.fold:
             chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+        chosen = ranking.add_newer(columns, chosen, question.newer_of, allowed)
         signals = ranking.Signals.of(columns, legs, cosines, chosen)
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return Found(
@@ -203,6 +206,7 @@ def rank_memory(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
+        ranked.under,
         limit_of(policy, query) if rerank else None,
         weights.beta,
     )

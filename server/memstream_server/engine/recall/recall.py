@@ -25,6 +25,7 @@ from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
+from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.rank_memory import (
@@ -204,6 +205,9 @@ class Recaller:
             near_misses=query.near_misses,
             fold=given.fold if query.fold is None else query.fold,
             preferred=query.preferred,
+            newer_of=_newer_of(working),
+            suspect_margin=policy.conflicts.margin,
+            fold_suspected=policy.conflicts.fold,
         )
 
     def _rank(
@@ -270,7 +274,7 @@ class Recaller:
             [_budget_item(one) for one in short_term],
             query.token_budget,
         )
-        return _build_answer(found, ranked, short_term, fitted, query)
+        return _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
 
 
 async def _wait_until_visible(actor: Actor, query: Query) -> None:
@@ -286,6 +290,17 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
             f"{query.min_revision} asked for",
             revision=actor.revision,
         ) from None
+
+
+def _suspicions_of(working: WorkingSet) -> OpenSuspicions:
+    return working.suspicions if working.record.policy.conflicts.suspect else OpenSuspicions()
+
+
+def _newer_of(working: WorkingSet) -> dict[str, list[str]]:
+    """The newer fragments of open suspicions by the older one, unless the policy turns suspicions off."""
+    if not working.suspicions or not working.record.policy.conflicts.suspect:
+        return {}
+    return {older: working.suspicions.newer_of(older) for older in working.suspicions.older_ids()}
 
 
 def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
@@ -305,17 +320,24 @@ def _build_answer(
     short_term: Sequence[Fragment],
     fitted: Fit,
     query: Query,
+    suspicions: OpenSuspicions,
 ) -> RecallAnswer:
     kept = {item.id for item in fitted.ranked}
     recollections = [
-        Recollection(fragment, scored, folded=found.folded.get(scored.id, ()))
+        Recollection(
+            fragment,
+            scored,
+            folded=found.folded.get(scored.id, ()),
+            suspicions=suspicions.of(scored.id),
+            under=found.under.get(scored.id, ()),
+        )
         for scored, fragment in ranked
         if scored.id in kept
     ]
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = Recollection(cut, first.scored, truncated=True, folded=first.folded)
+        recollections[0] = replace(first, fragment=cut, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)

@@ -227,8 +227,13 @@ def encode_policy(policy: Policy) -> str:
 
 def decode_policy(data: str) -> Policy:
     policy = _decode_checked(_policy, data)
-    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
-        return replace(policy, recall=replace(policy.recall, fold=False))
+    if policy.profile is not Profile.DBGPT:
+        return policy
+    # written before these fields existed; this profile turns them off
+    if '"fold"' not in data:
+        policy = replace(policy, recall=replace(policy.recall, fold=False))
+    if '"conflicts"' not in data:
+        policy = replace(policy, conflicts=replace(policy.conflicts, suspect=False))
     return policy
 
 
