@@ -75,11 +75,15 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """An LLM was asked on behalf of the memory: `model_use` has the requests and tokens."""
     EVENT_TYPE_IMPORTED: _EventType.ValueType  # 23
     """The fragment came from an export, at `to_tier`; `imported` has its earlier history."""
+    EVENT_TYPE_SUPERSEDED: _EventType.ValueType  # 24
+    """`other_id` supersedes it: it is no longer current."""
+    EVENT_TYPE_SUPERSESSION_UNDONE: _EventType.ValueType  # 28
+    """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; after REPEATED and ECHOED, `other_id` did
-    not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED and ADMITTED the fragment stays, moved or
-    changed.
+    not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED, ADMITTED, SUPERSEDED and SUPERSESSION_UNDONE
+    the fragment stays, moved or changed.
     """
 
 EVENT_TYPE_UNSPECIFIED: EventType.ValueType  # 0
@@ -130,6 +134,10 @@ EVENT_TYPE_MODEL_ASKED: EventType.ValueType  # 22
 """An LLM was asked on behalf of the memory: `model_use` has the requests and tokens."""
 EVENT_TYPE_IMPORTED: EventType.ValueType  # 23
 """The fragment came from an export, at `to_tier`; `imported` has its earlier history."""
+EVENT_TYPE_SUPERSEDED: EventType.ValueType  # 24
+"""`other_id` supersedes it: it is no longer current."""
+EVENT_TYPE_SUPERSESSION_UNDONE: EventType.ValueType  # 28
+"""`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from memstream.v1 import fragment_pb2 as _fragment_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -575,6 +576,7 @@ class RecallPolicy(_message.Message):
     REINFORCE_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
+    TRUTH_FIELD_NUMBER: _builtins.int
     ranking: Global___RankingRule.ValueType
     """How recollections are ranked. Default ABSOLUTE; dbgpt DBGPT."""
     limit: _builtins.int
@@ -609,6 +611,10 @@ class RecallPolicy(_message.Message):
     """Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
     own, and never with DB-GPT's ranking.
     """
+    truth: _fragment_pb2.Truth.ValueType
+    """Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.
+    Default CURRENT; dbgpt ALL.
+    """
     def __init__(
         self,
         *,
@@ -628,10 +634,11 @@ class RecallPolicy(_message.Message):
         reinforce: _builtins.bool | None = ...,
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
+        truth: _fragment_pb2.Truth.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "truth", b"truth", "weak_below", b"weak_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015

@@ -65,7 +65,9 @@ class MemoryServiceStub:
     ForgetFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]
-    """Restores forgotten fragments."""
+    """Restores forgotten fragments, and makes superseded ones current again."""
+    SupersedeFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.SupersedeFragmentsRequest, _memory_service_pb2.SupersedeFragmentsResponse]
+    """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -112,7 +114,9 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ForgetFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]  # type: ignore[assignment]
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]  # type: ignore[assignment]
-    """Restores forgotten fragments."""
+    """Restores forgotten fragments, and makes superseded ones current again."""
+    SupersedeFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.SupersedeFragmentsRequest, _memory_service_pb2.SupersedeFragmentsResponse]  # type: ignore[assignment]
+    """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
@@ -246,7 +250,15 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.RestoreFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.RestoreFragmentsResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentsResponse]]:
-        """Restores forgotten fragments."""
+        """Restores forgotten fragments, and makes superseded ones current again."""
+
+    @_abc_1.abstractmethod
+    def SupersedeFragments(
+        self,
+        request: _memory_service_pb2.SupersedeFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.SupersedeFragmentsResponse, _abc.Awaitable[_memory_service_pb2.SupersedeFragmentsResponse]]:
+        """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
 
     @_abc_1.abstractmethod
     def EraseFragments(
