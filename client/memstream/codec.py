@@ -19,6 +19,8 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
+    ConflictDecision,
+    ConflictRecord,
     EventReason,
     EventType,
     Explanation,
@@ -36,6 +38,7 @@ from memstream.values import (
     Rejected,
     ScorePart,
     Structured,
+    Suspicion,
     Tier,
     Weights,
 )
@@ -58,6 +61,7 @@ Observable: TypeAlias = str | Structured | Observation
 _TIERS = members_by_number(Tier, fragment_pb2.Tier.DESCRIPTOR)
 _FRAGMENT_KINDS = members_by_number(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
 _EVENT_TYPES = members_by_number(EventType, event_pb2.EventType.DESCRIPTOR)
+_DECISIONS = members_by_number(ConflictDecision, fragment_pb2.ConflictDecision.DESCRIPTOR)
 _EVENT_REASONS = members_by_number(EventReason, event_pb2.EventReason.DESCRIPTOR)
 
 
@@ -265,8 +269,36 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         rank=wire.rank,
         truncated=wire.truncated,
         folded_ids=tuple(wire.folded_ids),
+        suspicions=tuple(map(suspicion_from_wire, wire.suspicions)),
         explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
     )
+
+
+def suspicion_from_wire(wire: fragment_pb2.Suspicion) -> Suspicion:
+    """Converts a suspicion."""
+    return Suspicion(
+        newer_id=wire.newer_id,
+        older_id=wire.older_id,
+        reason=wire.reason,
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        folded=wire.folded,
+    )
+
+
+def conflict_from_wire(wire: fragment_pb2.ConflictRecord) -> ConflictRecord:
+    """Converts a suspicion with its decision."""
+    return ConflictRecord(
+        suspicion=suspicion_from_wire(wire.suspicion),
+        decision=_DECISIONS.get(wire.decision, ConflictDecision.UNKNOWN) if wire.decision else None,
+        note=wire.note,
+        decide_time=optional_timestamp_from_wire(wire.decide_time, wire.HasField("decide_time")),
+    )
+
+
+def decision_to_wire(decision: ConflictDecision) -> fragment_pb2.ConflictDecision.ValueType:
+    """Converts a decision."""
+    with encoding("decision"):
+        return fragment_pb2.ConflictDecision.Value(f"CONFLICT_DECISION_{ConflictDecision(decision).name}")
 
 
 def _explanation(wire: stream_service_pb2.Explanation) -> Explanation:
@@ -336,6 +368,8 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         if wire.HasField("model_use")
         else None,
         imported=_imported_from_wire(wire.imported) if wire.HasField("imported") else None,
+        conflict_reason=wire.conflict_reason,
+        conflict_decision=wire.conflict_decision,
     )
 
 

@@ -10,12 +10,14 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.channel import Link, MemoryPath, memory_path, new_request_id
+from memstream.channel import Link, MemoryPath, iterate_pages, memory_path, new_request_id
 from memstream.codec import (
     Observable,
     ack_level_to_wire,
     answer_from_wire,
     batch_result_from_wire,
+    conflict_from_wire,
+    decision_to_wire,
     filter_to_wire,
     fragment_from_wire,
     observation_to_wire,
@@ -35,6 +37,8 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
+    ConflictDecision,
+    ConflictRecord,
     EventType,
     Filter,
     Fragment,
@@ -340,6 +344,35 @@ class Memory:
             request_id=new_request_id(),
         )
         return (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
+
+    async def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> AsyncIterator[ConflictRecord]:
+        """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
+
+        async def fetch(token: str) -> tuple[list[ConflictRecord], str]:
+            request = pb.ListConflictsRequest(
+                namespace=self.namespace, memory=self.name, decided=decided, page_size=page_size, page_token=token
+            )
+            answer = await self._link.call(self._link.memories.ListConflicts, request, self._path)
+            return [conflict_from_wire(wire) for wire in answer.conflicts], answer.next_page_token
+
+        async for conflict in iterate_pages(fetch):
+            yield conflict
+
+    async def resolve_conflict(
+        self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
+    ) -> ConflictRecord:
+        """Decides a suspicion; `note` says why."""
+        request = pb.ResolveConflictRequest(
+            namespace=self.namespace,
+            memory=self.name,
+            newer_id=newer_id,
+            older_id=older_id,
+            decision=decision_to_wire(decision),
+            note=note,
+            request_id=new_request_id(),
+        )
+        answer = await self._link.call(self._link.memories.ResolveConflict, request, self._path)
+        return conflict_from_wire(answer.conflict)
 
     async def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

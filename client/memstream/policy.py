@@ -128,6 +128,16 @@ class RetentionPolicy:
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictPolicy:
+    """Suspicions: statements of one speaker that may not be true together."""
+
+    suspect: bool | None = None
+    margin: float | None = None
+    fold: bool | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A memory's tunables."""
 
@@ -142,6 +152,7 @@ class Policy:
     reflection: ReflectionPolicy | None = None
     recall: RecallPolicy | None = None
     retention: RetentionPolicy | None = None
+    conflicts: ConflictPolicy | None = None
 
 
 PolicyLike: TypeAlias = Policy | Mapping[str, Any]

@@ -68,6 +68,7 @@ from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
 from memstream.policy import (
+    ConflictPolicy,
     Overflow,
     Policy,
     PolicyLike,
@@ -106,6 +107,8 @@ from memstream.values import (
     Answer,
     BatchResult,
     Capability,
+    ConflictDecision,
+    ConflictRecord,
     EventReason,
     EventType,
     Explanation,
@@ -126,6 +129,7 @@ from memstream.values import (
     Resumption,
     ScorePart,
     Structured,
+    Suspicion,
     Tier,
     Vector,
     Weights,
@@ -143,6 +147,9 @@ __all__ = [
     "CapabilityMissing",
     "Client",
     "Conflict",
+    "ConflictDecision",
+    "ConflictPolicy",
+    "ConflictRecord",
     "Conversation",
     "ConversationNotFound",
     "ConversationWatch",
@@ -251,6 +258,7 @@ __all__ = [
     "Stored",
     "StreamClosed",
     "Structured",
+    "Suspicion",
     "Tier",
     "Tls",
     "Transient",

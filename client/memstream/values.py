@@ -83,6 +83,8 @@ class EventType(StrEnum):
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
     IMPORTED = "imported"
+    CONFLICT_SUSPECTED = "conflict_suspected"
+    CONFLICT_RESOLVED = "conflict_resolved"
 
 
 class EventReason(StrEnum):
@@ -295,11 +297,51 @@ class Explanation:
     formula: str
 
 
+class ConflictDecision(StrEnum):
+    """How a suspicion is decided. UNKNOWN: newer than this SDK.
+
+    NEWER and OLDER: that fragment is true and supersedes the other. BOTH: there is no conflict. NEITHER: only the
+    suspicion ends.
+    """
+
+    UNKNOWN = "unknown"
+    NEWER = "newer"
+    OLDER = "older"
+    BOTH = "both"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Two fragments of one speaker that may not be true together.
+
+    `reason`: number, date, name, place, polarity or change. `folded`: in a recollection, the older fragment takes no
+    place in the answer.
+    """
+
+    newer_id: str
+    older_id: str
+    reason: str
+    create_time: datetime | None
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictRecord:
+    """A suspicion and its decision; `decision` is None while it is open."""
+
+    suspicion: Suspicion
+    decision: ConflictDecision | None
+    note: str
+    decide_time: datetime | None
+
+
 @dataclass(frozen=True, slots=True)
 class Recollection:
     """A recalled fragment and its scores; `explanation` is None unless requested.
 
-    `folded_ids`: fragments with the same content, which are not ranked separately.
+    `folded_ids`: fragments with the same content, which are not ranked separately. `suspicions`: open suspicions about
+    the fragment, as the newer or the older of two.
     """
 
     fragment: Fragment
@@ -309,6 +351,7 @@ class Recollection:
     truncated: bool
     explanation: Explanation | None
     folded_ids: tuple[str, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

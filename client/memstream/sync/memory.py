@@ -18,6 +18,8 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
+    ConflictDecision,
+    ConflictRecord,
     EventType,
     Filter,
     Fragment,
@@ -196,6 +198,16 @@ class Memory:
     def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Restores forgotten fragments by ids or by filter; returns how many."""
         return LOOP.run(self._inner.restore_fragments(ids, filter=filter))
+
+    def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> Iterator[ConflictRecord]:
+        """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
+        return LOOP.iterate(self._inner.list_conflicts(decided=decided, page_size=page_size))
+
+    def resolve_conflict(
+        self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
+    ) -> ConflictRecord:
+        """Decides a suspicion; `note` says why."""
+        return LOOP.run(self._inner.resolve_conflict(newer_id, older_id, decision, note=note))
 
     def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

@@ -129,6 +129,38 @@ TRUTH_ALL: Truth.ValueType  # 2
 """Superseded fragments and fragments outside their validity too; their status says so."""
 Global___Truth: _TypeAlias = Truth  # noqa: Y015
 
+class _ConflictDecision:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConflictDecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConflictDecision.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONFLICT_DECISION_UNSPECIFIED: _ConflictDecision.ValueType  # 0
+    """Not given, or not decided yet."""
+    CONFLICT_DECISION_NEWER: _ConflictDecision.ValueType  # 1
+    """The newer fragment is true: it supersedes the older one."""
+    CONFLICT_DECISION_OLDER: _ConflictDecision.ValueType  # 2
+    """The older fragment is true: it supersedes the newer one."""
+    CONFLICT_DECISION_BOTH: _ConflictDecision.ValueType  # 3
+    """Both are true: there is no conflict."""
+    CONFLICT_DECISION_NEITHER: _ConflictDecision.ValueType  # 4
+    """Neither is true, or it does not matter: only the suspicion ends."""
+
+class ConflictDecision(_ConflictDecision, metaclass=_ConflictDecisionEnumTypeWrapper):
+    """How a suspicion is decided."""
+
+CONFLICT_DECISION_UNSPECIFIED: ConflictDecision.ValueType  # 0
+"""Not given, or not decided yet."""
+CONFLICT_DECISION_NEWER: ConflictDecision.ValueType  # 1
+"""The newer fragment is true: it supersedes the older one."""
+CONFLICT_DECISION_OLDER: ConflictDecision.ValueType  # 2
+"""The older fragment is true: it supersedes the newer one."""
+CONFLICT_DECISION_BOTH: ConflictDecision.ValueType  # 3
+"""Both are true: there is no conflict."""
+CONFLICT_DECISION_NEITHER: ConflictDecision.ValueType  # 4
+"""Neither is true, or it does not matter: only the suspicion ends."""
+Global___ConflictDecision: _TypeAlias = ConflictDecision  # noqa: Y015
+
 @_typing.final
 class MetadataValue(_message.Message):
     """A value of a fragment's metadata."""
@@ -654,3 +686,83 @@ class MetadataCondition(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MetadataCondition: _TypeAlias = MetadataCondition  # noqa: Y015
+
+@_typing.final
+class Suspicion(_message.Message):
+    """Two fragments of one speaker that may not be true together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWER_ID_FIELD_NUMBER: _builtins.int
+    OLDER_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    FOLDED_FIELD_NUMBER: _builtins.int
+    newer_id: _builtins.str
+    """The fragment that was observed later."""
+    older_id: _builtins.str
+    """The fragment that may be outdated."""
+    reason: _builtins.str
+    """What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
+    server may add reasons.
+    """
+    folded: _builtins.bool
+    """In a recollection: the older fragment is folded under the newer one and takes no place in the answer."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was found."""
+
+    def __init__(
+        self,
+        *,
+        newer_id: _builtins.str = ...,
+        older_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        folded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "folded", b"folded", "newer_id", b"newer_id", "older_id", b"older_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Suspicion: _TypeAlias = Suspicion  # noqa: Y015
+
+@_typing.final
+class ConflictRecord(_message.Message):
+    """A suspicion and its decision."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUSPICION_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    DECIDE_TIME_FIELD_NUMBER: _builtins.int
+    decision: Global___ConflictDecision.ValueType
+    """The decision; UNSPECIFIED while it is open."""
+    note: _builtins.str
+    """The note of the decision."""
+    @_builtins.property
+    def suspicion(self) -> Global___Suspicion:
+        """The two fragments."""
+
+    @_builtins.property
+    def decide_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided."""
+
+    def __init__(
+        self,
+        *,
+        suspicion: Global___Suspicion | None = ...,
+        decision: Global___ConflictDecision.ValueType = ...,
+        note: _builtins.str = ...,
+        decide_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decide_time", b"decide_time", "suspicion", b"suspicion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decide_time", b"decide_time", "decision", b"decision", "note", b"note", "suspicion", b"suspicion"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConflictRecord: _TypeAlias = ConflictRecord  # noqa: Y015

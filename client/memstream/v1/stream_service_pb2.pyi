@@ -1051,6 +1051,7 @@ class Recollection(_message.Message):
     FOLDED_IDS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
+    SUSPICIONS_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """The score that it was ranked by."""
     relevance: _builtins.float
@@ -1083,6 +1084,10 @@ class Recollection(_message.Message):
         At most 64, the newest.
         """
 
+    @_builtins.property
+    def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Suspicion]:
+        """The open suspicions about the fragment, as the newer or the older of two."""
+
     def __init__(
         self,
         *,
@@ -1095,10 +1100,11 @@ class Recollection(_message.Message):
         folded_ids: _abc.Iterable[_builtins.str] | None = ...,
         status: _fragment_pb2.TruthStatus.ValueType = ...,
         chain: _abc.Iterable[Global___ChainLink] | None = ...,
+        suspicions: _abc.Iterable[_fragment_pb2.Suspicion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1241,7 +1247,8 @@ class NearMiss(_message.Message):
     """Its id."""
     stage: _builtins.str
     """What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
-    "min_relevance", "folded" (a recollection says the same), "limit", "budget".
+    "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
+    suspicion), "limit", "budget".
     """
     score: _builtins.float
     """Its score, if it was scored."""

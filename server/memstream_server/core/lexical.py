@@ -182,7 +182,7 @@ class LexicalIndex:
         if len(self):
             self._length_norms()
 
-    def sharing(self, terms: Hashes) -> tuple[Slots, Slots]:
+    def sharing(self, terms: Hashes) -> tuple[Slots, npt.NDArray[np.integer]]:
         """Live fragments with one of the distinct `terms`: parallel arrays (index in `terms`, slot), each pair once."""
         which, slots, _ = self._find_postings(terms)
         return which, slots

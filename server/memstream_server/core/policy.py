@@ -183,9 +183,15 @@ class RetentionPolicy:
 class ConflictPolicy:
     """Suspicions: statements of one speaker that may not be true together, found without a model."""
 
-    suspect: bool = _tunable(True, "record suspicions about new observations, and let recall follow those that are open")
+    suspect: bool = _tunable(
+        True, "record suspicions about new observations, and let recall follow those that are open"
+    )
     margin: float = _tunable(
-        1.0, "how far the newer of two suspected fragments may score below the older one and still come first", "score", 0, 10
+        1.0,
+        "how far the newer of two suspected fragments may score below the older one and still come first",
+        "score",
+        0,
+        10,
     )
     fold: bool = _tunable(True, "fold the older of two suspected fragments under the newer one")
 

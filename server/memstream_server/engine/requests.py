@@ -12,6 +12,7 @@ from msgspec import Struct
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy
 from memstream_server.core.ranking import NearMiss, Scored
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Vector
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
@@ -196,6 +197,10 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     truncated: bool = False
     folded: tuple[str, ...] = ()
     """Ids of the candidates folded into it."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """Open suspicions about it, as the newer or the older of two."""
+    under: tuple[str, ...] = ()
+    """Ids of the older suspected fragments folded under it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,7 +35,14 @@ from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan, StoredConflict
+from memstream_server.ports.journal.reading import (
+    FragmentQuery,
+    Gathering,
+    Image,
+    KeptReceipt,
+    MemoryScan,
+    StoredConflict,
+)
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -240,9 +247,7 @@ class SqlJournal:
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
 
-    async def list_conflicts(
-        self, uid: str, decided: bool, after: tuple[str, str], limit: int
-    ) -> list[StoredConflict]:
+    async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
         return await self._read(conflicts.list_conflicts, uid, decided, after, limit)
 
     async def get_conflict(self, uid: str, newer: str, older: str) -> StoredConflict | None:

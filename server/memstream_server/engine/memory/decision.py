@@ -64,7 +64,9 @@ class Decision:
             return self
         stored, gone = {put.id for put in self.transition.puts}, set(self.transition.removed)
         kept = tuple(
-            one for one in found if not stored.isdisjoint((one.newer, one.older)) and gone.isdisjoint((one.newer, one.older))
+            one
+            for one in found
+            if not stored.isdisjoint((one.newer, one.older)) and gone.isdisjoint((one.newer, one.older))
         )
         events = (Event(EventType.CONFLICT_SUSPECTED, one.newer, one.older, conflict_reason=one.reason) for one in kept)
         return replace(self, events=(*self.events, *events), suspicions=(*self.suspicions, *kept))

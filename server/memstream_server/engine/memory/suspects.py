@@ -54,9 +54,7 @@ async def find_suspicions(
     language, namespace = record.policy.language, record.namespace
     new: list[_Read] = []
     for part in gathered:
-        if part.fragment.structured is None and (
-            claims := analyzer.claims(part.fragment.content, language, namespace)
-        ):
+        if part.fragment.structured is None and (claims := analyzer.claims(part.fragment.content, language, namespace)):
             new.append(_find_candidates(working, part.fragment, claims))
     known = await _read_candidates(working, {id_ for one in new for id_ in one.candidates}, storage)
     found: list[Suspicion] = []

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from memstream_server.core.retention import expiry_us
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.values import Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """Pause between two rankings: one change covers a burst of commits."""
 
-_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...]]]
-"""By id, best first: version, whether the budget cut it, and the ids folded into it."""
+_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...], tuple[Suspicion, ...]]]
+"""By id, best first: version, whether the budget cut it, the ids folded into it, and the open suspicions about it."""
 
 
 def as_standing(query: Query) -> Query:
@@ -62,7 +63,8 @@ class StandingQuery:
         """The difference from the last answer; None if there is none."""
         found, degraded = answer.recollections, bool(answer.degraded)
         held: _Held = {
-            one.fragment.id: (one.fragment.version, one.truncated, tuple(sorted(one.folded))) for one in found
+            one.fragment.id: (one.fragment.version, one.truncated, tuple(sorted(one.folded)), one.suspicions)
+            for one in found
         }
         before = self._last_answer or {}
         same = (

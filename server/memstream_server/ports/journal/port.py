@@ -17,7 +17,14 @@ from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan, StoredConflict
+from memstream_server.ports.journal.reading import (
+    FragmentQuery,
+    Gathering,
+    Image,
+    KeptReceipt,
+    MemoryScan,
+    StoredConflict,
+)
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -174,9 +181,7 @@ class Journal(Protocol):
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
 
-    async def list_conflicts(
-        self, uid: str, decided: bool, after: tuple[str, str], limit: int
-    ) -> list[StoredConflict]:
+    async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
         """Open or decided suspicions with (newer, older) greater than `after`, ascending: by age of the newer."""
         ...
 

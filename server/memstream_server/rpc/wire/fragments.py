@@ -116,6 +116,8 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
             completion_tokens=event.use.completion_tokens,
         ),
         imported=None if event.imported is None else _imported_message(event.imported),
+        conflict_reason=event.conflict_reason,
+        conflict_decision=event.conflict_decision,
     )
 
 

@@ -15,6 +15,7 @@ from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, scalars
+from memstream_server.rpc.wire.conflicts import suspicion_message
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
@@ -135,6 +136,7 @@ def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Rec
         rank=rank,
         truncated=recollection.truncated,
         folded_ids=recollection.folded,
+        suspicions=[suspicion_message(each, recollection.under) for each in recollection.suspicions],
     )
     if formula:
         message.explanation.formula = formula

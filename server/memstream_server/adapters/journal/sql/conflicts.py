@@ -24,7 +24,10 @@ _RESOLVE = bulk.build_update(
 )
 _number: BindParameter[int] = bindparam("m")
 _ids: BindParameter[Any] = bindparam("ids", expanding=True)
-_REMOVE = tuple(delete(conflicts).where(conflicts.c.memory == _number, side.in_(_ids)) for side in (conflicts.c.newer, conflicts.c.older))
+_REMOVE = tuple(
+    delete(conflicts).where(conflicts.c.memory == _number, side.in_(_ids))
+    for side in (conflicts.c.newer, conflicts.c.older)
+)
 _OPEN = (
     select(conflicts)
     .where(conflicts.c.memory == _number, conflicts.c.decision == "")
@@ -34,11 +37,14 @@ _PAIR = tuple_(conflicts.c.newer, conflicts.c.older)
 _after = tuple_(bindparam("newer"), bindparam("older"))
 _PAGE = (
     select(conflicts)
-    .where(conflicts.c.memory == _number, _PAIR > _after)
+    .where(conflicts.c.memory == _number, _after < _PAIR)
     .order_by(conflicts.c.newer, conflicts.c.older)
     .limit(bindparam("limit"))
 )
-_PAGES = {decided: _PAGE.where((conflicts.c.decision != "") if decided else (conflicts.c.decision == "")) for decided in (False, True)}
+_PAGES = {
+    decided: _PAGE.where((conflicts.c.decision != "") if decided else (conflicts.c.decision == ""))
+    for decided in (False, True)
+}
 _ONE = select(conflicts).where(
     conflicts.c.memory == _number, conflicts.c.newer == bindparam("newer"), conflicts.c.older == bindparam("older")
 )
