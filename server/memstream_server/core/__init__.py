@@ -15,6 +15,8 @@ Values and decisions:
     enhancement: when an observation enhances a short-term fragment, and the merged content of a promotion
     identity: when an observation repeats or echoes a fragment, and the index that finds repeats
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
+    supersession: which fragment a newer one corrects, and the chains that follow
+    departures: what a fragment that leaves, or returns, does to its chains
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone

@@ -39,6 +39,8 @@ class EventType(StrEnum):
     MODEL_ASKED = "model_asked"  # the memory used an LLM; `use` has the cost
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    SUPERSEDED = "superseded"  # `other` supersedes the fragment
+    SUPERSESSION_UNDONE = "supersession_undone"  # `other` no longer supersedes the fragment
     CONFLICT_SUSPECTED = "conflict_suspected"  # the newer fragment may contradict the older `other`
     CONFLICT_RESOLVED = "conflict_resolved"  # a suspicion about the newer fragment and `other` was decided
     IMPORTED = "imported"  # came from an export into tier `to_tier`, with the history in `imported`

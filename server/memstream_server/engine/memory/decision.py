@@ -62,7 +62,8 @@ class Decision:
         """A copy with those suspicions that its transition leaves possible, and an event for each."""
         if not found or self.transition is None:
             return self
-        stored, gone = {put.id for put in self.transition.puts}, set(self.transition.removed)
+        stored = {put.id for put in self.transition.puts}
+        gone = {*self.transition.removed, *(put.id for put in self.transition.puts if put.superseded_by)}
         kept = tuple(
             one
             for one in found

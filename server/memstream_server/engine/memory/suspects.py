@@ -98,7 +98,10 @@ async def _read_candidates(working: WorkingSet, ids: set[str], storage: Storage)
     return {
         id_: one
         for id_, one in known.items()
-        if one.kind is FragmentKind.OBSERVATION and one.forget_time_us is None and one.structured is None
+        if one.kind is FragmentKind.OBSERVATION
+        and one.forget_time_us is None
+        and one.structured is None
+        and not one.superseded_by
     }
 
 

@@ -277,6 +277,10 @@ class WorkingSet:
             self.suspicions.add(one)
         for done in commit.resolutions:
             self.suspicions.discard(done.newer, done.older)
+        if self.suspicions:
+            for row in commit.rows:
+                if row.fragment.superseded_by:
+                    self.suspicions.discard_all_of(row.fragment.id)
 
     def _forget_words(self, commit: Commit) -> None:
         if commit.erased:

@@ -130,7 +130,8 @@ class Commit:
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
-    """New ones. Those that name a fragment of `removed`, or whose content a row replaces, are deleted."""
+    """New ones. Those that name a fragment of `removed`, or whose content a row replaces, are deleted; open ones also
+    if they name a fragment that a row says is superseded."""
     resolutions: tuple[Resolution, ...] = ()
     reflection_aggregate: float | None = None
     policy: Policy | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, select, tuple_
+from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, select, tuple_
 
 from memstream_server.adapters.journal.sql import bulk
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
@@ -28,6 +28,8 @@ _REMOVE = tuple(
     delete(conflicts).where(conflicts.c.memory == _number, side.in_(_ids))
     for side in (conflicts.c.newer, conflicts.c.older)
 )
+_SETTLE = tuple(statement.where(conflicts.c.decision == "") for statement in _REMOVE)
+"""Open suspicions about a superseded fragment: what they ask is answered."""
 _OPEN = (
     select(conflicts)
     .where(conflicts.c.memory == _number, conflicts.c.decision == "")
@@ -51,12 +53,10 @@ _ONE = select(conflicts).where(
 
 
 def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
-    """Apply what commits do to suspicions: first removals, then new ones, then decisions."""
+    """Apply what commits do to suspicions: first removals, then new ones, then decisions, then what these settle."""
     for number, commit in commits:
         gone = [*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)]
-        for start in range(0, len(gone), IDS_MAX):
-            for statement in _REMOVE:
-                connection.execute(statement, {"m": number, "ids": gone[start : start + IDS_MAX]})
+        _delete_of(connection, _REMOVE, number, gone)
     new = [
         (number, one.newer, one.older, one.reason.value, one.time_us, "", "", None)
         for number, commit in commits
@@ -69,6 +69,15 @@ def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]
         for one in commit.resolutions
     ]
     bulk.write_rows(connection, _RESOLVE, decided)
+    for number, commit in commits:
+        outdated = [row.fragment.id for row in commit.rows if row.fragment.superseded_by]
+        _delete_of(connection, _SETTLE, number, outdated)
+
+
+def _delete_of(connection: Connection, statements: Sequence[Delete], number: int, ids: Sequence[str]) -> None:
+    for start in range(0, len(ids), IDS_MAX):
+        for statement in statements:
+            connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]})
 
 
 def read_open(connection: Connection, number: int) -> tuple[Suspicion, ...]:
