@@ -14,6 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
+from memstream.v1 import fragment_pb2
 from memstream.v1 import memory_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.core import policy as core
@@ -35,6 +36,7 @@ _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     core.SimilarityRule: Enums(pb.SimilarityRule, core.SimilarityRule),
     core.Overflow: Enums(pb.Overflow, core.Overflow),
     core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
+    core.Truth: Enums(fragment_pb2.Truth, core.Truth),
 }
 _LANGUAGES = (
     "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "
