@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -98,16 +98,15 @@ def score_case(case: Case, found: Sequence[str]) -> Score:
     return Score(case, bool(found) and found[0] == case.newer, case.older in found[:FIRST])
 
 
-async def ask_memstream(target: str, cases: Sequence[Case], mode: str) -> list[Score]:
-    """Every case in a memory of its own. Mode: plain, supersedes or suspicions."""
+async def ask_memstream(target: str, cases: Sequence[Case], mode: str, conflicts: Mapping[str, Any]) -> list[Score]:
+    """Every case in a memory of its own. Mode: plain, supersedes or suspicions, which takes the policy `conflicts`."""
     async with memstream.connect(target) as client:
-        return [await _ask_case(client, case, mode) for case in cases]
+        return [await _ask_case(client, case, mode, conflicts) for case in cases]
 
 
-async def _ask_case(client: memstream.Client, case: Case, mode: str) -> Score:
+async def _ask_case(client: memstream.Client, case: Case, mode: str, conflicts: Mapping[str, Any]) -> Score:
     policy: dict[str, Any] = {"language": STEMMERS[case.language]}
-    if mode != "suspicions":
-        policy["conflicts"] = {"suspect": False}
+    policy["conflicts"] = conflicts if mode == "suspicions" else {"suspect": False}
     memory = await client.create_memory(f"truth/{mode}-{case.name}", policy=policy)
     ids: dict[str, str] = {}
     async with memory.observe(producer="truth", outcomes=True) as stream:
@@ -178,11 +177,14 @@ def main() -> int:
     parser.add_argument("--half", choices=HALVES, help="one half only (default: both)")
     parser.add_argument("--mode", nargs="*", default=["plain", "suspicions"], help="plain, supersedes, suspicions")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
+    parser.add_argument("--margin", type=float, help="policy.conflicts.margin (default: the server's)")
+    parser.add_argument("--no-fold", action="store_true", help="policy.conflicts.fold off")
     parser.add_argument("--peers", action="store_true", help="measure mem0 and LangGraph, too")
     parser.add_argument("--failures", action="store_true", help="list failed cases of the tuned half")
     parser.add_argument("--json", type=Path, help="write every score here")
     arguments = parser.parse_args()
     model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
+    conflicts = {"margin": arguments.margin, "fold": False if arguments.no_fold else None}
     every: dict[str, list[dict[str, Any]]] = {}
     for half in [arguments.half] if arguments.half else HALVES:
         cases = load_cases(half)
@@ -190,7 +192,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             with BenchServer(Path(scratch) / "data", **model) as server:
                 found = {
-                    f"memstream, {mode}": asyncio.run(ask_memstream(server.address, cases, mode))
+                    f"memstream, {mode}": asyncio.run(ask_memstream(server.address, cases, mode, conflicts))
                     for mode in arguments.mode
                 }
             if arguments.peers:

@@ -779,7 +779,7 @@ class ConflictPolicy(_message.Message):
     """Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false."""
     margin: _builtins.float
     """How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
-    Default 1.
+    Default 0.3.
     """
     fold: _builtins.bool
     """Fold the older of two suspected fragments under the newer one. Default true."""

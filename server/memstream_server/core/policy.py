@@ -197,7 +197,7 @@ class ConflictPolicy:
         True, "record suspicions about new observations, and let recall follow those that are open"
     )
     margin: float = _tunable(
-        1.0,
+        0.3,
         "how far the newer of two suspected fragments may score below the older one and still come first",
         "score",
         0,
