@@ -17,6 +17,7 @@ Values and decisions:
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
     supersession: which fragment a newer one corrects, and the chains that follow
     departures: what a fragment that leaves, or returns, does to its chains
+    suspicions: which statements of a speaker may not be true together, without a model
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone

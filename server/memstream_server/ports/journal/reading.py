@@ -107,5 +107,7 @@ class MemoryScan:
     first_pending: int | None
     """Least position that is received and not stored."""
     anchors: Mapping[str, Anchor]
+    conflicts: Mapping[str, tuple[StoredConflict, ...]]
+    """Open and decided suspicions by the id of the newer fragment."""
     pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
     """Fragments by position, each with its vector if requested."""

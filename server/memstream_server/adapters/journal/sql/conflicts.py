@@ -30,6 +30,7 @@ _REMOVE = tuple(
 )
 _SETTLE = tuple(statement.where(conflicts.c.decision == "") for statement in _REMOVE)
 """Open suspicions about a superseded fragment: what they ask is answered."""
+_ALL = select(conflicts).where(conflicts.c.memory == _number).order_by(conflicts.c.newer, conflicts.c.older)
 _OPEN = (
     select(conflicts)
     .where(conflicts.c.memory == _number, conflicts.c.decision == "")
@@ -83,6 +84,14 @@ def _delete_of(connection: Connection, statements: Sequence[Delete], number: int
 def read_open(connection: Connection, number: int) -> tuple[Suspicion, ...]:
     """The open suspicions of a memory."""
     return tuple(_to_conflict(row).suspicion for row in connection.execute(_OPEN, {"m": number}))
+
+
+def read_by_newer(connection: Connection, number: int) -> dict[str, tuple[StoredConflict, ...]]:
+    """All suspicions of a memory by the id of the newer fragment."""
+    found: dict[str, tuple[StoredConflict, ...]] = {}
+    for row in connection.execute(_ALL, {"m": number}):
+        found[row.newer] = (*found.get(row.newer, ()), _to_conflict(row))
+    return found
 
 
 def list_conflicts(
