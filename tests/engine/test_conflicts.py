@@ -102,6 +102,13 @@ async def test_a_repeat_is_not_suspected_again(engine: Engine) -> None:
     assert len(await conflicts(engine)) == len(await told(engine, EventType.CONFLICT_SUSPECTED)) == 1
 
 
+async def test_an_update_by_key_is_no_fragment_to_suspect(engine: Engine) -> None:
+    await create(engine)
+    await tell(engine, OLD, external_id="home")
+    await tell(engine, NEW, external_id="home")
+    assert await conflicts(engine) == []
+
+
 @pytest.mark.parametrize("policy", [with_value(DEFAULT, "conflicts.suspect", False), DBGPT])
 async def test_the_policy_turns_suspicions_off(engine: Engine, policy: Policy) -> None:
     await create(engine, policy, MemoryKind.HYBRID)

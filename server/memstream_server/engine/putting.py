@@ -19,6 +19,7 @@ from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import KnownFragments
 from memstream_server.engine.memory.receipts import fragment_of
+from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
 from memstream_server.ports.journal.writing import Outcome
 
@@ -65,7 +66,8 @@ async def _put_observation(
         placed = replace(seen, fragment=seen.fragment.but(position=position))
         known = KnownFragments(by_key={fragment.external_id: fragment for fragment in existing})
         decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
-        decision = decision.with_cost(account, Purpose.IMPORTANCE)
+        suspected = await find_suspicions(now.working, [placed], storage, models.analyzer)
+        decision = decision.with_suspicions(suspected).with_cost(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _put_result(decision, outcomes[position], revision)
 
     return await run_decision(actor, once, storage, decide)
