@@ -84,6 +84,22 @@ class Claim:
     terms: frozenset[int] = frozenset()
     """Hashes by which the lexical index finds fragments that are near it."""
 
+    @property
+    def is_pointed(self) -> bool:
+        """Whether it has a value, a topic, a negation or a word of change: without one it contradicts no earlier claim.
+
+        A claim that lifts an earlier negation without a word of change is not found.
+        """
+        return bool(
+            self.changed
+            or self.negated
+            or self.numbers
+            or self.dates
+            or self.names
+            or self.topics
+            or (self.unspaced and self.words)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:

@@ -203,8 +203,11 @@ class Analyzer(Protocol):
         """The terms of a question, which are found in those of fragments."""
         ...
 
-    def claims(self, text: str, language: str, namespace: str = "") -> tuple[Claim, ...]:
-        """The claims of a text, in order; their `terms` are hashes as in Terms. Empty for most texts."""
+    def claims(self, text: str, language: str, namespace: str = "", pointed: bool = False) -> tuple[Claim, ...]:
+        """The claims of a text, in order; their `terms` are hashes as in Terms.
+
+        `pointed`: empty unless one of them may contradict an earlier claim (Claim.is_pointed), which is decided faster.
+        """
         ...
 
 

@@ -133,9 +133,11 @@ class SnowballAnalyzer:
             language = languages.stemmer_of(text)
         return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
 
-    def claims(self, text: str, language: str = "english", namespace: str = "") -> tuple[Claim, ...]:
+    def claims(
+        self, text: str, language: str = "english", namespace: str = "", pointed: bool = False
+    ) -> tuple[Claim, ...]:
         """The claims of a text; see claims.py. AUTO_LANGUAGE reads every language's lists at once."""
-        return read_claims(text, self._marks.of(namespace, language))
+        return read_claims(text, self._marks.of(namespace, language), pointed)
 
     async def prepare(self, language: str) -> None:
         """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""

@@ -1,6 +1,6 @@
 """Reads the claims of a text (core/suspicions.py) by the word lists of claim_words.py, in microseconds.
 
-Rule 1. A text without a verb of a state, a word of change or a negation has no claims: most texts end there.
+Rule 1. A text without a verb of a state and a word of change has no claims.
 Rule 2. A capital inside a sentence shows a name. German writes every noun so, and its names include them; scripts
 without spaces have none.
 """
@@ -14,7 +14,6 @@ from functools import cache
 
 from memstream_server.adapters.models.claim_words import BY_LANGUAGE, CHINESE, ClaimWords
 from memstream_server.adapters.models.words import WORD_CHARACTERS_MAX, tokens
-from memstream_server.core.rendering import is_question
 from memstream_server.core.suspicions import Claim
 
 TEXT_CHARACTERS_MAX = 600
@@ -22,12 +21,16 @@ TEXT_CHARACTERS_MAX = 600
 TOKENS_MIN, TOKENS_MAX = 2, 60
 """Per clause; characters of a script without spaces count twice."""
 _CACHED_MAX = 32_768
-_CLAUSE_END = re.compile(r"(?<=[^\W\d_]{3}[.!?;,])\s+|[\n\u3002\uff01\uff0c\uff1b]+|(?<=[?\uff1f])\s*")
-"""Ends of sentences and clauses; not the full stop of "Dr. Ito" or of "2. April"."""
+_CLAUSE_END = re.compile(r"(\.(?<=[^\W\d_]{3}\.)\s+|[!;,]\s+|\?\s*|\n|\u3002|\uff01|\uff0c|\uff1b|\uff1f)")
+"""Ends of sentences and clauses; not the full stop of "Dr. Ito" or of "2. April". Each branch begins with a character,
+which the regular expression engine looks for fast."""
+_QUESTION = ("?", "\uff1f")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=.)")
 _UNSPACED_START = "\u2e80"
-NEGATION, CHANGE, STATE, DATE, NUMBER, OTHER, ADDRESSED, FILLER, TOPIC, PAIR = (1 << bit for bit in range(10))
-_CLAIM = NEGATION | CHANGE | STATE
+NEGATION, CHANGE, STATE, DATE, NUMBER, OTHER, ADDRESSED, FILLER, TOPIC, PAIR, UNSPACED = (1 << bit for bit in range(11))
+_CLAIM = CHANGE | STATE
+_POINTED = CHANGE | NEGATION | DATE | NUMBER | TOPIC | UNSPACED
+_INNER_CAPITAL = re.compile(r"\w (?!I\b)[A-Z\u00c0-\u00de]")
 _VALUE = DATE | NUMBER | OTHER | FILLER | PAIR | TOPIC | NEGATION | CHANGE
 Hash = Callable[[str], int]
 
@@ -91,8 +94,8 @@ class Marks(dict[str, Mark]):
         value = next((words.numbers[base] for words in self._lists if base in words.numbers), base)
         if value.isdecimal():
             return Mark(flags | NUMBER, self._hash_word(str(int(value))), (), named, False)
-        if base[0] >= _UNSPACED_START and len(base) > 1:
-            flags |= PAIR
+        if base[0] >= _UNSPACED_START:
+            flags |= UNSPACED | PAIR * (len(base) > 1)
         terms = self._hashes_of(base)
         whole = self._hashes_of(lower) if base != lower else ()
         term = terms[0] if terms else self._hash_word(base)
@@ -114,17 +117,26 @@ class Marks(dict[str, Mark]):
         return flags
 
 
-def read_claims(text: str, marks: Marks) -> tuple[Claim, ...]:
-    """The claims of a text, in order."""
-    if len(text) > TEXT_CHARACTERS_MAX:
+def read_claims(text: str, marks: Marks, pointed: bool = False) -> tuple[Claim, ...]:
+    """The claims of a text, in order. `pointed`: none unless one of them may make the text the newer of two."""
+    if not 1 < len(text) <= TEXT_CHARACTERS_MAX or (pointed and not _may_be_pointed(text, marks)):
         return ()
-    found = []
-    for clause in _CLAUSE_END.split(text) if len(text) > 1 else ():
-        if clause and not is_question(clause):
+    found: list[Claim] = []
+    split = [*_CLAUSE_END.split(text), ""]
+    for clause, end in zip(split[::2], split[1::2], strict=True):
+        if clause and not end.startswith(_QUESTION):
             claim = _read_clause(clause, marks)
             if claim is not None:
                 found.append(claim)
-    return tuple(found)
+    return tuple(found) if not pointed or any(claim.is_pointed for claim in found) else ()
+
+
+def _may_be_pointed(text: str, marks: Marks) -> bool:
+    """Whether a word of the text has something that a claim needs to be pointed."""
+    flags = 0
+    for part in tokens(text):
+        flags |= marks[part].flags
+    return bool(flags & _POINTED) or (bool(flags & _CLAIM) and _INNER_CAPITAL.search(text) is not None)
 
 
 def _read_clause(clause: str, marks: Marks) -> Claim | None:
@@ -137,31 +149,47 @@ def _read_clause(clause: str, marks: Marks) -> Claim | None:
         flags |= mark.flags
     if not flags & _CLAIM or flags & ADDRESSED:
         return None
-    words = {mark.term: mark for mark in read if not mark.flags & _VALUE}
     if flags & PAIR:
-        listed = {
-            character
-            for part, mark in zip(parts, read, strict=True)
-            if mark.flags & PAIR and mark.flags != PAIR
-            for character in part
-        }
-        words = {
-            mark.term: mark for part, mark in zip(parts, read, strict=True) if mark.term in words and part not in listed
-        }
-    topics = frozenset().union(*(mark.topics for mark in read))
-    terms = {term for mark in words.values() for term in mark.terms}
+        read = _without_listed(parts, read)
+    words: set[int] = set()
+    names: set[int] = set()
+    terms: set[int] = set()
+    topics: frozenset[str] = frozenset()
+    for mark in read:
+        if mark.topics:
+            topics |= mark.topics
+        if not mark.flags & _VALUE:
+            words.add(mark.term)
+            terms.update(mark.terms)
+            if mark.capital and mark is not read[0]:
+                names.add(mark.term)
     for topic in topics:
         terms |= marks.topic_terms[topic]
     return Claim(
         words=frozenset(words),
-        names=frozenset(mark.term for mark in read[1:] if mark.capital and mark.term in words),
-        numbers=frozenset(mark.term for mark in read if mark.flags & NUMBER),
-        dates=frozenset(mark.term for mark in read if mark.flags & DATE),
-        others=frozenset(mark.term for mark in read if mark.flags & OTHER),
+        names=frozenset(names),
+        numbers=_terms_of(read, NUMBER) if flags & NUMBER else frozenset(),
+        dates=_terms_of(read, DATE) if flags & DATE else frozenset(),
+        others=_terms_of(read, OTHER) if flags & OTHER else frozenset(),
         topics=topics,
         negated=bool(flags & NEGATION),
         changed=bool(flags & CHANGE),
         state=bool(flags & STATE),
-        unspaced=any(part[0] >= _UNSPACED_START for part in parts),
+        unspaced=bool(flags & UNSPACED),
         terms=frozenset(terms),
     )
+
+
+def _without_listed(parts: list[str], read: list[Mark]) -> list[Mark]:
+    """The marks without the single characters of pairs that a list has: together they are one word."""
+    listed = {
+        character
+        for part, mark in zip(parts, read, strict=True)
+        if mark.flags & PAIR and mark.flags != PAIR | UNSPACED
+        for character in part
+    }
+    return [mark for part, mark in zip(parts, read, strict=True) if part not in listed]
+
+
+def _terms_of(read: list[Mark], flag: int) -> frozenset[int]:
+    return frozenset(mark.term for mark in read if mark.flags & flag)

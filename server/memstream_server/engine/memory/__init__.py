@@ -10,6 +10,7 @@ batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
 enrich: terms, vectors and importances of fragments, fetched before a decision
 known_fragments: the fragments that a group of observations may repeat, echo or update
+claim_cache: claims of fragments that newcomers were compared with
 suspects: the fragments that a group of observations may contradict
 decision: what was decided for the memory, before it is committed
 decide: decides what observations do to the memory

@@ -8,6 +8,7 @@ memory give the same suspicions. They are committed with the group.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import Storage
     from memstream_server.ports.models import Analyzer
 
+LATEST_PER_TERM = 64
+"""Fragments looked at for each word: its latest, in order of receipt."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -40,8 +44,14 @@ class _Read:
 
     fragment: Fragment
     claims: tuple[Claim, ...]
-    common: frozenset[int] = frozenset()
-    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The candidates of a newcomer, best first, and the words of its group that are common in the memory."""
+
+    ids: tuple[str, ...]
+    common: frozenset[int]
 
 
 async def find_suspicions(
@@ -52,39 +62,77 @@ async def find_suspicions(
     if not record.policy.conflicts.suspect:
         return []
     language, namespace = record.policy.language, record.namespace
-    new: list[_Read] = []
-    for part in gathered:
-        if part.fragment.structured is None and (claims := analyzer.claims(part.fragment.content, language, namespace)):
-            new.append(_find_candidates(working, part.fragment, claims))
-    known = await _read_candidates(working, {id_ for one in new for id_ in one.candidates}, storage)
+    new = [
+        _Read(part.fragment, claims)
+        for part in gathered
+        if part.fragment.structured is None
+        and (claims := analyzer.claims(part.fragment.content, language, namespace, pointed=True))
+    ]
+    if not new:
+        return []
+    candidates = _find_candidates(working, new)
+    known = await _read_candidates(working, {id_ for one in candidates for id_ in one.ids}, storage)
+
+    def claims_of(fragment: Fragment) -> tuple[Claim, ...]:
+        return working.claims.read(fragment, lambda: analyzer.claims(fragment.content, language, namespace))
+
     found: list[Suspicion] = []
-    for number, one in enumerate(new):
-        for id_ in one.candidates:
-            other = known.get(id_)
-            if other is not None and not is_expired(other, one.fragment.create_time_us, record.policy.retention):
-                found += _compare(one, _Read(other, analyzer.claims(other.content, language, namespace)))
-        for before in new[:number]:
-            if before.fragment.speaker == one.fragment.speaker:
-                found += _compare(one, before)
+    group = _Group(gathered)
+    for one, near in zip(new, candidates, strict=True):
+        others = [known[id_] for id_ in near.ids if id_ in known]
+        now_us, retention = one.fragment.create_time_us, record.policy.retention
+        for other in [*(each for each in others if not is_expired(each, now_us, retention)), *group.near_before(one)]:
+            found += _compare(one, _Read(other, claims_of(other)), near.common)
     return found
 
 
-def _find_candidates(working: WorkingSet, fragment: Fragment, claims: tuple[Claim, ...]) -> _Read:
-    """The best candidates by the idf of the words that they share; words that are common in the memory are left out."""
-    columns = working.columns
-    codes = columns.speakers.find_codes([fragment.speaker])
-    terms = np.array(sorted({term for claim in claims for term in claim.terms}), np.uint64)
-    if not codes or not len(terms):
-        return _Read(fragment, claims)
-    which, slots = working.lexical.sharing(terms)
+class _Group:
+    """The observations of a group by term, for comparisons within it."""
+
+    def __init__(self, gathered: Sequence[EnrichedFragment]) -> None:
+        self._fragments = [part.fragment for part in gathered]
+        self._number = {fragment.id: number for number, fragment in enumerate(self._fragments)}
+        self._having: dict[int, list[int]] = {}
+        for number, part in enumerate(gathered):
+            if part.fragment.structured is None:
+                for term in np.frombuffer(part.terms.hashes, "<u8").tolist():
+                    self._having.setdefault(term, []).append(number)
+
+    def near_before(self, one: _Read) -> list[Fragment]:
+        """Those before it of the same speaker that share most terms with its claims, the latest first."""
+        end, speaker = self._number[one.fragment.id], one.fragment.speaker
+        shared: Counter[int] = Counter()
+        for term in {term for claim in one.claims for term in claim.terms}:
+            shared.update(number for number in self._having.get(term, ()) if number < end)
+        mine = [number for number in shared if self._fragments[number].speaker == speaker]
+        best = sorted(mine, key=lambda number: (-shared[number], -number))[:CANDIDATES_MAX]
+        return [self._fragments[number] for number in best]
+
+
+def _find_candidates(working: WorkingSet, new: Sequence[_Read]) -> list[_Near]:
+    """Candidates of each, by the idf of the words that they share; one lookup for the whole group."""
+    columns, lexical = working.columns, working.lexical
+    wanted = [sorted({term for claim in one.claims for term in claim.terms}) for one in new]
+    terms = np.array(sorted(set().union(*wanted)), np.uint64)
+    which, slots = lexical.sharing(terms)
+    order = np.lexsort((slots, which))
+    which, slots = which[order], slots[order]
     having = np.bincount(which, minlength=len(terms))
-    common = having > max(COMMON_MIN, COMMON_SHARE * working.lexical.live)
-    mine = columns.speaker[slots] == codes[0]
-    near, places = np.unique(slots[mine], return_inverse=True)
-    weights = np.bincount(places, idf(working.lexical.live, having)[which[mine]], len(near))
-    best = near[np.lexsort((-near, -weights))[:CANDIDATES_MAX]]
-    ids = tuple(columns.ids[slot] for slot in best.tolist())
-    return _Read(fragment, claims, frozenset(terms[common].tolist()), ids)
+    ends = np.cumsum(having)
+    weight = idf(lexical.live, having)
+    common = having > max(COMMON_MIN, COMMON_SHARE * lexical.live)
+    found: list[_Near] = []
+    for one, mine in zip(new, wanted, strict=True):
+        codes = columns.speakers.find_codes([one.fragment.speaker])
+        sums: dict[int, float] = {}
+        for place in np.searchsorted(terms, np.array(mine, np.uint64)).tolist() if codes else ():
+            for slot in slots[ends[place] - having[place] : ends[place]][-LATEST_PER_TERM:].tolist():
+                sums[slot] = sums.get(slot, 0.0) + float(weight[place])
+        same = [slot for slot in sums if columns.speaker[slot] == codes[0] and not columns.asks[slot]]
+        best = sorted(same, key=lambda slot: (-sums[slot], -slot))[:CANDIDATES_MAX]
+        shared = frozenset(terms[common].tolist())
+        found.append(_Near(tuple(columns.ids[slot] for slot in best), shared))
+    return found
 
 
 async def _read_candidates(working: WorkingSet, ids: set[str], storage: Storage) -> dict[str, Fragment]:
@@ -105,10 +153,10 @@ async def _read_candidates(working: WorkingSet, ids: set[str], storage: Storage)
     }
 
 
-def _compare(one: _Read, other: _Read) -> list[Suspicion]:
+def _compare(one: _Read, other: _Read, common: frozenset[int]) -> list[Suspicion]:
     newer, older = (one, other) if is_newer(one.fragment, other.fragment) else (other, one)
     if newer.fragment.id == older.fragment.id or newer.fragment.content == older.fragment.content:
         return []
-    reason = find_reason(newer.claims, older.claims, one.common)
+    reason = find_reason(newer.claims, older.claims, common)
     time_us = one.fragment.create_time_us
     return [] if reason is None else [Suspicion(newer.fragment.id, older.fragment.id, reason, time_us)]

@@ -21,6 +21,7 @@ from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
+from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
 from memstream_server.engine.memory.renew_terms import renew_terms
@@ -57,6 +58,7 @@ class WorkingSet:
         used.
         """
         self.suspicions = OpenSuspicions()
+        self.claims = ClaimCache()
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
@@ -310,6 +312,7 @@ class WorkingSet:
         for id_ in ids:
             if self.tier_of(id_) is not None:
                 self.fragment_cache.remove(id_)
+            self.claims.remove(id_)
             self._unsettled.discard(id_)
             self.insights.discard(id_)
             key = self._key_of.pop(id_, "")
