@@ -82,6 +82,8 @@ class Question:
     """Whether to fold fragments with the same words and speaker."""
     preferred: frozenset[str] = frozenset()
     """Ids that represent their fold: those in a standing query's last answer."""
+    outdated: Mask | None = None
+    """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,6 +163,8 @@ class Stage(StrEnum):
     """The stage that removed a fragment from an answer."""
 
     FILTER = "filter"
+    SUPERSEDED = "superseded"
+    VALIDITY = "validity"  # its validity has not begun or has ended
     CANDIDATES = "candidates"  # not among the best of any leg
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
@@ -174,6 +178,8 @@ class NearMiss:
 
     scored: Scored
     stage: Stage
+    superseded_by: str = ""
+    """Set by the caller for the stage SUPERSEDED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +398,7 @@ def _choose_results(
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double)
+        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated)
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     return Ranking(
         tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
@@ -422,17 +428,26 @@ class _Stages:
     enough: Mask
     double: Mask
     """Like `enough`, by index: folded into another."""
+    columns: Columns
+    outdated: Mask | None
 
     def of(self, place: int) -> Stage:
         """The stage that removed the fragment at an index."""
         slot = self.slots[place]
         if not self.allowed[slot]:
-            return Stage.FILTER
+            return stage_of_denied(self.columns, int(slot), self.outdated)
         if not self.considered[slot]:
             return Stage.CANDIDATES
         if not self.enough[place]:
             return Stage.MIN_RELEVANCE
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
+
+
+def stage_of_denied(columns: Columns, slot: int, outdated: Mask | None) -> Stage:
+    """The stage that removed a fragment that is not allowed."""
+    if outdated is None or not outdated[slot]:
+        return Stage.FILTER
+    return Stage.SUPERSEDED if columns.is_superseded(slot) else Stage.VALIDITY
 
 
 def _near_misses(
