@@ -362,7 +362,10 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A fragment that was nearly returned, and the stage that removed it; `superseded_by` with the stage "superseded"."""
+    """A fragment that was nearly returned, and the stage that removed it.
+
+    `superseded_by`: with the stage "superseded".
+    """
 
     fragment_id: str
     stage: str
