@@ -1,6 +1,7 @@
 """Encoding of the journal's blobs: msgpack of the port's values, after a version byte.
 
-A fragment is a map of its fields: older rows give a newer field its default. Events are arrays without field names:
+A fragment is a map of its fields without those at their default, so a default must never change: older rows give a
+newer field its default. Events are arrays without field names:
 the event log is kept, and a name would take more bytes than the value.
 """
 
