@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memstream.arguments import check_fields
+from memstream.values import Truth
 
 
 class Profile(StrEnum):
@@ -111,6 +112,7 @@ class RecallPolicy:
     reinforce: bool | None = None
     fold: bool | None = None
     weak_below: float | None = None
+    truth: Truth | None = None
 
 
 @check_fields

@@ -23,6 +23,7 @@ models: installs, lists and removes local embedding models.
 recall: answers a query.
 serve: runs a server.
 showing: show, stats and info.
+supersede: marks fragments as corrected by a newer one, or undoes it.
 transfer: export and import.
 verify: checks a journal.
 

@@ -35,6 +35,7 @@ Recall:
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score
+    newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names
     budget: the token budget of a recall

@@ -265,6 +265,12 @@ class Columns:
             left &= (expire_us != NEVER_US) | (self._create_us.view > now_us - ttl_s * 1_000_000)
         return left
 
+    def is_expired_at(self, slot: int, now_us: int, ttl_s: int = 0) -> bool:
+        """As `is_unexpired`, of one slot."""
+        expire_us = int(self._expire_us.view[slot])
+        aged = bool(ttl_s) and expire_us == NEVER_US and self._create_us.view[slot] <= now_us - ttl_s * 1_000_000
+        return expire_us <= now_us or bool(aged)
+
     def is_current(self, now_us: int) -> Mask | None:
         """Slots that are not superseded and are within their validity; None if all are, which is usual."""
         current = ~self._superseded.view if self._has_superseded else None
@@ -272,6 +278,10 @@ class Columns:
             return current
         valid = (self._valid_from_us.view <= now_us) & (self._valid_until_us.view > now_us)
         return valid if current is None else current & valid
+
+    def is_superseded(self, slot: int) -> bool:
+        """Whether another fragment supersedes the one at a slot."""
+        return bool(self._superseded.view[slot])
 
     def status_at(self, slot: int, now_us: int) -> TruthStatus:
         """Whether the fragment at a slot is current at that time."""
@@ -323,7 +333,7 @@ class Columns:
             self._has_validity = any(each.has_validity for each in fragments)
 
     def _has_other_truth(self, slot: int, fragment: Fragment) -> bool:
-        return (
+        return bool(
             self._superseded.view[slot] != bool(fragment.superseded_by)
             or self._valid_from_us.view[slot] != _bound_us(fragment.valid_from_us, -NEVER_US)
             or self._valid_until_us.view[slot] != _bound_us(fragment.valid_until_us, NEVER_US)

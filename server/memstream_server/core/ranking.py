@@ -36,9 +36,9 @@ from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.fitted_weights import MODEL
 from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
+from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
-from memstream_server.core.suspicions import arrange
 from memstream_server.core.values import Vector
 
 FORMULA = "absolute/3"
@@ -84,12 +84,10 @@ class Question:
     """Whether to fold fragments with the same words and speaker."""
     preferred: frozenset[str] = frozenset()
     """Ids that represent their fold: those in a standing query's last answer."""
-    newer_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Ids of the newer fragments of open suspicions, by the id of the older one."""
-    suspect_margin: float = 0.0
-    """How far the newer of two suspected fragments may score below the older one and still come first."""
-    fold_suspected: bool = False
-    """Whether the older of two suspected fragments is folded under the newer one."""
+    outdated: Mask | None = None
+    """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
+    suspected: Suspected = NOTHING_SUSPECTED
+    """Open suspicions, and how they change the order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,6 +167,8 @@ class Stage(StrEnum):
     """The stage that removed a fragment from an answer."""
 
     FILTER = "filter"
+    SUPERSEDED = "superseded"
+    VALIDITY = "validity"  # its validity has not begun or has ended
     CANDIDATES = "candidates"  # not among the best of any leg
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
@@ -183,6 +183,8 @@ class NearMiss:
 
     scored: Scored
     stage: Stage
+    superseded_by: str = ""
+    """Set by the caller for the stage SUPERSEDED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,7 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     if question.fold:
         chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
-    chosen = add_newer(columns, chosen, question.newer_of, allowed)
+    chosen = add_newer(columns, chosen, question.suspected, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
@@ -397,7 +399,7 @@ def _choose_results(
     passed = order[enough[order]]
     distinct, folded = _fold_slots(columns, slots[passed], question)
     best_of_folds = passed[distinct]
-    kept, under = _put_newer_first(columns, assessed, best_of_folds, question)
+    kept, under = put_newer_first(columns, slots, assessed.scores, best_of_folds, question.suspected)
     is_moved, kept = kept is not best_of_folds, kept[: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
@@ -408,7 +410,7 @@ def _choose_results(
         double[[other for others in into.values() for other in others]] = True
         hidden = np.zeros(len(slots), np.bool_)
         hidden[[other for others in under.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double, hidden)
+        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated, hidden)
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
     if not is_moved:
         results.sort(key=lambda each: (-each.score, -each.slot))
@@ -421,33 +423,6 @@ def _choose_results(
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
         {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
     )
-
-
-def _put_newer_first(
-    columns: Columns, assessed: Assessed, passed: Slots, question: Question
-) -> tuple[Slots, dict[str, list[int]]]:
-    """Indices with the newer of two suspected fragments first, and those folded under each, by id.
-
-    Returns `passed` itself if no suspicion changes it.
-    """
-    ids = [columns.ids[slot] for slot in assessed.slots[passed].tolist()] if question.newer_of else []
-    if question.newer_of.keys().isdisjoint(ids):
-        return passed, {}
-    scores = assessed.scores[passed].tolist()
-    arranged = arrange(ids, scores, question.newer_of, question.suspect_margin, question.fold_suspected)
-    if arranged.order == tuple(range(len(ids))):
-        return passed, {}
-    under = {ids[place]: [int(passed[other]) for other in others] for place, others in arranged.under.items()}
-    return passed[list(arranged.order)], under
-
-
-def add_newer(columns: Columns, chosen: Slots, newer_of: Mapping[str, Sequence[str]], allowed: Mask) -> Slots:
-    """The candidates, with the newer fragments of those that are suspected to be outdated."""
-    if not newer_of:
-        return chosen
-    newer = [id_ for slot in chosen.tolist() for id_ in newer_of.get(columns.ids[slot], ())]
-    slots = columns.slots(newer)
-    return np.union1d(chosen, slots[allowed[slots]]) if len(slots) else chosen
 
 
 def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
@@ -468,6 +443,8 @@ class _Stages:
     enough: Mask
     double: Mask
     """Like `enough`, by index: folded into another."""
+    columns: Columns
+    outdated: Mask | None
     hidden: Mask
     """By index: folded under the newer fragment of a suspicion."""
 
@@ -475,7 +452,7 @@ class _Stages:
         """The stage that removed the fragment at an index."""
         slot = self.slots[place]
         if not self.allowed[slot]:
-            return Stage.FILTER
+            return stage_of_denied(self.columns, int(slot), self.outdated)
         if not self.considered[slot]:
             return Stage.CANDIDATES
         if not self.enough[place]:
@@ -483,6 +460,13 @@ class _Stages:
         if self.hidden[place]:
             return Stage.SUSPECTED
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
+
+
+def stage_of_denied(columns: Columns, slot: int, outdated: Mask | None) -> Stage:
+    """The stage that removed a fragment that is not allowed."""
+    if outdated is None or not outdated[slot]:
+        return Stage.FILTER
+    return Stage.SUPERSEDED if columns.is_superseded(slot) else Stage.VALIDITY
 
 
 def _near_misses(

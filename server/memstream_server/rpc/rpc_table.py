@@ -77,7 +77,7 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "UpdateFragment": _rpc(_WRITE, capability="LIFECYCLE"),
         "ForgetFragments": _rpc(_FORGET, capability="LIFECYCLE"),
         "RestoreFragments": _rpc(_FORGET, capability="LIFECYCLE"),
-        "SupersedeFragments": _rpc(_WRITE),
+        "SupersedeFragments": _rpc(_WRITE, capability="LIFECYCLE"),
         "ListConflicts": _rpc(_READ, served_anywhere=True),
         "ResolveConflict": _rpc(_WRITE),
         "EraseFragments": _rpc(_FORGET, capability="ERASE"),

@@ -38,6 +38,7 @@ from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
 from memstream_server.engine.memory.known_fragments import read_known
 from memstream_server.engine.memory.receipts import Batch, observations_in
+from memstream_server.engine.memory.superseding import settle_decision
 from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, working_for
@@ -291,7 +292,8 @@ class Actor:
             await self._run_work(item)
 
     async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
-        """The commit of a decision, and the decision with its additional jobs."""
+        """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
+        decision = await settle_decision(self.working, decision, self._storage, self._runtime)
         decision = await self._embed_merged(decision)
         async with self._take_slot():
             return decision, commit_of(self.working, decision, self._models, self._runtime)

@@ -19,6 +19,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
 from memstream_server.engine.memory.claim_cache import ClaimCache
@@ -82,6 +83,8 @@ class WorkingSet:
         self._unsettled: set[str] = set()
         """Fragments whose vectors the index may lack; kept up to date even while all vectors are in RAM."""
         self._latest: list[Fragment] = []
+        self.links = Links()
+        """Which fragments supersede which, forgotten ones included."""
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
 
@@ -91,6 +94,8 @@ class WorkingSet:
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._index_keys(each)
+            if each.superseded_by or each.supersedes:
+                self.links.note(each)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
         self._latest = [*self._latest, *block.fragments][-FRAGMENTS_MAX:]
 
@@ -197,6 +202,10 @@ class WorkingSet:
         """The id of the fragment with that external id; empty if there is none."""
         return self._keys.get(external_id, "")
 
+    def find_id(self, key: str) -> str:
+        """The id of the fragment with that id or else that external id; empty if there is none."""
+        return key if self.tier_of(key) is not None else self.id_of(key)
+
     def held_ids(self) -> set[str]:
         """Ids of the fragments in sensory and short-term."""
         return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
@@ -262,6 +271,7 @@ class WorkingSet:
             if fragment.tier is Tier.LONG_TERM:
                 self._pending_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
             self._index_keys(fragment)
+            self.links.note(fragment)
         self._pending_rows += len(commit.rows)
         self.fragment_cache.put([row.fragment for row in commit.rows])
         self._forget_words(commit)
@@ -315,6 +325,7 @@ class WorkingSet:
             self.claims.remove(id_)
             self._unsettled.discard(id_)
             self.insights.discard(id_)
+            self.links.remove(id_)
             key = self._key_of.pop(id_, "")
             if key and self._keys.get(key) == id_:
                 del self._keys[key]

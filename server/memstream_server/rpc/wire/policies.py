@@ -14,7 +14,6 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from memstream.v1 import fragment_pb2
 from memstream.v1 import memory_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.core import policy as core
@@ -25,6 +24,7 @@ from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire.fragments import TRUTHS
 from memstream_server.rpc.wire.scalars import Enums
 
 KINDS = Enums(pb.MemoryKind, MemoryKind)
@@ -36,7 +36,7 @@ _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     core.SimilarityRule: Enums(pb.SimilarityRule, core.SimilarityRule),
     core.Overflow: Enums(pb.Overflow, core.Overflow),
     core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
-    core.Truth: Enums(fragment_pb2.Truth, core.Truth),
+    core.Truth: TRUTHS,
 }
 _LANGUAGES = (
     "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "

@@ -171,6 +171,14 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     """The client gave the importance."""
     ttl_us: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     """The time to live that the client gave; determines `expire_time_us`."""
+    superseded_by: Id | None = None
+    """The fragment that supersedes it: one of this memory that is not forgotten and names it in `supersedes`."""
+    supersedes: list[Id] = []
+    """The fragments that it supersedes; of a forgotten fragment, those that it superseded."""
+    supersede_time_us: Time | None = None
+    valid_from_us: Time | None = None
+    valid_until_us: Time | None = None
+    """Its content is true from `valid_from_us` until before this."""
     model: Key = ""
     """The space of the vectors; empty if the fragment has none."""
     vector: Base64 | None = None
