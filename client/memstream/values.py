@@ -345,8 +345,8 @@ class ChainLink:
 class Recollection:
     """A recalled fragment and its scores; `explanation` is None unless requested.
 
-    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the fragments that
-    supersede each other, older before newer, this one included; empty without such a relation.
+    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
+    its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one.
     """
 
     fragment: Fragment
