@@ -30,6 +30,7 @@ from typing import Any
 import memstream
 
 CASES = Path(__file__).parent / "truth_cases"
+MODES = ("plain", "supersedes", "suspicions")
 HALVES = ("tuned", "held_out")
 STEMMERS = {"en": "english", "de": "german", "fr": "french", "es": "spanish", "zh": "english"}
 """The policy's language of each language; Chinese is split into characters under any."""
@@ -175,7 +176,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=HALVES, help="one half only (default: both)")
-    parser.add_argument("--mode", nargs="*", default=["plain", "suspicions"], help="plain, supersedes, suspicions")
+    parser.add_argument("--mode", nargs="*", choices=MODES, default=list(MODES), help="of memstream")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
     parser.add_argument("--margin", type=float, help="policy.conflicts.margin (default: the server's)")
     parser.add_argument("--no-fold", action="store_true", help="policy.conflicts.fold off")

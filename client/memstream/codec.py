@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
 from memstream.argument_types import Several
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
 from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
 from memstream.status import error_from_status
 from memstream.v1 import (
@@ -20,8 +21,6 @@ from memstream.values import (
     Answer,
     BatchResult,
     ChainLink,
-    ConflictDecision,
-    ConflictRecord,
     EventReason,
     EventType,
     Explanation,
@@ -39,7 +38,6 @@ from memstream.values import (
     Rejected,
     ScorePart,
     Structured,
-    Suspicion,
     Tier,
     Truth,
     TruthStatus,

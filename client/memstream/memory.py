@@ -26,6 +26,7 @@ from memstream.codec import (
     tiers_to_wire,
     truth_to_wire,
 )
+from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
@@ -38,8 +39,6 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
-    ConflictDecision,
-    ConflictRecord,
     EventType,
     Filter,
     Fragment,

@@ -6,6 +6,7 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.conversations import Conversation, ConversationWatch
 from memstream.errors import (
@@ -108,8 +109,6 @@ from memstream.values import (
     BatchResult,
     Capability,
     ChainLink,
-    ConflictDecision,
-    ConflictRecord,
     EventReason,
     EventType,
     Explanation,
@@ -130,7 +129,6 @@ from memstream.values import (
     Resumption,
     ScorePart,
     Structured,
-    Suspicion,
     Tier,
     Truth,
     TruthStatus,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from memstream.argument_types import Count, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
+from memstream.conflict_values import Suspicion
 from memstream.errors import MemstreamError
 
 Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
@@ -334,45 +335,6 @@ class Explanation:
     formula: str
 
 
-class ConflictDecision(StrEnum):
-    """How a suspicion is decided. UNKNOWN: newer than this SDK.
-
-    NEWER and OLDER: that fragment is true and supersedes the other. BOTH: there is no conflict. NEITHER: only the
-    suspicion ends.
-    """
-
-    UNKNOWN = "unknown"
-    NEWER = "newer"
-    OLDER = "older"
-    BOTH = "both"
-    NEITHER = "neither"
-
-
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """Two fragments of one speaker that may not be true together.
-
-    `reason`: number, date, name, place, polarity or change. `folded`: in a recollection, the older fragment takes no
-    place in the answer.
-    """
-
-    newer_id: str
-    older_id: str
-    reason: str
-    create_time: datetime | None
-    folded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ConflictRecord:
-    """A suspicion and its decision; `decision` is None while it is open."""
-
-    suspicion: Suspicion
-    decision: ConflictDecision | None
-    note: str
-    decide_time: datetime | None
-
-
 @dataclass(frozen=True, slots=True)
 class ChainLink:
     """A fragment in a chain of supersessions."""
@@ -386,9 +348,9 @@ class ChainLink:
 class Recollection:
     """A recalled fragment and its scores; `explanation` is None unless requested.
 
-    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the fragments that
-    supersede each other, older before newer, this one included; empty without such a relation. `suspicions`: open
-    suspicions about the fragment, as the newer or the older of two.
+    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
+    its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
+    open suspicions about the fragment, as the newer or the older of two.
     """
 
     fragment: Fragment

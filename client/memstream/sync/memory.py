@@ -10,6 +10,7 @@ import memstream.memory as memory
 from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
+from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.policy import PolicyLike
 from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
@@ -18,8 +19,6 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
-    ConflictDecision,
-    ConflictRecord,
     EventType,
     Filter,
     Fragment,

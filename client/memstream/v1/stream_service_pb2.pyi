@@ -1080,8 +1080,8 @@ class Recollection(_message.Message):
 
     @_builtins.property
     def chain(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainLink]:
-        """The fragments that supersede each other, older before newer, this one included; empty if it has no such relation.
-        At most 64, the newest.
+        """The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
+        newer; empty if the fragment has no such relation. At most 20, the newest.
         """
 
     @_builtins.property

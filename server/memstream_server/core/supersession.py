@@ -21,7 +21,7 @@ from memstream_server.core.values import Fragment, State
 Newer = Callable[[str], str]
 """From a fragment's id to that of the fragment that supersedes it; empty if none does."""
 
-CHAIN_MAX = 64
+CHAIN_MAX = 20
 """Fragments of a chain that an answer shows."""
 
 

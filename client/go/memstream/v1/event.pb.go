@@ -25,8 +25,8 @@ const (
 )
 
 // The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; after REPEATED and ECHOED, `other_id` did
-// not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED and ADMITTED the fragment stays, moved or
-// changed.
+// not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED, ADMITTED, SUPERSEDED and SUPERSESSION_UNDONE
+// the fragment stays, moved or changed.
 type EventType int32
 
 const (
@@ -78,6 +78,10 @@ const (
 	EventType_EVENT_TYPE_MODEL_ASKED EventType = 22
 	// The fragment came from an export, at `to_tier`; `imported` has its earlier history.
 	EventType_EVENT_TYPE_IMPORTED EventType = 23
+	// `other_id` supersedes it: it is no longer current.
+	EventType_EVENT_TYPE_SUPERSEDED EventType = 24
+	// `other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed.
+	EventType_EVENT_TYPE_SUPERSESSION_UNDONE EventType = 28
 )
 
 // Enum value maps for EventType.
@@ -107,32 +111,36 @@ var (
 		21: "EVENT_TYPE_RATED",
 		22: "EVENT_TYPE_MODEL_ASKED",
 		23: "EVENT_TYPE_IMPORTED",
+		24: "EVENT_TYPE_SUPERSEDED",
+		28: "EVENT_TYPE_SUPERSESSION_UNDONE",
 	}
 	EventType_value = map[string]int32{
-		"EVENT_TYPE_UNSPECIFIED":    0,
-		"EVENT_TYPE_OBSERVED":       1,
-		"EVENT_TYPE_FILTERED":       2,
-		"EVENT_TYPE_ADMITTED":       3,
-		"EVENT_TYPE_ENHANCED":       4,
-		"EVENT_TYPE_WEAKENED":       5,
-		"EVENT_TYPE_PROMOTED":       6,
-		"EVENT_TYPE_OVERFLOWED":     7,
-		"EVENT_TYPE_DROPPED":        8,
-		"EVENT_TYPE_REPEATED":       9,
-		"EVENT_TYPE_ECHOED":         10,
-		"EVENT_TYPE_REFLECTED":      11,
-		"EVENT_TYPE_MERGED":         12,
-		"EVENT_TYPE_UPDATED":        13,
-		"EVENT_TYPE_FORGOTTEN":      14,
-		"EVENT_TYPE_RESTORED":       15,
-		"EVENT_TYPE_ERASED":         16,
-		"EVENT_TYPE_UNVECTORED":     17,
-		"EVENT_TYPE_VECTORED":       18,
-		"EVENT_TYPE_MEMORY_CREATED": 19,
-		"EVENT_TYPE_MEMORY_UPDATED": 20,
-		"EVENT_TYPE_RATED":          21,
-		"EVENT_TYPE_MODEL_ASKED":    22,
-		"EVENT_TYPE_IMPORTED":       23,
+		"EVENT_TYPE_UNSPECIFIED":         0,
+		"EVENT_TYPE_OBSERVED":            1,
+		"EVENT_TYPE_FILTERED":            2,
+		"EVENT_TYPE_ADMITTED":            3,
+		"EVENT_TYPE_ENHANCED":            4,
+		"EVENT_TYPE_WEAKENED":            5,
+		"EVENT_TYPE_PROMOTED":            6,
+		"EVENT_TYPE_OVERFLOWED":          7,
+		"EVENT_TYPE_DROPPED":             8,
+		"EVENT_TYPE_REPEATED":            9,
+		"EVENT_TYPE_ECHOED":              10,
+		"EVENT_TYPE_REFLECTED":           11,
+		"EVENT_TYPE_MERGED":              12,
+		"EVENT_TYPE_UPDATED":             13,
+		"EVENT_TYPE_FORGOTTEN":           14,
+		"EVENT_TYPE_RESTORED":            15,
+		"EVENT_TYPE_ERASED":              16,
+		"EVENT_TYPE_UNVECTORED":          17,
+		"EVENT_TYPE_VECTORED":            18,
+		"EVENT_TYPE_MEMORY_CREATED":      19,
+		"EVENT_TYPE_MEMORY_UPDATED":      20,
+		"EVENT_TYPE_RATED":               21,
+		"EVENT_TYPE_MODEL_ASKED":         22,
+		"EVENT_TYPE_IMPORTED":            23,
+		"EVENT_TYPE_SUPERSEDED":          24,
+		"EVENT_TYPE_SUPERSESSION_UNDONE": 28,
 	}
 )
 
@@ -670,7 +678,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimportedB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
-	"\v_importance*\xf0\x04\n" +
+	"\v_importance*\xaf\x05\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13EVENT_TYPE_OBSERVED\x10\x01\x12\x17\n" +
@@ -696,7 +704,9 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x19EVENT_TYPE_MEMORY_UPDATED\x10\x14\x12\x14\n" +
 	"\x10EVENT_TYPE_RATED\x10\x15\x12\x1a\n" +
 	"\x16EVENT_TYPE_MODEL_ASKED\x10\x16\x12\x17\n" +
-	"\x13EVENT_TYPE_IMPORTED\x10\x17*\xf3\x01\n" +
+	"\x13EVENT_TYPE_IMPORTED\x10\x17\x12\x19\n" +
+	"\x15EVENT_TYPE_SUPERSEDED\x10\x18\x12\"\n" +
+	"\x1eEVENT_TYPE_SUPERSESSION_UNDONE\x10\x1c*\xf3\x01\n" +
 	"\vEventReason\x12\x1c\n" +
 	"\x18EVENT_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cEVENT_REASON_BELOW_THRESHOLD\x10\x01\x12\x1d\n" +

@@ -942,7 +942,10 @@ type RecallPolicy struct {
 	Fold *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	// Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
 	// own, and never with DB-GPT's ranking.
-	WeakBelow     *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	WeakBelow *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	// Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.
+	// Default CURRENT; dbgpt ALL.
+	Truth         Truth `protobuf:"varint,17,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1087,6 +1090,13 @@ func (x *RecallPolicy) GetWeakBelow() float64 {
 		return *x.WeakBelow
 	}
 	return 0
+}
+
+func (x *RecallPolicy) GetTruth() Truth {
+	if x != nil {
+		return x.Truth
+	}
+	return Truth_TRUTH_UNSPECIFIED
 }
 
 // When fragments are forgotten. All off by default.
@@ -1311,7 +1321,7 @@ var File_memstream_v1_memory_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
-	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x03\n" +
+	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xc7\x03\n" +
 	"\x06Memory\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -1394,7 +1404,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"_questionsB\v\n" +
 	"\t_insightsB\x0f\n" +
-	"\r_merge_cosine\"\xa6\x06\n" +
+	"\r_merge_cosine\"\xd1\x06\n" +
 	"\fRecallPolicy\x123\n" +
 	"\aranking\x18\x01 \x01(\x0e2\x19.memstream.v1.RankingRuleR\aranking\x12\x19\n" +
 	"\x05limit\x18\x02 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12#\n" +
@@ -1416,7 +1426,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\treinforce\x18\x0e \x01(\bH\fR\treinforce\x88\x01\x01\x12\x17\n" +
 	"\x04fold\x18\x0f \x01(\bH\rR\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x10 \x01(\x01H\x0eR\tweakBelow\x88\x01\x01B\b\n" +
+	"weak_below\x18\x10 \x01(\x01H\x0eR\tweakBelow\x88\x01\x01\x12)\n" +
+	"\x05truth\x18\x11 \x01(\x0e2\x13.memstream.v1.TruthR\x05truthB\b\n" +
 	"\x06_limitB\r\n" +
 	"\v_candidatesB\b\n" +
 	"\x06_alphaB\a\n" +
@@ -1518,6 +1529,7 @@ var file_memstream_v1_memory_proto_goTypes = []any{
 	nil,                           // 14: memstream.v1.Memory.LabelsEntry
 	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(Truth)(0),                    // 17: memstream.v1.Truth
 }
 var file_memstream_v1_memory_proto_depIdxs = []int32{
 	0,  // 0: memstream.v1.Memory.kind:type_name -> memstream.v1.MemoryKind
@@ -1536,15 +1548,16 @@ var file_memstream_v1_memory_proto_depIdxs = []int32{
 	4,  // 13: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
 	16, // 14: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
 	5,  // 15: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
-	16, // 16: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
-	16, // 17: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
-	16, // 18: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
-	16, // 19: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	17, // 16: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
+	16, // 17: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
+	16, // 18: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
+	16, // 19: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
+	16, // 20: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_proto_init() }
@@ -1552,6 +1565,7 @@ func file_memstream_v1_memory_proto_init() {
 	if File_memstream_v1_memory_proto != nil {
 		return
 	}
+	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_memory_proto_msgTypes[1].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[2].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[3].OneofWrappers = []any{}

@@ -335,9 +335,13 @@ def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recal
     if not links and columns.is_current(now_us) is None:
         return replace(answer, validity_change_us=change_us)
 
-    def link_of(id_: str) -> ChainLink | None:
-        slot = columns.slot(id_)
-        return None if slot is None else ChainLink(id_, int(columns.observe_us[slot]), columns.status_at(slot, now_us))
+    def links_of(id_: str) -> tuple[ChainLink, ...]:
+        ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
+        slots = columns.slots(ids)
+        return tuple(
+            ChainLink(each, time_us, TruthStatus.SUPERSEDED if links.newer(each) else columns.status_at(slot, now_us))
+            for each, slot, time_us in zip(ids, slots.tolist(), columns.observe_us[slots].tolist(), strict=True)
+        )
 
     found = tuple(
         Recollection(
@@ -346,7 +350,7 @@ def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recal
             one.truncated,
             one.folded,
             one.fragment.status_at(now_us),
-            tuple(link for id_ in links.chain(one.fragment.id) if (link := link_of(id_)) is not None),
+            links_of(one.fragment.id),
         )
         for one in answer.recollections
     )
