@@ -222,6 +222,21 @@ def test_corrected_fact_is_recalled_alone_until_undone(server: ServerProcess) ->
     assert "nobody" in unknown.stderr
 
 
+def test_a_suspicion_is_listed_and_decided(server: ServerProcess) -> None:
+    said = "I live in Paris.\nI moved to Berlin.\n"
+    assert run("observe", "--create", "demo/doubts", stdin=said, target=server.address).returncode == 0
+    found = json.loads(run("conflicts", "demo/doubts", "--json", target=server.address).stdout)["suspicion"]
+    pair = (found["newer_id"], found["older_id"])
+    listed = run("conflicts", "demo/doubts", target=server.address).stdout
+    assert "Berlin" in listed.split("older")[0]
+    done = run("conflicts", "demo/doubts", *pair, "--decide", "newer", "--note", "asked", target=server.address)
+    assert done.stdout == "decided: newer\n"
+    assert "decided: newer (asked)" in run("conflicts", "demo/doubts", "--decided", target=server.address).stdout
+    assert "no open conflict" in run("conflicts", "demo/doubts", target=server.address).stdout
+    assert run("conflicts", "demo/doubts", "--decide", "both", target=server.address).returncode == 2
+    assert run("conflicts", "demo/doubts", *pair[::-1], "--decide", "both", target=server.address).returncode == 4
+
+
 def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> None:
     for _ in range(2):
         done = run(

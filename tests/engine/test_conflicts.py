@@ -94,6 +94,15 @@ async def test_a_late_arrival_is_the_older_one(engine: Engine) -> None:
     assert (found.suspicion.newer, found.suspicion.older) == (newer, older)
 
 
+async def test_what_its_sender_says_about_truth_is_not_suspected(engine: Engine) -> None:
+    await create(engine)
+    await tell(engine, OLD, external_id="home")
+    await tell(engine, NEW, supersedes=("home",))
+    await tell(engine, "My rent is 900 euros.", valid_until_us=1)
+    await tell(engine, "My rent is 950 euros.")
+    assert await conflicts(engine) == []
+
+
 async def test_a_repeat_is_not_suspected_again(engine: Engine) -> None:
     await create(engine)
     await tell(engine, OLD)
