@@ -249,6 +249,67 @@ func (Truth) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
 }
 
+// How a suspicion is decided.
+type ConflictDecision int32
+
+const (
+	// Not given, or not decided yet.
+	ConflictDecision_CONFLICT_DECISION_UNSPECIFIED ConflictDecision = 0
+	// The newer fragment is true: it supersedes the older one.
+	ConflictDecision_CONFLICT_DECISION_NEWER ConflictDecision = 1
+	// The older fragment is true: it supersedes the newer one.
+	ConflictDecision_CONFLICT_DECISION_OLDER ConflictDecision = 2
+	// Both are true: there is no conflict.
+	ConflictDecision_CONFLICT_DECISION_BOTH ConflictDecision = 3
+	// Neither is true, or it does not matter: only the suspicion ends.
+	ConflictDecision_CONFLICT_DECISION_NEITHER ConflictDecision = 4
+)
+
+// Enum value maps for ConflictDecision.
+var (
+	ConflictDecision_name = map[int32]string{
+		0: "CONFLICT_DECISION_UNSPECIFIED",
+		1: "CONFLICT_DECISION_NEWER",
+		2: "CONFLICT_DECISION_OLDER",
+		3: "CONFLICT_DECISION_BOTH",
+		4: "CONFLICT_DECISION_NEITHER",
+	}
+	ConflictDecision_value = map[string]int32{
+		"CONFLICT_DECISION_UNSPECIFIED": 0,
+		"CONFLICT_DECISION_NEWER":       1,
+		"CONFLICT_DECISION_OLDER":       2,
+		"CONFLICT_DECISION_BOTH":        3,
+		"CONFLICT_DECISION_NEITHER":     4,
+	}
+)
+
+func (x ConflictDecision) Enum() *ConflictDecision {
+	p := new(ConflictDecision)
+	*p = x
+	return p
+}
+
+func (x ConflictDecision) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConflictDecision) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[4].Descriptor()
+}
+
+func (ConflictDecision) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[4]
+}
+
+func (x ConflictDecision) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConflictDecision.Descriptor instead.
+func (ConflictDecision) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
+}
+
 // A value of a fragment's metadata.
 type MetadataValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1242,6 +1303,162 @@ func (x *MetadataCondition) GetValues() []*MetadataValue {
 	return nil
 }
 
+// Two fragments of one speaker that may not be true together.
+type Suspicion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment that was observed later.
+	NewerId string `protobuf:"bytes,1,opt,name=newer_id,json=newerId,proto3" json:"newer_id,omitempty"`
+	// The fragment that may be outdated.
+	OlderId string `protobuf:"bytes,2,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
+	// What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
+	// server may add reasons.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When it was found.
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// In a recollection: the older fragment is folded under the newer one and takes no place in the answer.
+	Folded        bool `protobuf:"varint,5,opt,name=folded,proto3" json:"folded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Suspicion) Reset() {
+	*x = Suspicion{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Suspicion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Suspicion) ProtoMessage() {}
+
+func (x *Suspicion) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Suspicion.ProtoReflect.Descriptor instead.
+func (*Suspicion) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Suspicion) GetNewerId() string {
+	if x != nil {
+		return x.NewerId
+	}
+	return ""
+}
+
+func (x *Suspicion) GetOlderId() string {
+	if x != nil {
+		return x.OlderId
+	}
+	return ""
+}
+
+func (x *Suspicion) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Suspicion) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Suspicion) GetFolded() bool {
+	if x != nil {
+		return x.Folded
+	}
+	return false
+}
+
+// A suspicion and its decision.
+type ConflictRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The two fragments.
+	Suspicion *Suspicion `protobuf:"bytes,1,opt,name=suspicion,proto3" json:"suspicion,omitempty"`
+	// The decision; UNSPECIFIED while it is open.
+	Decision ConflictDecision `protobuf:"varint,2,opt,name=decision,proto3,enum=memstream.v1.ConflictDecision" json:"decision,omitempty"`
+	// The note of the decision.
+	Note string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	// When it was decided.
+	DecideTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConflictRecord) Reset() {
+	*x = ConflictRecord{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConflictRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConflictRecord) ProtoMessage() {}
+
+func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConflictRecord.ProtoReflect.Descriptor instead.
+func (*ConflictRecord) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ConflictRecord) GetSuspicion() *Suspicion {
+	if x != nil {
+		return x.Suspicion
+	}
+	return nil
+}
+
+func (x *ConflictRecord) GetDecision() ConflictDecision {
+	if x != nil {
+		return x.Decision
+	}
+	return ConflictDecision_CONFLICT_DECISION_UNSPECIFIED
+}
+
+func (x *ConflictRecord) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ConflictRecord) GetDecideTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecideTime
+	}
+	return nil
+}
+
 var File_memstream_v1_fragment_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_fragment_proto_rawDesc = "" +
@@ -1365,7 +1582,20 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x0f_importance_max\"Z\n" +
 	"\x11MetadataCondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values*W\n" +
+	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xae\x01\n" +
+	"\tSuspicion\x12\x19\n" +
+	"\bnewer_id\x18\x01 \x01(\tR\anewerId\x12\x19\n" +
+	"\bolder_id\x18\x02 \x01(\tR\aolderId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12;\n" +
+	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12\x16\n" +
+	"\x06folded\x18\x05 \x01(\bR\x06folded\"\xd4\x01\n" +
+	"\x0eConflictRecord\x125\n" +
+	"\tsuspicion\x18\x01 \x01(\v2\x17.memstream.v1.SuspicionR\tsuspicion\x12:\n" +
+	"\bdecision\x18\x02 \x01(\x0e2\x1e.memstream.v1.ConflictDecisionR\bdecision\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\x12;\n" +
+	"\vdecide_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"decideTime*W\n" +
 	"\x04Tier\x12\x14\n" +
 	"\x10TIER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fTIER_SENSORY\x10\x01\x12\x13\n" +
@@ -1384,7 +1614,13 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x05Truth\x12\x15\n" +
 	"\x11TRUTH_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRUTH_CURRENT\x10\x01\x12\r\n" +
-	"\tTRUTH_ALL\x10\x02BN\n" +
+	"\tTRUTH_ALL\x10\x02*\xaa\x01\n" +
+	"\x10ConflictDecision\x12!\n" +
+	"\x1dCONFLICT_DECISION_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CONFLICT_DECISION_NEWER\x10\x01\x12\x1b\n" +
+	"\x17CONFLICT_DECISION_OLDER\x10\x02\x12\x1a\n" +
+	"\x16CONFLICT_DECISION_BOTH\x10\x03\x12\x1d\n" +
+	"\x19CONFLICT_DECISION_NEITHER\x10\x04BN\n" +
 	"\x10dev.memstream.v1B\rFragmentProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
@@ -1399,57 +1635,64 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_fragment_proto_rawDescData
 }
 
-var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
 	(FragmentKind)(0),             // 1: memstream.v1.FragmentKind
 	(TruthStatus)(0),              // 2: memstream.v1.TruthStatus
 	(Truth)(0),                    // 3: memstream.v1.Truth
-	(*MetadataValue)(nil),         // 4: memstream.v1.MetadataValue
-	(*StructuredObservation)(nil), // 5: memstream.v1.StructuredObservation
-	(*Observation)(nil),           // 6: memstream.v1.Observation
-	(*Fragment)(nil),              // 7: memstream.v1.Fragment
-	(*FragmentFilter)(nil),        // 8: memstream.v1.FragmentFilter
-	(*MetadataCondition)(nil),     // 9: memstream.v1.MetadataCondition
-	nil,                           // 10: memstream.v1.Observation.MetadataEntry
-	nil,                           // 11: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
+	(ConflictDecision)(0),         // 4: memstream.v1.ConflictDecision
+	(*MetadataValue)(nil),         // 5: memstream.v1.MetadataValue
+	(*StructuredObservation)(nil), // 6: memstream.v1.StructuredObservation
+	(*Observation)(nil),           // 7: memstream.v1.Observation
+	(*Fragment)(nil),              // 8: memstream.v1.Fragment
+	(*FragmentFilter)(nil),        // 9: memstream.v1.FragmentFilter
+	(*MetadataCondition)(nil),     // 10: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 11: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 12: memstream.v1.ConflictRecord
+	nil,                           // 13: memstream.v1.Observation.MetadataEntry
+	nil,                           // 14: memstream.v1.Fragment.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
-	5,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	12, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	10, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	12, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	13, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	12, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
-	12, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	6,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
+	15, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	13, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	15, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	16, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	15, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	15, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
 	1,  // 7: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
 	0,  // 8: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
-	5,  // 9: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	12, // 10: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	12, // 11: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	12, // 12: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	11, // 13: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	12, // 14: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	12, // 15: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	12, // 16: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
-	12, // 17: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
-	12, // 18: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	6,  // 9: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
+	15, // 10: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	15, // 11: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	15, // 12: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	14, // 13: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	15, // 14: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	15, // 15: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	15, // 16: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	15, // 17: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	15, // 18: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
 	1,  // 19: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	12, // 20: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	12, // 21: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	9,  // 22: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	15, // 20: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	15, // 21: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	10, // 22: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
 	0,  // 23: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	4,  // 24: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	4,  // 25: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	4,  // 26: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	5,  // 24: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	15, // 25: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	11, // 26: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	4,  // 27: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	15, // 28: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	5,  // 29: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 30: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }
@@ -1479,8 +1722,8 @@ func file_memstream_v1_fragment_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   8,
+			NumEnums:      5,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2231,6 +2231,299 @@ func (x *SupersedeFragmentsResponse) GetRevision() int64 {
 	return 0
 }
 
+// Lists suspicions, by age of the newer fragment.
+type ListConflictsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// List the decided ones instead of the open ones.
+	Decided bool `protobuf:"varint,3,opt,name=decided,proto3" json:"decided,omitempty"`
+	// Page size, at most 1,000; 0 takes 100.
+	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConflictsRequest) Reset() {
+	*x = ListConflictsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConflictsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConflictsRequest) ProtoMessage() {}
+
+func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
+func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListConflictsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListConflictsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListConflictsRequest) GetDecided() bool {
+	if x != nil {
+		return x.Decided
+	}
+	return false
+}
+
+func (x *ListConflictsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListConflictsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of suspicions.
+type ListConflictsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The suspicions.
+	Conflicts []*ConflictRecord `protobuf:"bytes,1,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConflictsResponse) Reset() {
+	*x = ListConflictsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConflictsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConflictsResponse) ProtoMessage() {}
+
+func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
+func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
+}
+
+func (x *ListConflictsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+// RestoreFragments undoes it.
+type ResolveConflictRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The newer fragment.
+	NewerId string `protobuf:"bytes,3,opt,name=newer_id,json=newerId,proto3" json:"newer_id,omitempty"`
+	// The older fragment.
+	OlderId string `protobuf:"bytes,4,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
+	// The decision.
+	Decision ConflictDecision `protobuf:"varint,5,opt,name=decision,proto3,enum=memstream.v1.ConflictDecision" json:"decision,omitempty"`
+	// Why, for later readers; at most 1,000 characters.
+	Note string `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveConflictRequest) Reset() {
+	*x = ResolveConflictRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveConflictRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveConflictRequest) ProtoMessage() {}
+
+func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
+func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ResolveConflictRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetNewerId() string {
+	if x != nil {
+		return x.NewerId
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetOlderId() string {
+	if x != nil {
+		return x.OlderId
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetDecision() ConflictDecision {
+	if x != nil {
+		return x.Decision
+	}
+	return ConflictDecision_CONFLICT_DECISION_UNSPECIFIED
+}
+
+func (x *ResolveConflictRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
+type ResolveConflictResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The suspicion with its decision.
+	Conflict *ConflictRecord `protobuf:"bytes,1,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveConflictResponse) Reset() {
+	*x = ResolveConflictResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveConflictResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveConflictResponse) ProtoMessage() {}
+
+func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
+func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
+	if x != nil {
+		return x.Conflict
+	}
+	return nil
+}
+
+func (x *ResolveConflictResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 // Erases fragments.
 type EraseFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2250,7 +2543,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2555,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2568,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -2324,7 +2617,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2629,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2349,7 +2642,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -2374,7 +2667,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2679,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2692,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -2434,7 +2727,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2739,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2752,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -2484,7 +2777,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2789,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2802,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -2548,7 +2841,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +2853,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +2866,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -2613,7 +2906,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2625,7 +2918,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2638,7 +2931,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -2701,7 +2994,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +3006,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +3019,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -2768,7 +3061,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2780,7 +3073,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2793,7 +3086,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -2970,6 +3263,28 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"superseded\x18\x01 \x01(\x03R\n" +
 	"superseded\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xa2\x01\n" +
+	"\x14ListConflictsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
+	"\adecided\x18\x03 \x01(\bR\adecided\x12\x1b\n" +
+	"\tpage_size\x18\x04 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"{\n" +
+	"\x15ListConflictsResponse\x12:\n" +
+	"\tconflicts\x18\x01 \x03(\v2\x1c.memstream.v1.ConflictRecordR\tconflicts\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf3\x01\n" +
+	"\x16ResolveConflictRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x19\n" +
+	"\bnewer_id\x18\x03 \x01(\tR\anewerId\x12\x19\n" +
+	"\bolder_id\x18\x04 \x01(\tR\aolderId\x12:\n" +
+	"\bdecision\x18\x05 \x01(\x0e2\x1e.memstream.v1.ConflictDecisionR\bdecision\x12\x12\n" +
+	"\x04note\x18\x06 \x01(\tR\x04note\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\"o\n" +
+	"\x17ResolveConflictResponse\x128\n" +
+	"\bconflict\x18\x01 \x01(\v2\x1c.memstream.v1.ConflictRecordR\bconflict\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb4\x01\n" +
 	"\x15EraseFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
@@ -3007,7 +3322,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"O\n" +
 	"\x16ImportMemoriesResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\x9b\x0e\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xd5\x0f\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -3024,7 +3339,9 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x0eUpdateFragment\x12#.memstream.v1.UpdateFragmentRequest\x1a$.memstream.v1.UpdateFragmentResponse\x12^\n" +
 	"\x0fForgetFragments\x12$.memstream.v1.ForgetFragmentsRequest\x1a%.memstream.v1.ForgetFragmentsResponse\x12a\n" +
 	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12g\n" +
-	"\x12SupersedeFragments\x12'.memstream.v1.SupersedeFragmentsRequest\x1a(.memstream.v1.SupersedeFragmentsResponse\x12[\n" +
+	"\x12SupersedeFragments\x12'.memstream.v1.SupersedeFragmentsRequest\x1a(.memstream.v1.SupersedeFragmentsResponse\x12X\n" +
+	"\rListConflicts\x12\".memstream.v1.ListConflictsRequest\x1a#.memstream.v1.ListConflictsResponse\x12^\n" +
+	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -3043,7 +3360,7 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_memory_service_proto_rawDescData
 }
 
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*CreateMemoryRequest)(nil),        // 0: memstream.v1.CreateMemoryRequest
 	(*CreateMemoryResponse)(nil),       // 1: memstream.v1.CreateMemoryResponse
@@ -3078,103 +3395,116 @@ var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*RestoreFragmentsResponse)(nil),   // 30: memstream.v1.RestoreFragmentsResponse
 	(*SupersedeFragmentsRequest)(nil),  // 31: memstream.v1.SupersedeFragmentsRequest
 	(*SupersedeFragmentsResponse)(nil), // 32: memstream.v1.SupersedeFragmentsResponse
-	(*EraseFragmentsRequest)(nil),      // 33: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),     // 34: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),       // 35: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),      // 36: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),      // 37: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),     // 38: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),      // 39: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                 // 40: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),     // 41: memstream.v1.ImportMemoriesResponse
-	nil,                                // 42: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                    // 43: memstream.v1.MemoryKind
-	(*Policy)(nil),                     // 44: memstream.v1.Policy
-	(*Memory)(nil),                     // 45: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),      // 46: google.protobuf.FieldMask
-	(Tier)(0),                          // 47: memstream.v1.Tier
-	(*MemoryStats)(nil),                // 48: memstream.v1.MemoryStats
-	(*Fragment)(nil),                   // 49: memstream.v1.Fragment
-	(*FragmentFilter)(nil),             // 50: memstream.v1.FragmentFilter
-	(Truth)(0),                         // 51: memstream.v1.Truth
-	(*Observation)(nil),                // 52: memstream.v1.Observation
-	(*Operation)(nil),                  // 53: memstream.v1.Operation
+	(*ListConflictsRequest)(nil),       // 33: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),      // 34: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),     // 35: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),    // 36: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),      // 37: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),     // 38: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),       // 39: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),      // 40: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),      // 41: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),     // 42: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),      // 43: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                 // 44: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),     // 45: memstream.v1.ImportMemoriesResponse
+	nil,                                // 46: memstream.v1.CreateMemoryRequest.LabelsEntry
+	(MemoryKind)(0),                    // 47: memstream.v1.MemoryKind
+	(*Policy)(nil),                     // 48: memstream.v1.Policy
+	(*Memory)(nil),                     // 49: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),      // 50: google.protobuf.FieldMask
+	(Tier)(0),                          // 51: memstream.v1.Tier
+	(*MemoryStats)(nil),                // 52: memstream.v1.MemoryStats
+	(*Fragment)(nil),                   // 53: memstream.v1.Fragment
+	(*FragmentFilter)(nil),             // 54: memstream.v1.FragmentFilter
+	(Truth)(0),                         // 55: memstream.v1.Truth
+	(*Observation)(nil),                // 56: memstream.v1.Observation
+	(*ConflictRecord)(nil),             // 57: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),              // 58: memstream.v1.ConflictDecision
+	(*Operation)(nil),                  // 59: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	43, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	44, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	42, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	45, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	45, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	45, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	45, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	46, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	45, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	45, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	47, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	47, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	48, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	46, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	49, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	49, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	50, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	49, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	51, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	16, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	48, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	49, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	50, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	51, // 15: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	49, // 16: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	52, // 17: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	49, // 18: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	49, // 19: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	46, // 20: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	49, // 21: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	50, // 22: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	50, // 23: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	50, // 24: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	53, // 25: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	53, // 26: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	40, // 27: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	53, // 28: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	0,  // 29: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	2,  // 30: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	4,  // 31: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	6,  // 32: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	8,  // 33: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	10, // 34: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	12, // 35: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	14, // 36: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	17, // 37: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	19, // 38: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	21, // 39: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	23, // 40: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	25, // 41: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	27, // 42: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	29, // 43: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	31, // 44: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	33, // 45: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	35, // 46: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	37, // 47: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	39, // 48: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	1,  // 49: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	3,  // 50: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	5,  // 51: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	7,  // 52: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	9,  // 53: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	11, // 54: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	13, // 55: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	15, // 56: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	18, // 57: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	20, // 58: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	22, // 59: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	24, // 60: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	26, // 61: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	28, // 62: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	30, // 63: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	32, // 64: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	34, // 65: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	36, // 66: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	38, // 67: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	41, // 68: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	49, // [49:69] is the sub-list for method output_type
-	29, // [29:49] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	52, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	53, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	55, // 15: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	53, // 16: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	56, // 17: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	53, // 18: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	53, // 19: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	50, // 20: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	53, // 21: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 22: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	54, // 23: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	57, // 24: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	58, // 25: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	57, // 26: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	54, // 27: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	59, // 28: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	59, // 29: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	44, // 30: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	59, // 31: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	0,  // 32: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	2,  // 33: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	4,  // 34: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	6,  // 35: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	8,  // 36: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	10, // 37: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	12, // 38: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	14, // 39: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	17, // 40: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	19, // 41: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	21, // 42: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	23, // 43: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	25, // 44: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	27, // 45: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	29, // 46: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	31, // 47: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	33, // 48: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	35, // 49: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	37, // 50: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	39, // 51: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	41, // 52: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	43, // 53: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	1,  // 54: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	3,  // 55: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	5,  // 56: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	7,  // 57: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	9,  // 58: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	11, // 59: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	13, // 60: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	15, // 61: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	18, // 62: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	20, // 63: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	22, // 64: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	24, // 65: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	26, // 66: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	28, // 67: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	30, // 68: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	32, // 69: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	34, // 70: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	36, // 71: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	38, // 72: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	40, // 73: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	42, // 74: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	45, // 75: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	54, // [54:76] is the sub-list for method output_type
+	32, // [32:54] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -3193,7 +3523,7 @@ func file_memstream_v1_memory_service_proto_init() {
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[39].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[43].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -3203,7 +3533,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,6 +37,8 @@ const (
 	MemoryService_ForgetFragments_FullMethodName    = "/memstream.v1.MemoryService/ForgetFragments"
 	MemoryService_RestoreFragments_FullMethodName   = "/memstream.v1.MemoryService/RestoreFragments"
 	MemoryService_SupersedeFragments_FullMethodName = "/memstream.v1.MemoryService/SupersedeFragments"
+	MemoryService_ListConflicts_FullMethodName      = "/memstream.v1.MemoryService/ListConflicts"
+	MemoryService_ResolveConflict_FullMethodName    = "/memstream.v1.MemoryService/ResolveConflict"
 	MemoryService_EraseFragments_FullMethodName     = "/memstream.v1.MemoryService/EraseFragments"
 	MemoryService_ReflectMemory_FullMethodName      = "/memstream.v1.MemoryService/ReflectMemory"
 	MemoryService_ExportMemories_FullMethodName     = "/memstream.v1.MemoryService/ExportMemories"
@@ -83,6 +85,10 @@ type MemoryServiceClient interface {
 	RestoreFragments(ctx context.Context, in *RestoreFragmentsRequest, opts ...grpc.CallOption) (*RestoreFragmentsResponse, error)
 	// Marks fragments as superseded by a newer one. RestoreFragments undoes it.
 	SupersedeFragments(ctx context.Context, in *SupersedeFragmentsRequest, opts ...grpc.CallOption) (*SupersedeFragmentsResponse, error)
+	// Lists suspicions: fragments that may not be true together.
+	ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error)
+	// Decides a suspicion.
+	ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -261,6 +267,26 @@ func (c *memoryServiceClient) SupersedeFragments(ctx context.Context, in *Supers
 	return out, nil
 }
 
+func (c *memoryServiceClient) ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListConflictsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListConflicts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResolveConflictResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ResolveConflict_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EraseFragmentsResponse)
@@ -353,6 +379,10 @@ type MemoryServiceServer interface {
 	RestoreFragments(context.Context, *RestoreFragmentsRequest) (*RestoreFragmentsResponse, error)
 	// Marks fragments as superseded by a newer one. RestoreFragments undoes it.
 	SupersedeFragments(context.Context, *SupersedeFragmentsRequest) (*SupersedeFragmentsResponse, error)
+	// Lists suspicions: fragments that may not be true together.
+	ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error)
+	// Decides a suspicion.
+	ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -418,6 +448,12 @@ func (UnimplementedMemoryServiceServer) RestoreFragments(context.Context, *Resto
 }
 func (UnimplementedMemoryServiceServer) SupersedeFragments(context.Context, *SupersedeFragmentsRequest) (*SupersedeFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SupersedeFragments not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListConflicts not implemented")
+}
+func (UnimplementedMemoryServiceServer) ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResolveConflict not implemented")
 }
 func (UnimplementedMemoryServiceServer) EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseFragments not implemented")
@@ -740,6 +776,42 @@ func _MemoryService_SupersedeFragments_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_ListConflicts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListConflictsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListConflicts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListConflicts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListConflicts(ctx, req.(*ListConflictsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_ResolveConflict_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResolveConflictRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ResolveConflict(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ResolveConflict_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ResolveConflict(ctx, req.(*ResolveConflictRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_EraseFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EraseFragmentsRequest)
 	if err := dec(in); err != nil {
@@ -864,6 +936,14 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SupersedeFragments",
 			Handler:    _MemoryService_SupersedeFragments_Handler,
+		},
+		{
+			MethodName: "ListConflicts",
+			Handler:    _MemoryService_ListConflicts_Handler,
+		},
+		{
+			MethodName: "ResolveConflict",
+			Handler:    _MemoryService_ResolveConflict_Handler,
 		},
 		{
 			MethodName: "EraseFragments",

@@ -2134,7 +2134,9 @@ type Recollection struct {
 	Status TruthStatus `protobuf:"varint,8,opt,name=status,proto3,enum=memstream.v1.TruthStatus" json:"status,omitempty"`
 	// The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
 	// newer; empty if the fragment has no such relation. At most 20, the newest.
-	Chain         []*ChainLink `protobuf:"bytes,9,rep,name=chain,proto3" json:"chain,omitempty"`
+	Chain []*ChainLink `protobuf:"bytes,9,rep,name=chain,proto3" json:"chain,omitempty"`
+	// The open suspicions about the fragment, as the newer or the older of two.
+	Suspicions    []*Suspicion `protobuf:"bytes,10,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2228,6 +2230,13 @@ func (x *Recollection) GetStatus() TruthStatus {
 func (x *Recollection) GetChain() []*ChainLink {
 	if x != nil {
 		return x.Chain
+	}
+	return nil
+}
+
+func (x *Recollection) GetSuspicions() []*Suspicion {
+	if x != nil {
+		return x.Suspicions
 	}
 	return nil
 }
@@ -2440,7 +2449,8 @@ type NearMiss struct {
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
 	// What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
-	// "min_relevance", "folded" (a recollection says the same), "limit", "budget".
+	// "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
+	// suspicion), "limit", "budget".
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Its score, if it was scored.
 	Score *float64 `protobuf:"fixed64,3,opt,name=score,proto3,oneof" json:"score,omitempty"`
@@ -3512,7 +3522,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xe6\x02\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x9f\x03\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3523,7 +3533,11 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
 	"folded_ids\x18\a \x03(\tR\tfoldedIds\x121\n" +
 	"\x06status\x18\b \x01(\x0e2\x19.memstream.v1.TruthStatusR\x06status\x12-\n" +
-	"\x05chain\x18\t \x03(\v2\x17.memstream.v1.ChainLinkR\x05chain\"\x9e\x01\n" +
+	"\x05chain\x18\t \x03(\v2\x17.memstream.v1.ChainLinkR\x05chain\x127\n" +
+	"\n" +
+	"suspicions\x18\n" +
+	" \x03(\v2\x17.memstream.v1.SuspicionR\n" +
+	"suspicions\"\x9e\x01\n" +
 	"\tChainLink\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12=\n" +
@@ -3699,8 +3713,9 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(Truth)(0),                    // 50: memstream.v1.Truth
 	(*Fragment)(nil),              // 51: memstream.v1.Fragment
 	(TruthStatus)(0),              // 52: memstream.v1.TruthStatus
-	(*Cursor)(nil),                // 53: memstream.v1.Cursor
-	(*Event)(nil),                 // 54: memstream.v1.Event
+	(*Suspicion)(nil),             // 53: memstream.v1.Suspicion
+	(*Cursor)(nil),                // 54: memstream.v1.Cursor
+	(*Event)(nil),                 // 55: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -3750,44 +3765,45 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	25, // 44: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
 	52, // 45: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
 	24, // 46: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
-	48, // 47: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	52, // 48: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	26, // 49: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	39, // 50: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	27, // 51: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	40, // 52: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	43, // 53: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	53, // 54: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	44, // 55: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	46, // 56: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	33, // 57: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	34, // 58: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 59: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	54, // 60: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	51, // 61: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	53, // 62: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	48, // 63: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	41, // 64: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 65: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 66: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 67: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 68: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 69: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 70: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 71: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	31, // 72: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	35, // 73: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	37, // 74: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 75: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 76: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	32, // 77: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	36, // 78: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	38, // 79: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	75, // [75:80] is the sub-list for method output_type
-	70, // [70:75] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	53, // 47: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	48, // 48: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	52, // 49: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	26, // 50: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	39, // 51: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	27, // 52: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	40, // 53: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	43, // 54: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	54, // 55: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	44, // 56: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	46, // 57: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	33, // 58: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	34, // 59: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 60: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	55, // 61: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	51, // 62: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	54, // 63: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	48, // 64: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	41, // 65: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 66: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 67: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 68: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 69: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 70: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 71: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 72: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	31, // 73: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	35, // 74: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	37, // 75: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 76: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 77: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	32, // 78: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	36, // 79: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	38, // 80: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	76, // [76:81] is the sub-list for method output_type
+	71, // [71:76] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
