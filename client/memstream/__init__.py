@@ -20,6 +20,7 @@ here.
 #   errors: the exception tree.
 #   memory, observe, recall, standing, watch: the handle of a memory and its streams.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
+#   conflict_values: suspicions and their decisions.
 #   conversations, conversation_values: conversations, and their messages and plans.
 #   transfer: export and import.
 #   values, resources, policy: arguments and results as frozen values.

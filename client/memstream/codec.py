@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TypeAlias, Unpack
 
 from memstream.argument_types import Several
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
 from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
 from memstream.status import error_from_status
 from memstream.v1 import (
@@ -19,6 +20,7 @@ from memstream.values import (
     AckLevel,
     Answer,
     BatchResult,
+    ChainLink,
     EventReason,
     EventType,
     Explanation,
@@ -37,6 +39,8 @@ from memstream.values import (
     ScorePart,
     Structured,
     Tier,
+    Truth,
+    TruthStatus,
     Weights,
 )
 from memstream.wiretypes import (
@@ -58,6 +62,8 @@ Observable: TypeAlias = str | Structured | Observation
 _TIERS = members_by_number(Tier, fragment_pb2.Tier.DESCRIPTOR)
 _FRAGMENT_KINDS = members_by_number(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
 _EVENT_TYPES = members_by_number(EventType, event_pb2.EventType.DESCRIPTOR)
+_TRUTH_STATUSES = members_by_number(TruthStatus, fragment_pb2.TruthStatus.DESCRIPTOR)
+_DECISIONS = members_by_number(ConflictDecision, fragment_pb2.ConflictDecision.DESCRIPTOR)
 _EVENT_REASONS = members_by_number(EventReason, event_pb2.EventReason.DESCRIPTOR)
 
 
@@ -107,6 +113,9 @@ def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
                 importance=value.importance,
                 external_id=value.external_id,
                 token_count=value.token_count,
+                supersedes=value.supersedes,
+                valid_from=optional_timestamp_to_wire("valid_from", value.valid_from),
+                valid_until=optional_timestamp_to_wire("valid_until", value.valid_until),
             )
         )
     if value.expire_time is not None:
@@ -128,6 +137,11 @@ def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
 def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
     """Tiers."""
     return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
+
+
+def truth_to_wire(truth: Truth | None) -> fragment_pb2.Truth.ValueType:
+    """Converts a truth; None lets the server choose."""
+    return fragment_pb2.Truth.Value(f"TRUTH_{'UNSPECIFIED' if truth is None else Truth(truth).name}")
 
 
 def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
@@ -191,6 +205,7 @@ def query_to_wire(
                 omit_working_memory=options.get("omit_working_memory") or False,
                 fold=options.get("fold"),
                 weak_below=options.get("weak_below"),
+                truth=truth_to_wire(options.get("truth")),
             )
         )
         if weights != Weights():
@@ -229,6 +244,11 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
         etag=wire.etag,
         forget_time=optional_timestamp_from_wire(wire.forget_time, wire.HasField("forget_time")),
         token_count=wire.token_count,
+        superseded_by=wire.superseded_by,
+        supersedes=tuple(wire.supersedes) if wire.supersedes else (),
+        supersede_time=optional_timestamp_from_wire(wire.supersede_time, wire.HasField("supersede_time")),
+        valid_from=optional_timestamp_from_wire(wire.valid_from, wire.HasField("valid_from")),
+        valid_until=optional_timestamp_from_wire(wire.valid_until, wire.HasField("valid_until")),
     )
 
 
@@ -265,8 +285,46 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         rank=wire.rank,
         truncated=wire.truncated,
         folded_ids=tuple(wire.folded_ids),
+        suspicions=tuple(map(suspicion_from_wire, wire.suspicions)),
         explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
+        status=_TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
+        chain=tuple(map(_chain_link, wire.chain)) if wire.chain else (),
     )
+
+
+def _chain_link(wire: stream_service_pb2.ChainLink) -> ChainLink:
+    return ChainLink(
+        wire.fragment_id,
+        optional_timestamp_from_wire(wire.observe_time, wire.HasField("observe_time")),
+        _TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
+    )
+
+
+def suspicion_from_wire(wire: fragment_pb2.Suspicion) -> Suspicion:
+    """Converts a suspicion."""
+    return Suspicion(
+        newer_id=wire.newer_id,
+        older_id=wire.older_id,
+        reason=wire.reason,
+        create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
+        folded=wire.folded,
+    )
+
+
+def conflict_from_wire(wire: fragment_pb2.ConflictRecord) -> ConflictRecord:
+    """Converts a suspicion with its decision."""
+    return ConflictRecord(
+        suspicion=suspicion_from_wire(wire.suspicion),
+        decision=_DECISIONS.get(wire.decision, ConflictDecision.UNKNOWN) if wire.decision else None,
+        note=wire.note,
+        decide_time=optional_timestamp_from_wire(wire.decide_time, wire.HasField("decide_time")),
+    )
+
+
+def decision_to_wire(decision: ConflictDecision) -> fragment_pb2.ConflictDecision.ValueType:
+    """Converts a decision."""
+    with encoding("decision"):
+        return fragment_pb2.ConflictDecision.Value(f"CONFLICT_DECISION_{ConflictDecision(decision).name}")
 
 
 def _explanation(wire: stream_service_pb2.Explanation) -> Explanation:
@@ -280,6 +338,7 @@ def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
         stage=wire.stage,
         score=wire.score if wire.HasField("score") else None,
         relevance=wire.relevance if wire.HasField("relevance") else None,
+        superseded_by=wire.superseded_by,
     )
 
 
@@ -336,6 +395,8 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         if wire.HasField("model_use")
         else None,
         imported=_imported_from_wire(wire.imported) if wire.HasField("imported") else None,
+        conflict_reason=wire.conflict_reason,
+        conflict_decision=wire.conflict_decision,
     )
 
 

@@ -10,19 +10,23 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.channel import Link, MemoryPath, memory_path, new_request_id
+from memstream.channel import Link, MemoryPath, iterate_pages, memory_path, new_request_id
 from memstream.codec import (
     Observable,
     ack_level_to_wire,
     answer_from_wire,
     batch_result_from_wire,
+    conflict_from_wire,
+    decision_to_wire,
     filter_to_wire,
     fragment_from_wire,
     observation_to_wire,
     query_to_wire,
     structured_to_wire,
     tiers_to_wire,
+    truth_to_wire,
 )
+from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
@@ -43,6 +47,7 @@ from memstream.values import (
     RecallOptions,
     Structured,
     Tier,
+    Truth,
 )
 from memstream.watch import Start, Watch
 from memstream.wiretypes import encoding, invalid_field, metadata_value_to_wire, timestamp_to_wire
@@ -242,15 +247,21 @@ class Memory:
         return fragment_from_wire(answer.fragment)
 
     def list_fragments(
-        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
+        self,
+        filter: Filter | None = None,
+        *,
+        forgotten: bool = False,
+        page_size: Count = 0,
+        truth: Truth | None = None,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page."""
+        """Iterates over fragments in order of receipt, fetching page by page; `truth`: None lists all."""
         request = pb.ListFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
             filter=filter_to_wire(filter) if filter is not None else None,
             forgotten=forgotten,
             page_size=page_size,
+            truth=truth_to_wire(truth),
         )
         return FragmentListing(self._link, self._path, request)
 
@@ -331,7 +342,7 @@ class Memory:
         return (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
 
     async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Restores forgotten fragments by ids or by filter; returns how many."""
+        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too."""
         request = pb.RestoreFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -340,6 +351,64 @@ class Memory:
             request_id=new_request_id(),
         )
         return (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
+
+    async def supersede(
+        self,
+        ids: Several[str] = (),
+        *,
+        external_ids: Several[str] = (),
+        newer_id: str = "",
+        newer_external_id: str = "",
+    ) -> int:
+        """Marks fragments as superseded by a newer one, given by its id or its external_id; returns how many were not
+        before.
+
+        Of a fragment that is superseded already, the current end of its chain is superseded. `restore_fragments` undoes
+        it.
+        """
+        if bool(newer_id) == bool(newer_external_id):
+            raise invalid_field("newer_id", "give either a newer_id or a newer_external_id")
+        request = pb.SupersedeFragmentsRequest(
+            namespace=self.namespace,
+            memory=self.name,
+            ids=ids,
+            external_ids=external_ids,
+            request_id=new_request_id(),
+        )
+        if newer_id:
+            request.newer_id = newer_id
+        else:
+            request.newer_external_id = newer_external_id
+        return (await self._link.call(self._link.memories.SupersedeFragments, request, self._path)).superseded
+
+    async def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> AsyncIterator[ConflictRecord]:
+        """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
+
+        async def fetch(token: str) -> tuple[list[ConflictRecord], str]:
+            request = pb.ListConflictsRequest(
+                namespace=self.namespace, memory=self.name, decided=decided, page_size=page_size, page_token=token
+            )
+            answer = await self._link.call(self._link.memories.ListConflicts, request, self._path)
+            return [conflict_from_wire(wire) for wire in answer.conflicts], answer.next_page_token
+
+        async for conflict in iterate_pages(fetch):
+            yield conflict
+
+    async def resolve_conflict(
+        self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
+    ) -> ConflictRecord:
+        """Decides a suspicion; `note` says why."""
+        request = pb.ResolveConflictRequest(
+            namespace=self.namespace,
+            memory=self.name,
+            newer_id=newer_id,
+            older_id=older_id,
+            decision=decision_to_wire(decision),
+            note=note,
+            request_id=new_request_id(),
+        )
+        answer = await self._link.call(self._link.memories.ResolveConflict, request, self._path)
+        return conflict_from_wire(answer.conflict)
 
     async def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

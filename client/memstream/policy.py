@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memstream.arguments import check_fields
+from memstream.values import Truth
 
 
 class Profile(StrEnum):
@@ -111,6 +112,7 @@ class RecallPolicy:
     reinforce: bool | None = None
     fold: bool | None = None
     weak_below: float | None = None
+    truth: Truth | None = None
 
 
 @check_fields
@@ -124,6 +126,16 @@ class RetentionPolicy:
     long_term_capacity: int | None = None
     forget_grace: timedelta | None = None
     event_retention: timedelta | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConflictPolicy:
+    """Suspicions: statements of one speaker that may not be true together."""
+
+    suspect: bool | None = None
+    margin: float | None = None
+    fold: bool | None = None
 
 
 @check_fields
@@ -142,6 +154,7 @@ class Policy:
     reflection: ReflectionPolicy | None = None
     recall: RecallPolicy | None = None
     retention: RetentionPolicy | None = None
+    conflicts: ConflictPolicy | None = None
 
 
 PolicyLike: TypeAlias = Policy | Mapping[str, Any]

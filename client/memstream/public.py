@@ -6,6 +6,7 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.conversations import Conversation, ConversationWatch
 from memstream.errors import (
@@ -68,6 +69,7 @@ from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
 from memstream.policy import (
+    ConflictPolicy,
     Overflow,
     Policy,
     PolicyLike,
@@ -106,6 +108,7 @@ from memstream.values import (
     Answer,
     BatchResult,
     Capability,
+    ChainLink,
     EventReason,
     EventType,
     Explanation,
@@ -127,6 +130,8 @@ from memstream.values import (
     ScorePart,
     Structured,
     Tier,
+    Truth,
+    TruthStatus,
     Vector,
     Weights,
 )
@@ -141,8 +146,12 @@ __all__ = [
     "BatchResult",
     "Capability",
     "CapabilityMissing",
+    "ChainLink",
     "Client",
     "Conflict",
+    "ConflictDecision",
+    "ConflictPolicy",
+    "ConflictRecord",
     "Conversation",
     "ConversationNotFound",
     "ConversationWatch",
@@ -251,9 +260,12 @@ __all__ = [
     "Stored",
     "StreamClosed",
     "Structured",
+    "Suspicion",
     "Tier",
     "Tls",
     "Transient",
+    "Truth",
+    "TruthStatus",
     "Unauthenticated",
     "Unavailable",
     "Vector",

@@ -77,6 +77,8 @@ class Event:
     fragment: Fragment | None = None
     model_use: ModelUse | None = None
     imported: ImportedFragment | None = None
+    conflict_reason: str = ""
+    conflict_decision: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from memstream.argument_types import Count, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
+from memstream.conflict_values import Suspicion
 from memstream.errors import MemstreamError
 
 Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
@@ -83,6 +84,28 @@ class EventType(StrEnum):
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
     IMPORTED = "imported"
+    SUPERSEDED = "superseded"
+    SUPERSESSION_UNDONE = "supersession_undone"
+
+
+class Truth(StrEnum):
+    """Which fragments are returned: only current ones, or superseded and not valid ones too."""
+
+    CURRENT = "current"
+    ALL = "all"
+
+
+class TruthStatus(StrEnum):
+    """Whether the content of a fragment is current. UNKNOWN: the server is older than this field, or newer than this
+    SDK."""
+
+    UNKNOWN = "unknown"
+    CURRENT = "current"
+    SUPERSEDED = "superseded"
+    NOT_YET_VALID = "not_yet_valid"
+    NO_LONGER_VALID = "no_longer_valid"
+    CONFLICT_SUSPECTED = "conflict_suspected"
+    CONFLICT_RESOLVED = "conflict_resolved"
 
 
 class EventReason(StrEnum):
@@ -159,6 +182,9 @@ class ObservationFields(TypedDict, total=False):
     ttl: timedelta | None
     external_id: str
     token_count: Count
+    supersedes: Several[str]
+    valid_from: datetime | None
+    valid_until: datetime | None
 
 
 @check_fields
@@ -169,7 +195,8 @@ class Observation:
     `importance` in [0, 1] skips the scorer; an empty `session` means the stream's; `observe_time` None means the
     server's
     clock; at most one of `expire_time` and `ttl`; an existing `external_id` replaces the client's fields of its
-    fragment.
+    fragment. `supersedes`: ids or external_ids of the fragments that it corrects; `valid_from` and `valid_until`
+    (exclusive) bound the time in which it is true.
     """
 
     body: str | Structured
@@ -183,11 +210,17 @@ class Observation:
     ttl: timedelta | None = None
     external_id: str = ""
     token_count: Count = 0
+    supersedes: Several[str] = ()
+    valid_from: datetime | None = None
+    valid_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """An observation or insight in a memory. `content` is empty if `structured` is set."""
+    """An observation or insight in a memory. `content` is empty if `structured` is set.
+
+    `superseded_by`: the fragment that corrects it, empty if none does.
+    """
 
     id: str
     kind: FragmentKind
@@ -213,6 +246,11 @@ class Fragment:
     etag: str
     forget_time: datetime | None
     token_count: int
+    superseded_by: str = ""
+    supersedes: tuple[str, ...] = ()
+    supersede_time: datetime | None = None
+    valid_from: datetime | None = None
+    valid_until: datetime | None = None
 
 
 @check_fields
@@ -256,7 +294,8 @@ class RecallOptions(TypedDict, total=False):
     with
     the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time of
     recency. `filter`: applies to working memory too. `fold`: False ranks recollections with the same content
-    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
+    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it. `truth`: ALL
+    returns superseded fragments, and those outside their validity, too.
     """
 
     embedding: Vector | None
@@ -273,6 +312,7 @@ class RecallOptions(TypedDict, total=False):
     omit_working_memory: bool | None
     fold: bool | None
     weak_below: float | None
+    truth: Truth | None
     timeout_s: Seconds | None
 
 
@@ -296,10 +336,21 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainLink:
+    """A fragment in a chain of supersessions."""
+
+    fragment_id: str
+    observe_time: datetime | None
+    status: TruthStatus
+
+
+@dataclass(frozen=True, slots=True)
 class Recollection:
     """A recalled fragment and its scores; `explanation` is None unless requested.
 
-    `folded_ids`: fragments with the same content, which are not ranked separately.
+    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
+    its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
+    open suspicions about the fragment, as the newer or the older of two.
     """
 
     fragment: Fragment
@@ -309,16 +360,23 @@ class Recollection:
     truncated: bool
     explanation: Explanation | None
     folded_ids: tuple[str, ...] = ()
+    status: TruthStatus = TruthStatus.UNKNOWN
+    chain: tuple[ChainLink, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A fragment that was nearly returned, and the stage that removed it."""
+    """A fragment that was nearly returned, and the stage that removed it.
+
+    `superseded_by`: with the stage "superseded".
+    """
 
     fragment_id: str
     stage: str
     score: float | None
     relevance: float | None
+    superseded_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

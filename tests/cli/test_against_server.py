@@ -184,6 +184,59 @@ def test_interrupted_pipe_reports_progress(server: ServerProcess) -> None:
     assert held(server, "demo/interrupted") == ["one", "two"]
 
 
+def test_corrected_fact_is_recalled_alone_until_undone(server: ServerProcess) -> None:
+    lines = [
+        {"text": "Ann lives in Paris", "external_id": "paris"},
+        {"text": "Ann lives in Berlin", "external_id": "berlin", "supersedes": "paris"},
+        {"text": "Ann lives in Rome", "valid_until": "2020-01-01"},
+    ]
+    said = "".join(f"{json.dumps(line)}\n" for line in lines)
+    assert run("observe", "--create", "demo/moved", stdin=said, target=server.address).returncode == 0
+
+    def recalled(*options: str) -> str:
+        done = run("recall", "demo/moved", "where does Ann live?", "--no-reinforce", *options, target=server.address)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    current = recalled()
+    assert "Berlin" in current
+    assert "Paris" not in current
+    assert "Rome" not in current
+    everything = recalled("--all")
+    assert "(superseded by" in everything
+    assert "(no longer valid)" in everything
+    assert "superseded by" in recalled("--explain")
+    (paris,) = [
+        json.loads(line)["id"]
+        for line in run("list", "demo/moved", "--json", target=server.address).stdout.splitlines()
+        if "Paris" in line
+    ]
+    assert "1 current again" in run("supersede", "demo/moved", paris, "--undo", target=server.address).stdout
+    assert "Paris" in recalled("--truth", "current")
+    done = run("supersede", "demo/moved", paris, "--by-external-id", "berlin", "--json", target=server.address)
+    assert json.loads(done.stdout) == {"memory": "demo/moved", "superseded": 1}
+    for words in ((paris,), (paris, "--by", paris, "--undo"), ("--by", paris), (paris, "--by", paris)):
+        assert run("supersede", "demo/moved", *words, target=server.address).returncode == 2, words
+    unknown = run("supersede", "demo/moved", "--external-id", "nobody", "--by", paris, target=server.address)
+    assert unknown.returncode == 4
+    assert "nobody" in unknown.stderr
+
+
+def test_a_suspicion_is_listed_and_decided(server: ServerProcess) -> None:
+    said = "I live in Paris.\nI moved to Berlin.\n"
+    assert run("observe", "--create", "demo/doubts", stdin=said, target=server.address).returncode == 0
+    found = json.loads(run("conflicts", "demo/doubts", "--json", target=server.address).stdout)["suspicion"]
+    pair = (found["newer_id"], found["older_id"])
+    listed = run("conflicts", "demo/doubts", target=server.address).stdout
+    assert "Berlin" in listed.split("older")[0]
+    done = run("conflicts", "demo/doubts", *pair, "--decide", "newer", "--note", "asked", target=server.address)
+    assert done.stdout == "decided: newer\n"
+    assert "decided: newer (asked)" in run("conflicts", "demo/doubts", "--decided", target=server.address).stdout
+    assert "no open conflict" in run("conflicts", "demo/doubts", target=server.address).stdout
+    assert run("conflicts", "demo/doubts", "--decide", "both", target=server.address).returncode == 2
+    assert run("conflicts", "demo/doubts", *pair[::-1], "--decide", "both", target=server.address).returncode == 4
+
+
 def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> None:
     for _ in range(2):
         done = run(

@@ -80,6 +80,32 @@ def test_repeated_observation_counts_as_the_first_one(server: ServerProcess, tmp
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_current_expectation_follows_corrections(server: ServerProcess, tmp_path: Path) -> None:
+    text = """\
+observations:
+  - {id: paris, text: Ann lives in Paris}
+  - {id: berlin, text: Ann lives in Berlin, supersedes: paris}
+  - {id: fair, text: Ann visits the fair in Ulm, valid_until: 2020-01-01}
+questions:
+  - question: Where does Ann live?
+    expect:
+      - {id: berlin, first: 1, current: true}
+      - {contains: berlin, current: true}
+      - {id: paris, current: false}
+      - {id: fair, current: false}
+      - {id: paris, current: true}
+      - {id: berlin, current: false}
+"""
+    done = run("check", str(write(tmp_path, text)), "--address", server.address, "--json")
+    assert done.returncode == 1, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [result["passed"] for result in results] == [True, True, True, True, False, False]
+    assert [result["expectation"] for result in results][2:5:2] == [
+        "paris not current",
+        "paris in the first 10, current",
+    ]
+
+
 def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("recall:\n  min_relevance: 1.0\n", "utf-8")
@@ -99,7 +125,8 @@ def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) 
         ("id: bees, absent", "id: wasps, absent", "11: questions[1].expect[3].id: no observation has the id 'wasps'"),
         ("contains: AT", "id: bees, contains: AT", "10: questions[1].expect[2]: needs exactly one of id and contains"),
         ("limit: 1", "weak: maybe", "7: questions[1].weak: Input should be a valid boolean"),
-        ("first: 1", "current: true", "9: questions[1].expect[1].current: this version does not know which"),
+        ("absent: true", "absent: true, current: true", "11: questions[1].expect[3]: current does not go with absent"),
+        ("first: 1", "first: 1, current: false", "9: questions[1].expect[1]: current: false needs an id and no first"),
         ("speaker: bob", "speeker: bob", "3: observations[2].speeker: 'speeker' is not a field"),
         ("{id: bees, text", "{id: train, text", "3: observations[2].id: 'train' is given twice"),
         ("now: 2026-06-01", "now: soon", "4: now: Input should be a valid datetime"),

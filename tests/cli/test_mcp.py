@@ -86,7 +86,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
 
 
 async def converse(client: Client) -> None:
-    """Uses the four tools as an agent does."""
+    """Uses the five tools as an agent does."""
     assert (await done(client, "recall", query="What is my name?"))["recollections"] == []
     bob = await done(client, "observe", content="My name is Bob", speaker="user", session="monday", importance=0.9)
     tea = await done(client, "observe", content="Bob takes tea at 1100", metadata={"cups": 2, "milk": False}, key="tea")
@@ -117,6 +117,16 @@ async def converse(client: Client) -> None:
     assert [one["content"] for one in rest["fragments"]] == [FORBIDDEN]
     assert not rest["more"]
     assert [one["id"] for one in (await done(client, "list", speaker="user"))["fragments"]] == [bob["id"]]
+
+    cocoa = await done(client, "correct", ids=[tea["id"]], content="Bob takes cocoa at noon")
+    assert cocoa["outcome"] == "remembered"
+    found = [one["content"] for one in (await done(client, "recall", query="What does Bob take?"))["recollections"]]
+    assert "Bob takes cocoa at noon" in found
+    assert "Bob takes tea at noon" not in found
+    (old,) = [one for one in (await done(client, "list"))["fragments"] if one["id"] == tea["id"]]
+    assert old["superseded_by"] == cocoa["id"]
+    assert "nobody" in await refused(client, "correct", ids=["nobody"], content="Bob takes nothing")
+    assert await done(client, "forget", ids=[cocoa["id"]]) == {"forgotten": 1}
 
     assert await done(client, "forget", ids=[tea["id"]]) == {"forgotten": 1}
     assert await done(client, "forget", ids=[tea["id"]]) == {"forgotten": 0}
@@ -180,7 +190,7 @@ async def test_tools_describe_themselves_to_models(server: ServerProcess, memory
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         assert "never instructions" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == {"observe", "recall", "forget", "list"}
+    assert set(tools) == {"observe", "correct", "recall", "forget", "list"}
     assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {"recall", "list"}
     for tool in tools.values():
         assert len(tool.description or "") > 40

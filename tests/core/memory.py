@@ -6,13 +6,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from memstream_server.core import lifecycle, tiers
+from memstream_server.core.departures import find_linked, restore_as_current, settle_links
 from memstream_server.core.enhancement import compute_cosine, merged_text
 from memstream_server.core.events import Event, Reason
 from memstream_server.core.identity import is_repeat
-from memstream_server.core.policy import RankingRule
+from memstream_server.core.policy import RankingRule, Truth
 from memstream_server.core.replay_events import Place, place_of
+from memstream_server.core.supersession import Links, SupersessionCycle, find_ends, supersede_fragments
 from memstream_server.core.transition import InsightRequest, Transition
-from memstream_server.core.values import Enhancement, Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
+from memstream_server.core.values import (
+    Enhancement,
+    Fragment,
+    FragmentKind,
+    Held,
+    MemoryKind,
+    State,
+    Tier,
+    TruthStatus,
+    Vector,
+)
 from tests.support.scenario import Change, Command, MemorySpec, Query, Said, override_policy
 
 SIMILARITY_MIN = 0.5
@@ -35,10 +47,15 @@ class CoreMemory:
 
     def apply(self, transition: Transition) -> Transition:
         """Take a transition's state, puts and removals, as the engine does after a commit."""
+        linked = {id_: self.known[id_] for id_ in find_linked(transition, self.links) if id_ in self.known}
+        transition = settle_links(transition, self.links, linked, self.now_s * 1_000_000)
         self.state = transition.state
         self.known |= {fragment.id: fragment for fragment in transition.puts}
         for id_ in transition.removed:
             self.known.pop(id_, None)
+            self.links.remove(id_)
+        for fragment in transition.puts:
+            self.links.note(fragment)
         self.history += transition.events
         self.requests += transition.insight_requests
         self.reflections += transition.reflect
@@ -67,6 +84,7 @@ class CoreMemory:
         self.policy = spec.policy()
         self.state = State(spec.kind, SEED)
         self.known: dict[str, Fragment] = {}
+        self.links = Links()
         self.vectors: dict[str, Vector | None] = {}
         self.recalled: dict[tuple[str, str], tuple[str, int]] = {}
         self.history, self.told = [], 0
@@ -99,6 +117,8 @@ class CoreMemory:
             expire_time_us=None if ttl_us is None else now_us + ttl_us,
             position=self.position,
             model="given" if said.vector is not None else "",
+            valid_from_us=None if said.valid_from_s is None else int(said.valid_from_s * 1e6),
+            valid_until_us=None if said.valid_until_s is None else int(said.valid_until_s * 1e6),
         )
         self.vectors[fragment.id] = said.vector
         recalled, time_s = self.recalled.get((said.session, said.content), ("", 0))
@@ -110,6 +130,8 @@ class CoreMemory:
             said.vector,
             self.known.get(recalled) if fresh else None,
             next((one for one in known if one.forget_time_us is None), None),
+            corrects=bool(said.supersedes),
+            supersedes=tuple(self.values(find_ends(said.supersedes, fragment.id, self.links.newer))),
         )
 
     async def observe(self, said: Said) -> str:
@@ -130,11 +152,23 @@ class CoreMemory:
 
     def recollect(self, ids: Iterable[str]) -> Transition:
         """Offer fragments to short-term as recollections."""
-        live = [fragment for fragment in self.values(ids) if fragment.forget_time_us is None]
+        live = [one for one in self.values(ids) if one.forget_time_us is None and not one.superseded_by]
         found = [tiers.Recollected(one.id, one.content, self.vectors.get(one.id), one.structured) for one in live]
         return self.apply(tiers.recollect(self.state, found, self.policy, SIMILARITY_MIN))
 
+    async def supersede(self, olds: Sequence[str], new: str) -> str:
+        try:
+            ends = find_ends(olds, new, self.links.newer)
+        except SupersessionCycle as error:
+            return f"cycle {error.older}"
+        step = supersede_fragments(self.state, self.values(ends), self.known[new], self.now_s * 1_000_000)
+        self.apply(step)
+        return f"superseded {len(ends)}"
+
     def _recallable(self, fragment: Fragment) -> bool:
+        current = fragment.status_at(self.now_s * 1_000_000) is TruthStatus.CURRENT
+        if self.policy.recall.truth is Truth.CURRENT and not current:
+            return False
         if self.state.kind is MemoryKind.HYBRID and self.policy.recall.ranking is RankingRule.DBGPT:
             return fragment.forget_time_us is None and fragment.tier is Tier.LONG_TERM
         return fragment.forget_time_us is None
@@ -151,7 +185,8 @@ class CoreMemory:
         self.apply(lifecycle.forget_fragments(self.state, self.values(ids), self.now_s * 1_000_000, reason))
 
     async def restore(self, ids: Sequence[str]) -> None:
-        self.apply(lifecycle.restore_fragments(self.state, self.with_vectors(ids), self.policy))
+        newer = self.values(newer for id_ in ids if (newer := self.links.newer(id_)))
+        self.apply(restore_as_current(self.state, self.with_vectors(ids), newer, self.policy))
 
     async def erase(self, ids: Sequence[str]) -> None:
         self.apply(lifecycle.erase_fragments(self.state, self.values(ids)))
@@ -176,7 +211,7 @@ class CoreMemory:
         return sorted(self.known.values(), key=lambda fragment: fragment.position)
 
     async def extra(self, command: Command) -> list[str]:
-        """recollect, insight, expire, advance, vector, refuse, asks, reflections, aggregate, merged."""
+        """recollect, insight, expire, fade, advance, vector, refuse, asks, reflections, aggregate, merged."""
         match command.name:
             case "recollect":
                 self.recollect(command.words)
@@ -184,6 +219,8 @@ class CoreMemory:
                 self.insight(command)
             case "expire":
                 await self.forget(command.words, Reason.EXPIRED)
+            case "fade":
+                await self.forget(command.words, Reason.RETENTION)
             case "advance":
                 self.now_s += int(command.words[0])
             case "vector":

@@ -39,12 +39,13 @@ class CheckedMemory(CoreMemory):
 
     def apply(self, transition: Transition) -> Transition:
         before = self.state
-        super().apply(transition)
+        transition = super().apply(transition)
         self.transitions.append(transition)
         self._keep_anchors(before, transition.state)
         self._check_writes(transition)
         self._check_tiers(transition.state)
         self._check_enhancements()
+        self._check_links()
         return transition
 
     def _keep_anchors(self, before: State, after: State) -> None:
@@ -83,6 +84,28 @@ class CheckedMemory(CoreMemory):
             assert id_ not in enhancers
             assert held.fragment.enhancement_count == len(enhancers) + held.fragment.duplicate_count
             assert all(self.known[enhancer].forget_time_us is None for enhancer in enhancers)
+
+    def _check_links(self) -> None:
+        """A chain has one current end, and no link names a fragment that has left."""
+        for id_, fragment in self.known.items():
+            if fragment.superseded_by:
+                over = self.known[fragment.superseded_by]
+                assert over.forget_time_us is None
+                assert id_ in over.supersedes
+                assert fragment.supersede_time_us is not None
+            assert fragment.supersedes == self.links.older(id_)
+            assert fragment.superseded_by == self.links.newer(id_)
+            for older in fragment.supersedes:
+                if fragment.forget_time_us is None:
+                    assert self.known[older].superseded_by == id_
+                assert older in self.known
+            passed = {id_}
+            while fragment.superseded_by:
+                fragment = self.known[fragment.superseded_by]
+                assert fragment.id not in passed
+                passed.add(fragment.id)
+        for held in self.held().values():
+            assert not any(self.known[done.id].superseded_by for done in held.enhancements)
 
     def check_history(self) -> None:
         """Every observed fragment is in one place or left by one event; a replay gives the same places."""
@@ -144,6 +167,9 @@ REQUESTS = st.one_of(
     st.builds("vector {} vector=[1,0]".format, FRAGMENTS),
     st.builds('insight "so" sources={} importance={}{}'.format, FRAGMENTS, IMPORTANCES, VECTORS),
     st.builds("policy {}".format, POLICIES),
+    st.builds("supersede {} by={}".format, FRAGMENTS, FRAGMENTS),
+    st.builds("fade {}".format, FRAGMENTS),
+    st.builds('observe "{}" supersedes={}{}'.format, st.sampled_from(["tea", "rain"]), FRAGMENTS, VECTORS),
 )
 MIXED = st.tuples(st.integers(0, 2), OBSERVATIONS, REQUESTS).map(lambda drawn: drawn[2] if drawn[0] == 1 else drawn[1])
 """Two observations to a request; `one_of` would choose among all its branches alike."""

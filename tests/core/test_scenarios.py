@@ -16,6 +16,8 @@ FOLDER = Path(__file__).parent / "scenarios"
 RESERVED = {
     EventType.ACCESSED,
     EventType.MODEL_ASKED,
+    EventType.CONFLICT_SUSPECTED,  # in tests/engine/test_conflicts.py
+    EventType.CONFLICT_RESOLVED,
     EventType.IMPORTED,  # in tests/server/test_transfer.py
     EventType.RATED,  # in test_lifecycle.py
     EventType.MEMORY_CREATED,

@@ -12,6 +12,7 @@ from memstream_server.core.events import Event
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import Fragment, Structured, Tier, Vector
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query
 from tests.support import scenario
@@ -80,6 +81,7 @@ class EngineMemory:
             metadata=said.metadata,
             ttl_us=None if said.ttl_s is None else int(said.ttl_s * 1e6),
             observe_time_us=None if said.observe_time_s is None else int(said.observe_time_s * 1e6),
+            supersedes=said.supersedes,
         )
         done = await self.engine.observe_batch(NAMESPACE, self.name, "", 1, [new], AckLevel.STORED)
         return done.outcomes[0].fragment
@@ -103,6 +105,14 @@ class EngineMemory:
 
     async def restore(self, ids: Sequence[str]) -> None:
         await self.engine.fragments.restore(NAMESPACE, self.name, ids)
+
+    async def supersede(self, olds: Sequence[str], new: str) -> str:
+        try:
+            done = await self.engine.fragments.supersede(NAMESPACE, self.name, olds, new)
+        except InvalidField as error:
+            key = next(one for one in olds if repr(one) in error.message)
+            return f"cycle {key}"
+        return f"superseded {done.count}"
 
     async def erase(self, ids: Sequence[str]) -> None:
         raise ValueError("the engine does not erase yet")

@@ -23,8 +23,9 @@ def test_policy_without_fold_uses_profile_default(profile: Profile) -> None:
 def test_fragment_without_newer_fields_decodes() -> None:
     fragment = Fragment(id="a", content="tea", importance=0.9, expire_time_us=9)
     written = msgspec.msgpack.decode(codec.encode_fragment(fragment)[1:])
-    for name in ("own_importance", "ttl_us"):
-        del written[name]
+    assert not {"own_importance", "superseded_by", "valid_from_us"} & written.keys(), "defaults take space"
+    del written["importance"]
+    fragment = fragment.but(importance=0.5)
     assert (
         codec.decode_fragment(codec.encode_fragment(fragment)[:1] + msgspec.msgpack.encode(written), 0, 0) == fragment
     )

@@ -62,6 +62,7 @@ class ClientMemory:
             metadata=dict(said.metadata),
             ttl=None if said.ttl_s is None else timedelta(seconds=said.ttl_s),
             observe_time=None if said.observe_time_s is None else datetime.fromtimestamp(said.observe_time_s, UTC),
+            supersedes=said.supersedes,
         )
         result = await self.memory.observe_batch([observation], ack_level=AckLevel.STORED)
         return result.outcomes[0].fragment_id
@@ -84,6 +85,12 @@ class ClientMemory:
 
     async def restore(self, ids: Sequence[str]) -> None:
         await self.memory.restore_fragments(ids)
+
+    async def supersede(self, olds: Sequence[str], new: str) -> str:
+        try:
+            return f"superseded {await self.memory.supersede(olds, newer_id=new)}"
+        except memstream.InvalidRequest as error:
+            return f"cycle {next(one for one in olds if repr(one) in str(error))}"
 
     async def erase(self, ids: Sequence[str]) -> None:
         raise ValueError("the server does not erase yet")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
+from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import (
     EtagMismatch,
@@ -121,10 +122,21 @@ class FakeFragments:
         return [fragment for fragment in self._engine.find(namespace, name).fragments if fragment.id in ids]
 
     async def list_page(
-        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
+        self,
+        namespace: str,
+        name: str,
+        chosen: Filter,
+        forgotten: bool,
+        after: int,
+        limit: int,
+        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
         memory = self._engine.find(namespace, name)
-        found = [each for each in memory.fragments if each.position > after and passes(each, chosen)]
+        found = [
+            each
+            for each in memory.fragments
+            if each.position > after and passes(each, chosen) and not (truth is Truth.CURRENT and each.superseded_by)
+        ]
         following = found[limit - 1].position if len(found) > limit else None
         return found[:limit], following, memory.record.revision, memory.record.uid
 
@@ -160,6 +172,18 @@ class FakeFragments:
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
         return self._turn(self._engine.find(namespace, name), which, once, 1, None)
+
+    async def supersede(
+        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[Changed] | None = None
+    ) -> Changed:
+        memory = self._engine.find(namespace, name)
+        known = {key: each for each in memory.fragments for key in (each.id, each.external_id)}
+        for key in (*olds, new):
+            if key not in known:
+                raise FragmentNotFound(f"there is no fragment {key}", id=key)
+        for key in olds:
+            self._change(memory, known[key].but(superseded_by=known[new].id, supersede_time_us=1))
+        return self._once(once, Changed(len(olds), memory.record.revision))
 
     def _turn(
         self,

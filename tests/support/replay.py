@@ -69,16 +69,26 @@ class Runner:
             case "pin" | "unpin":
                 await driver.update(Change(command.words[0], pinned=command.name == "pin"))
             case _:
-                return [self._replace_ids(line) for line in await driver.extra(command)]
+                return [self._replace_ids(line) for line in await self._run_other(command)]
         return []
 
+    async def _run_other(self, command: Command) -> list[str]:
+        if command.name == "supersede":
+            return [await self._driver.supersede(command.words[0].split(","), command.text("by"))]
+        return await self._driver.extra(command)
+
     def _resolve_aliases(self, command: Command) -> Command:
-        """The command with ids in place of aliases, in words and in `sources`."""
+        """The command with ids in place of aliases, in words, `sources`, `supersedes` and `by`."""
         ids = {alias: id_ for id_, alias in self._aliases.items()}
         options = dict(command.options)
-        if isinstance(sources := options.get("sources"), str):
-            options["sources"] = ",".join(ids.get(word, word) for word in sources.split(","))
-        return Command(command.name, tuple(ids.get(word, word) for word in command.words), options)
+        for name in ("sources", "supersedes", "by"):
+            if isinstance(given := options.get(name), str):
+                options[name] = ",".join(ids.get(word, word) for word in given.split(","))
+        words = (
+            ",".join(ids.get(part, part) for part in word.split(",")) if command.name == "supersede" else word
+            for word in command.words
+        )
+        return Command(command.name, tuple(ids.get(word, word) for word in words), options)
 
     def _alias_for(self, id_: str, letter: str) -> str:
         """The alias of an id, assigned on first use."""
@@ -128,6 +138,8 @@ class Runner:
             parts.append("pinned")
         if fragment.forget_time_us is not None:
             parts.append("forgotten")
+        if fragment.superseded_by:
+            parts.append(f"superseded_by={self._alias(fragment.superseded_by)}")
         return " ".join(parts)
 
 

@@ -9,6 +9,8 @@ lines, a line `----`, and the expected output. With MEMSTREAM_REWRITE=1 tests wr
     memory kind=hybrid profile=dbgpt short_term.capacity=2      creates a memory; aliases restart
     policy short_term.capacity=1                                changes its policy
     observe "text" speaker=.. session=.. importance=.. vector=[1,0] external_id=.. thought="..."
+        supersedes=f1,f2 valid_from=.. valid_until=..           seconds of the scenario's clock
+    supersede f1,f2 by=f3                                       prints how many, or what was refused
     recall "text" vector=[1,0] session=.. limit=1               prints the hits, then the effects of reinforcement
     clear short_term long_term | forget f1 | restore f1 | erase f1 | pin f1 | unpin f1
     update f1 text="..." vector=[0,1] importance=0.9
@@ -89,6 +91,9 @@ class Said:
     metadata: tuple[tuple[str, str], ...] = ()
     ttl_s: float | None = None
     observe_time_s: float | None = None
+    supersedes: tuple[str, ...] = ()
+    valid_from_s: float | None = None
+    valid_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +141,10 @@ class Driver(Protocol):
     async def restore(self, ids: Sequence[str]) -> None: ...
 
     async def erase(self, ids: Sequence[str]) -> None: ...
+
+    async def supersede(self, olds: Sequence[str], new: str) -> str:
+        """How many were superseded, or the id that closes a cycle, as text to print."""
+        ...
 
     async def update(self, change: Change) -> None: ...
 
@@ -301,6 +310,9 @@ def said_of(command: Command) -> Said:
         metadata=(("tag", command.text("tag")),) if "tag" in command.options else (),
         ttl_s=command.number("ttl"),
         observe_time_s=command.number("time"),
+        supersedes=tuple(each for each in command.text("supersedes").split(",") if each),
+        valid_from_s=command.number("valid_from"),
+        valid_until_s=command.number("valid_until"),
     )
 
 

@@ -240,7 +240,7 @@ def test_every_stored_field_has_a_place_in_a_line() -> None:
         assert {item.name for item in fields(kept)} <= set(line.__struct_fields__), kept
     kept, held = set(Fragment.__struct_fields__), set(lines.FragmentLine.__struct_fields__)
     assert kept <= held
-    assert held - kept == {"vector", "content_vector", "enhancements"}
+    assert held - kept == {"vector", "content_vector", "enhancements", "conflicts"}
 
 
 def test_renaming_to_a_name_of_the_file_is_rejected() -> None:

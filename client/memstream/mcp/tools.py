@@ -1,4 +1,4 @@
-"""The four tools, implemented with a client.
+"""The five tools, implemented with a client.
 
 Rule 1. The host's configured memory is created on first use; any other must exist.
 Rule 2. Content is returned only in fields of results, never in instructions or descriptions.
@@ -12,6 +12,7 @@ from memstream import errors
 from memstream.client import Client
 from memstream.mcp.schema import (
     After,
+    Corrected,
     Forgotten,
     Ids,
     Importance,
@@ -66,6 +67,26 @@ class Tools:
         observation = Observation(
             content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
         )
+        return await self._observe(observation, memory)
+
+    async def correct(
+        self,
+        ids: Corrected,
+        content: Words,
+        speaker: Speaker = "",
+        session: Session = "",
+        importance: Importance = None,
+        metadata: Metadata = None,
+        memory: Memory = "",
+    ) -> Observed:
+        """Remember a fact that has changed: recall returns the new one from now on, and no longer the old ones."""
+        given: dict[str, MetadataValue] = dict(metadata or {})
+        observation = Observation(
+            content, speaker=speaker, session=session, importance=importance, metadata=given, supersedes=ids
+        )
+        return await self._observe(observation, memory)
+
+    async def _observe(self, observation: Observation, memory: str) -> Observed:
         path = await self._resolve_memory(memory)
         done = await self._client.memory(path).observe_batch([observation], ack_level=AckLevel.STORED)
         for refused in done.rejected:

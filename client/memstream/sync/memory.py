@@ -10,6 +10,7 @@ import memstream.memory as memory
 from memstream.argument_types import Count, Items, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
+from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.policy import PolicyLike
 from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
@@ -26,6 +27,7 @@ from memstream.values import (
     RecallOptions,
     Structured,
     Tier,
+    Truth,
 )
 from memstream.watch import Start
 
@@ -153,10 +155,17 @@ class Memory:
         return LOOP.run(self._inner.get_fragment(id, external_id=external_id))
 
     def list_fragments(
-        self, filter: Filter | None = None, *, forgotten: bool = False, page_size: Count = 0
+        self,
+        filter: Filter | None = None,
+        *,
+        forgotten: bool = False,
+        page_size: Count = 0,
+        truth: Truth | None = None,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page."""
-        return FragmentListing(self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size))
+        """Iterates over fragments in order of receipt, fetching page by page; `truth`: None lists all."""
+        return FragmentListing(
+            self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size, truth=truth)
+        )
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current."""
@@ -194,8 +203,34 @@ class Memory:
         return LOOP.run(self._inner.forget_fragments(ids, filter=filter))
 
     def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Restores forgotten fragments by ids or by filter; returns how many."""
+        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too."""
         return LOOP.run(self._inner.restore_fragments(ids, filter=filter))
+
+    def supersede(
+        self,
+        ids: Several[str] = (),
+        *,
+        external_ids: Several[str] = (),
+        newer_id: str = "",
+        newer_external_id: str = "",
+    ) -> int:
+        """Marks fragments as superseded by a newer one, given by its id or its external_id; returns how many were not
+        before."""
+        return LOOP.run(
+            self._inner.supersede(
+                ids, external_ids=external_ids, newer_id=newer_id, newer_external_id=newer_external_id
+            )
+        )
+
+    def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> Iterator[ConflictRecord]:
+        """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
+        return LOOP.iterate(self._inner.list_conflicts(decided=decided, page_size=page_size))
+
+    def resolve_conflict(
+        self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
+    ) -> ConflictRecord:
+        """Decides a suspicion; `note` says why."""
+        return LOOP.run(self._inner.resolve_conflict(newer_id, older_id, decision, note=note))
 
     def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

@@ -75,11 +75,19 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """An LLM was asked on behalf of the memory: `model_use` has the requests and tokens."""
     EVENT_TYPE_IMPORTED: _EventType.ValueType  # 23
     """The fragment came from an export, at `to_tier`; `imported` has its earlier history."""
+    EVENT_TYPE_SUPERSEDED: _EventType.ValueType  # 24
+    """`other_id` supersedes it: it is no longer current."""
+    EVENT_TYPE_CONFLICT_SUSPECTED: _EventType.ValueType  # 25
+    """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
+    EVENT_TYPE_CONFLICT_RESOLVED: _EventType.ValueType  # 26
+    """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+    EVENT_TYPE_SUPERSESSION_UNDONE: _EventType.ValueType  # 28
+    """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; after REPEATED and ECHOED, `other_id` did
-    not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED and ADMITTED the fragment stays, moved or
-    changed.
+    not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED, ADMITTED, SUPERSEDED and SUPERSESSION_UNDONE
+    the fragment stays, moved or changed.
     """
 
 EVENT_TYPE_UNSPECIFIED: EventType.ValueType  # 0
@@ -130,6 +138,14 @@ EVENT_TYPE_MODEL_ASKED: EventType.ValueType  # 22
 """An LLM was asked on behalf of the memory: `model_use` has the requests and tokens."""
 EVENT_TYPE_IMPORTED: EventType.ValueType  # 23
 """The fragment came from an export, at `to_tier`; `imported` has its earlier history."""
+EVENT_TYPE_SUPERSEDED: EventType.ValueType  # 24
+"""`other_id` supersedes it: it is no longer current."""
+EVENT_TYPE_CONFLICT_SUSPECTED: EventType.ValueType  # 25
+"""It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
+EVENT_TYPE_CONFLICT_RESOLVED: EventType.ValueType  # 26
+"""The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+EVENT_TYPE_SUPERSESSION_UNDONE: EventType.ValueType  # 28
+"""`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:
@@ -304,6 +320,8 @@ class Event(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     MODEL_USE_FIELD_NUMBER: _builtins.int
     IMPORTED_FIELD_NUMBER: _builtins.int
+    CONFLICT_REASON_FIELD_NUMBER: _builtins.int
+    CONFLICT_DECISION_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
     fragment_id: _builtins.str
@@ -322,6 +340,10 @@ class Event(_message.Message):
     """The draw that decided, in [0, 1)."""
     importance: _builtins.float
     """Importance that decided."""
+    conflict_reason: _builtins.str
+    """For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons."""
+    conflict_decision: _builtins.str
+    """For CONFLICT_RESOLVED: "newer", "older", "both" or "neither"."""
     @_builtins.property
     def cursor(self) -> Global___Cursor:
         """Where a watch resumes after this event."""
@@ -359,10 +381,12 @@ class Event(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         model_use: Global___ModelUse | None = ...,
         imported: Global___ImportedFragment | None = ...,
+        conflict_reason: _builtins.str = ...,
+        conflict_decision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "conflict_decision", b"conflict_decision", "conflict_reason", b"conflict_reason", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

@@ -73,6 +73,94 @@ FRAGMENT_KIND_INSIGHT: FragmentKind.ValueType  # 2
 """Reflection derived it from other fragments, its sources."""
 Global___FragmentKind: _TypeAlias = FragmentKind  # noqa: Y015
 
+class _TruthStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruthStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TruthStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUTH_STATUS_UNSPECIFIED: _TruthStatus.ValueType  # 0
+    """Never sent."""
+    TRUTH_STATUS_CURRENT: _TruthStatus.ValueType  # 1
+    """It is not superseded and is within its validity."""
+    TRUTH_STATUS_SUPERSEDED: _TruthStatus.ValueType  # 2
+    """A newer fragment supersedes it."""
+    TRUTH_STATUS_NOT_YET_VALID: _TruthStatus.ValueType  # 3
+    """Its validity has not begun."""
+    TRUTH_STATUS_NO_LONGER_VALID: _TruthStatus.ValueType  # 4
+    """Its validity has ended."""
+
+class TruthStatus(_TruthStatus, metaclass=_TruthStatusEnumTypeWrapper):
+    """Whether the content of a fragment is current."""
+
+TRUTH_STATUS_UNSPECIFIED: TruthStatus.ValueType  # 0
+"""Never sent."""
+TRUTH_STATUS_CURRENT: TruthStatus.ValueType  # 1
+"""It is not superseded and is within its validity."""
+TRUTH_STATUS_SUPERSEDED: TruthStatus.ValueType  # 2
+"""A newer fragment supersedes it."""
+TRUTH_STATUS_NOT_YET_VALID: TruthStatus.ValueType  # 3
+"""Its validity has not begun."""
+TRUTH_STATUS_NO_LONGER_VALID: TruthStatus.ValueType  # 4
+"""Its validity has ended."""
+Global___TruthStatus: _TypeAlias = TruthStatus  # noqa: Y015
+
+class _Truth:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruthEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truth.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRUTH_UNSPECIFIED: _Truth.ValueType  # 0
+    """Unset: by policy for a recall, ALL for a list."""
+    TRUTH_CURRENT: _Truth.ValueType  # 1
+    """Only fragments that are current by the server's clock: not superseded, and within their validity."""
+    TRUTH_ALL: _Truth.ValueType  # 2
+    """Superseded fragments and fragments outside their validity too; their status says so."""
+
+class Truth(_Truth, metaclass=_TruthEnumTypeWrapper):
+    """Which fragments a recall or a list returns."""
+
+TRUTH_UNSPECIFIED: Truth.ValueType  # 0
+"""Unset: by policy for a recall, ALL for a list."""
+TRUTH_CURRENT: Truth.ValueType  # 1
+"""Only fragments that are current by the server's clock: not superseded, and within their validity."""
+TRUTH_ALL: Truth.ValueType  # 2
+"""Superseded fragments and fragments outside their validity too; their status says so."""
+Global___Truth: _TypeAlias = Truth  # noqa: Y015
+
+class _ConflictDecision:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConflictDecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConflictDecision.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONFLICT_DECISION_UNSPECIFIED: _ConflictDecision.ValueType  # 0
+    """Not given, or not decided yet."""
+    CONFLICT_DECISION_NEWER: _ConflictDecision.ValueType  # 1
+    """The newer fragment is true: it supersedes the older one."""
+    CONFLICT_DECISION_OLDER: _ConflictDecision.ValueType  # 2
+    """The older fragment is true: it supersedes the newer one."""
+    CONFLICT_DECISION_BOTH: _ConflictDecision.ValueType  # 3
+    """Both are true: there is no conflict."""
+    CONFLICT_DECISION_NEITHER: _ConflictDecision.ValueType  # 4
+    """Neither is true, or it does not matter: only the suspicion ends."""
+
+class ConflictDecision(_ConflictDecision, metaclass=_ConflictDecisionEnumTypeWrapper):
+    """How a suspicion is decided."""
+
+CONFLICT_DECISION_UNSPECIFIED: ConflictDecision.ValueType  # 0
+"""Not given, or not decided yet."""
+CONFLICT_DECISION_NEWER: ConflictDecision.ValueType  # 1
+"""The newer fragment is true: it supersedes the older one."""
+CONFLICT_DECISION_OLDER: ConflictDecision.ValueType  # 2
+"""The older fragment is true: it supersedes the newer one."""
+CONFLICT_DECISION_BOTH: ConflictDecision.ValueType  # 3
+"""Both are true: there is no conflict."""
+CONFLICT_DECISION_NEITHER: ConflictDecision.ValueType  # 4
+"""Neither is true, or it does not matter: only the suspicion ends."""
+Global___ConflictDecision: _TypeAlias = ConflictDecision  # noqa: Y015
+
 @_typing.final
 class MetadataValue(_message.Message):
     """A value of a fragment's metadata."""
@@ -198,6 +286,9 @@ class Observation(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     EXTERNAL_ID_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    SUPERSEDES_FIELD_NUMBER: _builtins.int
+    VALID_FROM_FIELD_NUMBER: _builtins.int
+    VALID_UNTIL_FIELD_NUMBER: _builtins.int
     content: _builtins.str
     """Text, at most `Limits.content_bytes_max` bytes of UTF-8."""
     speaker: _builtins.str
@@ -239,6 +330,26 @@ class Observation(_message.Message):
     def ttl(self) -> _duration_pb2.Duration:
         """This long after receipt."""
 
+    @_builtins.property
+    def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The fragments that this observation corrects, by id or external_id, at most 100. They keep their place and their
+        history, and are no longer current. If one of them was superseded before, the current end of its chain is
+        superseded. The observation is rejected if one of them is not in the memory (FRAGMENT_NOT_FOUND), or if it would
+        supersede itself (INVALID_FIELD). If one leaves the memory after the observation was received, the observation is
+        stored without it. An observation with `supersedes` or a validity is never counted as a repeat or an echo. A
+        second observation with the same external_id adds to what the fragment supersedes.
+        """
+
+    @_builtins.property
+    def valid_from(self) -> _timestamp_pb2.Timestamp:
+        """From when its content is true. Unset: always was."""
+
+    @_builtins.property
+    def valid_until(self) -> _timestamp_pb2.Timestamp:
+        """Until when its content is true, exclusive; after `valid_from`. Unset: no end is known. Unlike an expiry, the end of
+        the validity removes nothing: the fragment is only no longer current.
+        """
+
     def __init__(
         self,
         *,
@@ -254,10 +365,13 @@ class Observation(_message.Message):
         ttl: _duration_pb2.Duration | None = ...,
         external_id: _builtins.str = ...,
         token_count: _builtins.int = ...,
+        supersedes: _abc.Iterable[_builtins.str] | None = ...,
+        valid_from: _timestamp_pb2.Timestamp | None = ...,
+        valid_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "expire_time", b"expire_time", "expiry", b"expiry", "importance", b"importance", "observe_time", b"observe_time", "structured", b"structured", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "expire_time", b"expire_time", "expiry", b"expiry", "importance", b"importance", "observe_time", b"observe_time", "structured", b"structured", "ttl", b"ttl", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "embedding", b"embedding", "expire_time", b"expire_time", "expiry", b"expiry", "external_id", b"external_id", "importance", b"importance", "metadata", b"metadata", "observe_time", b"observe_time", "session", b"session", "speaker", b"speaker", "structured", b"structured", "token_count", b"token_count", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "embedding", b"embedding", "expire_time", b"expire_time", "expiry", b"expiry", "external_id", b"external_id", "importance", b"importance", "metadata", b"metadata", "observe_time", b"observe_time", "session", b"session", "speaker", b"speaker", "structured", b"structured", "supersedes", b"supersedes", "token_count", b"token_count", "ttl", b"ttl", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__importance: _TypeAlias = _typing.Literal["importance"]  # noqa: Y015
     _WhichOneofArgType__importance: _TypeAlias = _typing.Literal["_importance", b"_importance"]  # noqa: Y015
@@ -325,6 +439,11 @@ class Fragment(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     FORGET_TIME_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_BY_FIELD_NUMBER: _builtins.int
+    SUPERSEDES_FIELD_NUMBER: _builtins.int
+    VALID_FROM_FIELD_NUMBER: _builtins.int
+    VALID_UNTIL_FIELD_NUMBER: _builtins.int
+    SUPERSEDE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique and ordered by time of receipt: 26 characters of Crockford base 32."""
     kind: Global___FragmentKind.ValueType
@@ -359,6 +478,10 @@ class Fragment(_message.Message):
     """Changes with every change of the fragment, except its access statistics."""
     token_count: _builtins.int
     """Tokens of the content by the client's count; 0 if it gave none."""
+    superseded_by: _builtins.str
+    """The fragment that supersedes it; empty if none does. Never a forgotten one: if the newer fragment is forgotten or
+    removed, the older one is current again.
+    """
     @_builtins.property
     def structured(self) -> Global___StructuredObservation:
         """A step of an agent in parts."""
@@ -394,6 +517,24 @@ class Fragment(_message.Message):
     def forget_time(self) -> _timestamp_pb2.Timestamp:
         """When it was forgotten; unset otherwise."""
 
+    @_builtins.property
+    def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the fragments that it supersedes. A forgotten fragment keeps them, and supersedes them again if it is
+        restored.
+        """
+
+    @_builtins.property
+    def valid_from(self) -> _timestamp_pb2.Timestamp:
+        """From when its content is true; unset if it always was."""
+
+    @_builtins.property
+    def valid_until(self) -> _timestamp_pb2.Timestamp:
+        """Until when its content is true, exclusive; unset if no end is known."""
+
+    @_builtins.property
+    def supersede_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was superseded; unset otherwise."""
+
     def __init__(
         self,
         *,
@@ -421,10 +562,15 @@ class Fragment(_message.Message):
         etag: _builtins.str = ...,
         forget_time: _timestamp_pb2.Timestamp | None = ...,
         token_count: _builtins.int = ...,
+        superseded_by: _builtins.str = ...,
+        supersedes: _abc.Iterable[_builtins.str] | None = ...,
+        valid_from: _timestamp_pb2.Timestamp | None = ...,
+        valid_until: _timestamp_pb2.Timestamp | None = ...,
+        supersede_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "observe_time", b"observe_time", "structured", b"structured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "observe_time", b"observe_time", "structured", b"structured", "supersede_time", b"supersede_time", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "tier", b"tier", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["content", "structured"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -540,3 +686,83 @@ class MetadataCondition(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MetadataCondition: _TypeAlias = MetadataCondition  # noqa: Y015
+
+@_typing.final
+class Suspicion(_message.Message):
+    """Two fragments of one speaker that may not be true together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWER_ID_FIELD_NUMBER: _builtins.int
+    OLDER_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    FOLDED_FIELD_NUMBER: _builtins.int
+    newer_id: _builtins.str
+    """The fragment that was observed later."""
+    older_id: _builtins.str
+    """The fragment that may be outdated."""
+    reason: _builtins.str
+    """What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
+    server may add reasons.
+    """
+    folded: _builtins.bool
+    """In a recollection: the older fragment is folded under the newer one and takes no place in the answer."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was found."""
+
+    def __init__(
+        self,
+        *,
+        newer_id: _builtins.str = ...,
+        older_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        folded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "folded", b"folded", "newer_id", b"newer_id", "older_id", b"older_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Suspicion: _TypeAlias = Suspicion  # noqa: Y015
+
+@_typing.final
+class ConflictRecord(_message.Message):
+    """A suspicion and its decision."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUSPICION_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    DECIDE_TIME_FIELD_NUMBER: _builtins.int
+    decision: Global___ConflictDecision.ValueType
+    """The decision; UNSPECIFIED while it is open."""
+    note: _builtins.str
+    """The note of the decision."""
+    @_builtins.property
+    def suspicion(self) -> Global___Suspicion:
+        """The two fragments."""
+
+    @_builtins.property
+    def decide_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided."""
+
+    def __init__(
+        self,
+        *,
+        suspicion: Global___Suspicion | None = ...,
+        decision: Global___ConflictDecision.ValueType = ...,
+        note: _builtins.str = ...,
+        decide_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decide_time", b"decide_time", "suspicion", b"suspicion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decide_time", b"decide_time", "decision", b"decision", "note", b"note", "suspicion", b"suspicion"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConflictRecord: _TypeAlias = ConflictRecord  # noqa: Y015

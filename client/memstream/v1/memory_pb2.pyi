@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from memstream.v1 import fragment_pb2 as _fragment_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -280,6 +281,7 @@ class Policy(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     SCORE_IMPORTANCE_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
     profile: Global___Profile.ValueType
     """Where the defaults come from."""
     language: _builtins.str
@@ -314,6 +316,10 @@ class Policy(_message.Message):
     def retention(self) -> Global___RetentionPolicy:
         """Forgetting."""
 
+    @_builtins.property
+    def conflicts(self) -> Global___ConflictPolicy:
+        """Suspicions."""
+
     def __init__(
         self,
         *,
@@ -328,10 +334,11 @@ class Policy(_message.Message):
         recall: Global___RecallPolicy | None = ...,
         retention: Global___RetentionPolicy | None = ...,
         score_importance: _builtins.bool | None = ...,
+        conflicts: Global___ConflictPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_max: _TypeAlias = _typing.Literal["backlog_max"]  # noqa: Y015
     _WhichOneofArgType__backlog_max: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max"]  # noqa: Y015
@@ -575,6 +582,7 @@ class RecallPolicy(_message.Message):
     REINFORCE_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
+    TRUTH_FIELD_NUMBER: _builtins.int
     ranking: Global___RankingRule.ValueType
     """How recollections are ranked. Default ABSOLUTE; dbgpt DBGPT."""
     limit: _builtins.int
@@ -609,6 +617,10 @@ class RecallPolicy(_message.Message):
     """Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
     own, and never with DB-GPT's ranking.
     """
+    truth: _fragment_pb2.Truth.ValueType
+    """Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.
+    Default CURRENT; dbgpt ALL.
+    """
     def __init__(
         self,
         *,
@@ -628,10 +640,11 @@ class RecallPolicy(_message.Message):
         reinforce: _builtins.bool | None = ...,
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
+        truth: _fragment_pb2.Truth.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "weak_below", b"weak_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_alpha", b"_alpha", "_beta", b"_beta", "_candidates", b"_candidates", "_context_weight", b"_context_weight", "_decay_per_hour", b"_decay_per_hour", "_dense_weight", b"_dense_weight", "_fold", b"_fold", "_gamma", b"_gamma", "_lexical_weight", b"_lexical_weight", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_sensory", b"_sensory", "_speaker_bonus", b"_speaker_bonus", "_weak_below", b"_weak_below", "alpha", b"alpha", "beta", b"beta", "candidates", b"candidates", "context_weight", b"context_weight", "decay_per_hour", b"decay_per_hour", "dense_weight", b"dense_weight", "fold", b"fold", "gamma", b"gamma", "lexical_weight", b"lexical_weight", "limit", b"limit", "min_relevance", b"min_relevance", "ranking", b"ranking", "reinforce", b"reinforce", "sensory", b"sensory", "speaker_bonus", b"speaker_bonus", "truth", b"truth", "weak_below", b"weak_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__alpha: _TypeAlias = _typing.Literal["alpha"]  # noqa: Y015
     _WhichOneofArgType__alpha: _TypeAlias = _typing.Literal["_alpha", b"_alpha"]  # noqa: Y015
@@ -752,6 +765,49 @@ class RetentionPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_min) -> _WhichOneofReturnType__retention_min | None: ...
 
 Global___RetentionPolicy: _TypeAlias = RetentionPolicy  # noqa: Y015
+
+@_typing.final
+class ConflictPolicy(_message.Message):
+    """Suspicions: statements of one speaker that may not be true together, found by rules and without a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUSPECT_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    FOLD_FIELD_NUMBER: _builtins.int
+    suspect: _builtins.bool
+    """Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false."""
+    margin: _builtins.float
+    """How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
+    Default 0.3.
+    """
+    fold: _builtins.bool
+    """Fold the older of two suspected fragments under the newer one. Default true."""
+    def __init__(
+        self,
+        *,
+        suspect: _builtins.bool | None = ...,
+        margin: _builtins.float | None = ...,
+        fold: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
+    _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
+    _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
+    _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
+    _WhichOneofReturnType__suspect: _TypeAlias = _typing.Literal["suspect"]  # noqa: Y015
+    _WhichOneofArgType__suspect: _TypeAlias = _typing.Literal["_suspect", b"_suspect"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__suspect) -> _WhichOneofReturnType__suspect | None: ...
+
+Global___ConflictPolicy: _TypeAlias = ConflictPolicy  # noqa: Y015
 
 @_typing.final
 class MemoryStats(_message.Message):

@@ -673,6 +673,7 @@ class ListFragmentsRequest(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TRUTH_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -683,6 +684,8 @@ class ListFragmentsRequest(_message.Message):
     """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
     """From the previous answer; empty for the first page."""
+    truth: _fragment_pb2.Truth.ValueType
+    """CURRENT lists only current fragments. Unset: ALL."""
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
         """The filter."""
@@ -696,10 +699,11 @@ class ListFragmentsRequest(_message.Message):
         forgotten: _builtins.bool = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        truth: _fragment_pb2.Truth.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "truth", b"truth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -972,11 +976,11 @@ class RestoreFragmentsRequest(_message.Message):
     """A repeat with the same id returns the first answer."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By id; at most 1,000."""
+        """By id; at most 1,000. What supersedes one of them no longer does."""
 
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
-        """Or by filter, when no ids are given; an empty filter is refused."""
+        """Or by filter of forgotten fragments, when no ids are given; an empty filter is refused. Supersessions stay."""
 
     def __init__(
         self,
@@ -1006,7 +1010,7 @@ class RestoreFragmentsResponse(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
-    """How many were restored."""
+    """How many were restored or are current again."""
     revision: _builtins.int
     """The memory's revision."""
     def __init__(
@@ -1022,6 +1026,228 @@ class RestoreFragmentsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreFragmentsResponse: _TypeAlias = RestoreFragmentsResponse  # noqa: Y015
+
+@_typing.final
+class SupersedeFragmentsRequest(_message.Message):
+    """Supersedes fragments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    EXTERNAL_IDS_FIELD_NUMBER: _builtins.int
+    NEWER_ID_FIELD_NUMBER: _builtins.int
+    NEWER_EXTERNAL_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    newer_id: _builtins.str
+    """By id."""
+    newer_external_id: _builtins.str
+    """By the client's own key."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The older fragments by id. Of one that is superseded already, the current end of its chain is superseded."""
+
+    @_builtins.property
+    def external_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The older fragments by external_id. At least one id or external_id, at most 1,000 together."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+        external_ids: _abc.Iterable[_builtins.str] | None = ...,
+        newer_id: _builtins.str = ...,
+        newer_external_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newer", b"newer", "newer_external_id", b"newer_external_id", "newer_id", b"newer_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["external_ids", b"external_ids", "ids", b"ids", "memory", b"memory", "namespace", b"namespace", "newer", b"newer", "newer_external_id", b"newer_external_id", "newer_id", b"newer_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_newer: _TypeAlias = _typing.Literal["newer_id", "newer_external_id"]  # noqa: Y015
+    _WhichOneofArgType_newer: _TypeAlias = _typing.Literal["newer", b"newer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_newer) -> _WhichOneofReturnType_newer | None: ...
+
+Global___SupersedeFragmentsRequest: _TypeAlias = SupersedeFragmentsRequest  # noqa: Y015
+
+@_typing.final
+class SupersedeFragmentsResponse(_message.Message):
+    """The fragments are superseded. If one of them, or the newer one, is not in the memory, the call fails with
+    FRAGMENT_NOT_FOUND; if the newer one is an older state of one of them, with INVALID_FIELD. Then nothing has changed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    superseded: _builtins.int
+    """How many were superseded by this call; those that the newer fragment supersedes already are not counted."""
+    revision: _builtins.int
+    """The memory's revision."""
+    def __init__(
+        self,
+        *,
+        superseded: _builtins.int = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["revision", b"revision", "superseded", b"superseded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SupersedeFragmentsResponse: _TypeAlias = SupersedeFragmentsResponse  # noqa: Y015
+
+@_typing.final
+class ListConflictsRequest(_message.Message):
+    """Lists suspicions, by age of the newer fragment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    DECIDED_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    decided: _builtins.bool
+    """List the decided ones instead of the open ones."""
+    page_size: _builtins.int
+    """Page size, at most 1,000; 0 takes 100."""
+    page_token: _builtins.str
+    """From the previous answer; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        decided: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConflictsRequest: _TypeAlias = ListConflictsRequest  # noqa: Y015
+
+@_typing.final
+class ListConflictsResponse(_message.Message):
+    """A page of suspicions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFLICTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def conflicts(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.ConflictRecord]:
+        """The suspicions."""
+
+    def __init__(
+        self,
+        *,
+        conflicts: _abc.Iterable[_fragment_pb2.ConflictRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConflictsResponse: _TypeAlias = ListConflictsResponse  # noqa: Y015
+
+@_typing.final
+class ResolveConflictRequest(_message.Message):
+    """Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+    RestoreFragments undoes it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    NEWER_ID_FIELD_NUMBER: _builtins.int
+    OLDER_ID_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    newer_id: _builtins.str
+    """The newer fragment."""
+    older_id: _builtins.str
+    """The older fragment."""
+    decision: _fragment_pb2.ConflictDecision.ValueType
+    """The decision."""
+    note: _builtins.str
+    """Why, for later readers; at most 1,000 characters."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        newer_id: _builtins.str = ...,
+        older_id: _builtins.str = ...,
+        decision: _fragment_pb2.ConflictDecision.ValueType = ...,
+        note: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "memory", b"memory", "namespace", b"namespace", "newer_id", b"newer_id", "note", b"note", "older_id", b"older_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResolveConflictRequest: _TypeAlias = ResolveConflictRequest  # noqa: Y015
+
+@_typing.final
+class ResolveConflictResponse(_message.Message):
+    """The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFLICT_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """The memory's revision."""
+    @_builtins.property
+    def conflict(self) -> _fragment_pb2.ConflictRecord:
+        """The suspicion with its decision."""
+
+    def __init__(
+        self,
+        *,
+        conflict: _fragment_pb2.ConflictRecord | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conflict", b"conflict"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict", b"conflict", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResolveConflictResponse: _TypeAlias = ResolveConflictResponse  # noqa: Y015
 
 @_typing.final
 class EraseFragmentsRequest(_message.Message):

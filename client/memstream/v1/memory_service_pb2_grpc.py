@@ -112,6 +112,21 @@ class MemoryServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsResponse.FromString,
                 _registered_method=True)
+        self.SupersedeFragments = channel.unary_unary(
+                '/memstream.v1.MemoryService/SupersedeFragments',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsResponse.FromString,
+                _registered_method=True)
+        self.ListConflicts = channel.unary_unary(
+                '/memstream.v1.MemoryService/ListConflicts',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ListConflictsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListConflictsResponse.FromString,
+                _registered_method=True)
+        self.ResolveConflict = channel.unary_unary(
+                '/memstream.v1.MemoryService/ResolveConflict',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.FromString,
+                _registered_method=True)
         self.EraseFragments = channel.unary_unary(
                 '/memstream.v1.MemoryService/EraseFragments',
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.EraseFragmentsRequest.SerializeToString,
@@ -239,7 +254,28 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RestoreFragments(self, request, context):
-        """Restores forgotten fragments.
+        """Restores forgotten fragments, and makes superseded ones current again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SupersedeFragments(self, request, context):
+        """Marks fragments as superseded by a newer one. RestoreFragments undoes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConflicts(self, request, context):
+        """Lists suspicions: fragments that may not be true together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResolveConflict(self, request, context):
+        """Decides a suspicion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -350,6 +386,21 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     servicer.RestoreFragments,
                     request_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsResponse.SerializeToString,
+            ),
+            'SupersedeFragments': grpc.unary_unary_rpc_method_handler(
+                    servicer.SupersedeFragments,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsResponse.SerializeToString,
+            ),
+            'ListConflicts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConflicts,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListConflictsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ListConflictsResponse.SerializeToString,
+            ),
+            'ResolveConflict': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveConflict,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.SerializeToString,
             ),
             'EraseFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseFragments,
@@ -780,6 +831,87 @@ class MemoryService(object):
             '/memstream.v1.MemoryService/RestoreFragments',
             memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsRequest.SerializeToString,
             memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SupersedeFragments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/SupersedeFragments',
+            memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.SupersedeFragmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConflicts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ListConflicts',
+            memstream_dot_v1_dot_memory__service__pb2.ListConflictsRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ListConflictsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveConflict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ResolveConflict',
+            memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,7 +65,13 @@ class MemoryServiceStub:
     ForgetFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]
-    """Restores forgotten fragments."""
+    """Restores forgotten fragments, and makes superseded ones current again."""
+    SupersedeFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.SupersedeFragmentsRequest, _memory_service_pb2.SupersedeFragmentsResponse]
+    """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
+    ListConflicts: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListConflictsRequest, _memory_service_pb2.ListConflictsResponse]
+    """Lists suspicions: fragments that may not be true together."""
+    ResolveConflict: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]
+    """Decides a suspicion."""
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -112,7 +118,13 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ForgetFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ForgetFragmentsRequest, _memory_service_pb2.ForgetFragmentsResponse]  # type: ignore[assignment]
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]  # type: ignore[assignment]
-    """Restores forgotten fragments."""
+    """Restores forgotten fragments, and makes superseded ones current again."""
+    SupersedeFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.SupersedeFragmentsRequest, _memory_service_pb2.SupersedeFragmentsResponse]  # type: ignore[assignment]
+    """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
+    ListConflicts: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListConflictsRequest, _memory_service_pb2.ListConflictsResponse]  # type: ignore[assignment]
+    """Lists suspicions: fragments that may not be true together."""
+    ResolveConflict: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]  # type: ignore[assignment]
+    """Decides a suspicion."""
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
@@ -246,7 +258,31 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.RestoreFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.RestoreFragmentsResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentsResponse]]:
-        """Restores forgotten fragments."""
+        """Restores forgotten fragments, and makes superseded ones current again."""
+
+    @_abc_1.abstractmethod
+    def SupersedeFragments(
+        self,
+        request: _memory_service_pb2.SupersedeFragmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.SupersedeFragmentsResponse, _abc.Awaitable[_memory_service_pb2.SupersedeFragmentsResponse]]:
+        """Marks fragments as superseded by a newer one. RestoreFragments undoes it."""
+
+    @_abc_1.abstractmethod
+    def ListConflicts(
+        self,
+        request: _memory_service_pb2.ListConflictsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ListConflictsResponse, _abc.Awaitable[_memory_service_pb2.ListConflictsResponse]]:
+        """Lists suspicions: fragments that may not be true together."""
+
+    @_abc_1.abstractmethod
+    def ResolveConflict(
+        self,
+        request: _memory_service_pb2.ResolveConflictRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ResolveConflictResponse, _abc.Awaitable[_memory_service_pb2.ResolveConflictResponse]]:
+        """Decides a suspicion."""
 
     @_abc_1.abstractmethod
     def EraseFragments(

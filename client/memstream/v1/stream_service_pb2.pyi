@@ -691,6 +691,7 @@ class RecallQuery(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
+    TRUTH_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -728,6 +729,10 @@ class RecallQuery(_message.Message):
     """Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy."""
     weak_below: _builtins.float
     """Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy."""
+    truth: _fragment_pb2.Truth.ValueType
+    """Which fragments to return. Unset: by policy. Validity is judged by the server's clock, as expiry is; `now` does not
+    change it. It applies to the working memory too.
+    """
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -778,10 +783,11 @@ class RecallQuery(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
+        truth: _fragment_pb2.Truth.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -1043,6 +1049,9 @@ class Recollection(_message.Message):
     TRUNCATED_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     FOLDED_IDS_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    CHAIN_FIELD_NUMBER: _builtins.int
+    SUSPICIONS_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """The score that it was ranked by."""
     relevance: _builtins.float
@@ -1051,6 +1060,8 @@ class Recollection(_message.Message):
     """Its place, from 1."""
     truncated: _builtins.bool
     """The server truncated its content to fit the token budget."""
+    status: _fragment_pb2.TruthStatus.ValueType
+    """Whether the fragment is current."""
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
         """The fragment, as it was before this recall."""
@@ -1067,6 +1078,16 @@ class Recollection(_message.Message):
         which return everything in order, nothing is folded.
         """
 
+    @_builtins.property
+    def chain(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainLink]:
+        """The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
+        newer; empty if the fragment has no such relation. At most 20, the newest.
+        """
+
+    @_builtins.property
+    def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Suspicion]:
+        """The open suspicions about the fragment, as the newer or the older of two."""
+
     def __init__(
         self,
         *,
@@ -1077,14 +1098,49 @@ class Recollection(_message.Message):
         truncated: _builtins.bool = ...,
         explanation: Global___Explanation | None = ...,
         folded_ids: _abc.Iterable[_builtins.str] | None = ...,
+        status: _fragment_pb2.TruthStatus.ValueType = ...,
+        chain: _abc.Iterable[Global___ChainLink] | None = ...,
+        suspicions: _abc.Iterable[_fragment_pb2.Suspicion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Recollection: _TypeAlias = Recollection  # noqa: Y015
+
+@_typing.final
+class ChainLink(_message.Message):
+    """A fragment in a chain of supersessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_ID_FIELD_NUMBER: _builtins.int
+    OBSERVE_TIME_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    fragment_id: _builtins.str
+    """Its id."""
+    status: _fragment_pb2.TruthStatus.ValueType
+    """Whether it is current."""
+    @_builtins.property
+    def observe_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was perceived."""
+
+    def __init__(
+        self,
+        *,
+        fragment_id: _builtins.str = ...,
+        observe_time: _timestamp_pb2.Timestamp | None = ...,
+        status: _fragment_pb2.TruthStatus.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["observe_time", b"observe_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "observe_time", b"observe_time", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChainLink: _TypeAlias = ChainLink  # noqa: Y015
 
 @_typing.final
 class Explanation(_message.Message):
@@ -1186,14 +1242,20 @@ class NearMiss(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     RELEVANCE_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_BY_FIELD_NUMBER: _builtins.int
     fragment_id: _builtins.str
     """Its id."""
     stage: _builtins.str
-    """What removed it: "filter", "candidates", "min_relevance", "folded" (a recollection says the same), "limit", "budget"."""
+    """What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+    "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
+    suspicion), "limit", "budget".
+    """
     score: _builtins.float
     """Its score, if it was scored."""
     relevance: _builtins.float
     """Its relevance, if it was scored."""
+    superseded_by: _builtins.str
+    """With the stage "superseded": the fragment that supersedes it."""
     def __init__(
         self,
         *,
@@ -1201,10 +1263,11 @@ class NearMiss(_message.Message):
         stage: _builtins.str = ...,
         score: _builtins.float | None = ...,
         relevance: _builtins.float | None = ...,
+        superseded_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "relevance", b"relevance", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "fragment_id", b"fragment_id", "relevance", b"relevance", "score", b"score", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "fragment_id", b"fragment_id", "relevance", b"relevance", "score", b"score", "stage", b"stage", "superseded_by", b"superseded_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__relevance: _TypeAlias = _typing.Literal["relevance"]  # noqa: Y015
     _WhichOneofArgType__relevance: _TypeAlias = _typing.Literal["_relevance", b"_relevance"]  # noqa: Y015
@@ -1259,7 +1322,7 @@ class RecallDone(_message.Message):
     revision: _builtins.int
     """The revision that was read."""
     eligible: _builtins.int
-    """Fragments that passed the filter."""
+    """Fragments that passed the filter and `truth`."""
     considered: _builtins.int
     """Candidates that were scored."""
     best_relevance: _builtins.float

@@ -23,6 +23,8 @@ models: installs, lists and removes local embedding models.
 recall: answers a query.
 serve: runs a server.
 showing: show, stats and info.
+conflicts: lists statements that may not be true together, and decides one
+supersede: marks fragments as corrected by a newer one, or undoes it.
 transfer: export and import.
 verify: checks a journal.
 

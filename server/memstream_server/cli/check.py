@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +18,8 @@ from memstream import errors
 from memstream.client import Client, connect
 from memstream.local_client import local
 from memstream.memory import Memory
-from memstream.values import Answer, Recollection
+from memstream.sent import Sent
+from memstream.values import Answer, Recollection, Truth
 from memstream_server.cli.check_file import BadFileError, Check, Expectation, Question, policy_problem, read_check
 from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option
@@ -92,6 +93,7 @@ async def _run_check(check: Check, address: str | None, token: str | None) -> li
             raise policy_problem(check.document, ("policy",), error) from error
         try:
             ids = await _store_observations(memory, check)
+            current = await _current_ids(memory, check)
             async with memory.recall() as recall:
                 # One after the other, without reinforcement: no question changes the answer to another one.
                 answers = [
@@ -103,7 +105,7 @@ async def _run_check(check: Check, address: str | None, token: str | None) -> li
         finally:
             await client.delete_memory(path)
     pairs = zip(check.questions, answers, strict=True)
-    return [result for asked, answer in pairs for result in _judge(asked, answer, ids)]
+    return [result for asked, answer in pairs for result in _judge(asked, answer, ids, current)]
 
 
 @contextlib.asynccontextmanager
@@ -119,10 +121,11 @@ async def _client(address: str | None, token: str | None) -> AsyncIterator[Clien
 
 async def _store_observations(memory: Memory, check: Check) -> dict[str, set[str]]:
     """Returns the fragments of each observation with an id: its own, and the one that it was counted on."""
-    named = {}
+    named: dict[str, Sent] = {}
     async with memory.observe(producer="check", outcomes=True) as stream:
         for id, observation in check.observations:
-            sent = await stream.send(observation)
+            keys = [await _fragment_of(named[key], key) if key in named else key for key in observation.supersedes]
+            sent = await stream.send(replace(observation, supersedes=keys) if keys else observation)
             if id:
                 named[id] = sent
         await stream.flush()
@@ -132,13 +135,33 @@ async def _store_observations(memory: Memory, check: Check) -> dict[str, set[str
     return {id: {got.fragment_id, got.other_id} - {""} for id, got in outcomes.items() if got is not None}
 
 
-def _judge(asked: Question, answer: Answer, ids: dict[str, set[str]]) -> list[Result]:
+async def _fragment_of(sent: Sent, key: str) -> str:
+    """The fragment of an earlier observation of the file."""
+    outcome = (await sent).outcome
+    return key if outcome is None else outcome.other_id or outcome.fragment_id
+
+
+async def _current_ids(memory: Memory, check: Check) -> set[str]:
+    """The ids of the current fragments, if an expectation asks for them."""
+    if not any(expectation.current is not None for asked in check.questions for expectation in asked.expect):
+        return set()
+    return {fragment.id async for fragment in memory.list_fragments(truth=Truth.CURRENT)}
+
+
+def _judge(asked: Question, answer: Answer, ids: dict[str, set[str]], current: set[str]) -> list[Result]:
     best = tuple(fragment_text(hit.fragment) for hit in answer[:_BEST_SHOWN])
     results = []
     for expectation in asked.expect:
-        place = next((at for at, hit in enumerate(answer, 1) if _matches(expectation, hit, ids)), None)
+        places = (
+            at
+            for at, hit in enumerate(answer, 1)
+            if _matches(expectation, hit, ids) and (expectation.current is not True or hit.fragment.id in current)
+        )
+        place = next(places, None)
         within = expectation.first or asked.limit
         passed = place is None if expectation.absent else place is not None and place <= within
+        if expectation.current is False:
+            passed = current.isdisjoint(ids.get(expectation.id or "", ()))
         results.append(Result(asked.question, _describe(expectation, within), passed, place, best))
     if asked.weak is not None:
         expected = "weak" if asked.weak else "not weak"
@@ -154,7 +177,10 @@ def _matches(expectation: Expectation, hit: Recollection, ids: dict[str, set[str
 
 def _describe(expectation: Expectation, within: int) -> str:
     subject = expectation.id if expectation.id is not None else f'"{expectation.contains}"'
-    return f"{subject} absent" if expectation.absent else f"{subject} in the first {within}"
+    if expectation.current is False:
+        return f"{subject} not current"
+    words = f"{subject} absent" if expectation.absent else f"{subject} in the first {within}"
+    return f"{words}, current" if expectation.current else words
 
 
 # ---- results

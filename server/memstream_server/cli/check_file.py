@@ -45,7 +45,7 @@ class Expectation(_Strict):
     absent: bool = False
     """Must not appear."""
     current: bool | None = None
-    """Reserved: must be the current one after a correction."""
+    """Whether it must be current, that is, neither superseded nor outside its validity."""
 
     @model_validator(mode="after")
     def _has_one_subject(self) -> Expectation:
@@ -53,6 +53,10 @@ class Expectation(_Strict):
             raise ValueError("needs exactly one of id and contains")
         if self.absent and self.first is not None:
             raise ValueError("first does not go with absent: an absent one is nowhere in the answer")
+        if self.current is not None and self.absent:
+            raise ValueError("current does not go with absent: give one of them")
+        if self.current is False and (self.id is None or self.first is not None):
+            raise ValueError("current: false needs an id and no first: such a fragment is usually not in the answer")
         return self
 
 
@@ -89,7 +93,7 @@ class Check:
     policy: Mapping[str, Any]
     now: datetime | None
     observations: Sequence[tuple[str, Observation]]
-    """In order, each with its id, or an empty one."""
+    """In order, each with its id, or an empty one; `supersedes` may name ids of the file."""
     questions: Sequence[Question]
     document: Document
     """For errors that only the server finds."""
@@ -186,10 +190,6 @@ def _check_question(document: Document, number: int, question: Question, ids: Se
     where: Path_ = ("questions", number)
     for place, expectation in enumerate(question.expect):
         here: Path_ = (*where, "expect", place)
-        if expectation.current is not None:
-            raise document.problem(
-                (*here, "current"), "this version does not know which of two observations is current"
-            )
         if expectation.id is not None and expectation.id not in ids:
             raise document.problem((*here, "id"), f"no observation has the id {expectation.id!r}")
         if expectation.first is not None and expectation.first > question.limit:

@@ -25,6 +25,8 @@ COMMANDS = {
     "export": ("transfer", "Export a memory or a namespace to a file."),
     "import": ("transfer", "Import an export into a server."),
     "adopt": ("adopt", "Import a Milvus collection as the long-term tier of a new memory."),
+    "supersede": ("supersede", "Mark fragments as corrected by a newer one."),
+    "conflicts": ("conflicts", "List statements that may not be true together, and decide one."),
     "erase": ("long_work", "Erase fragments permanently, with everything derived from them."),
     "purge": ("long_work", "Erase forgotten fragments past their grace period now."),
     "reindex": ("long_work", "Rebuild the vector index, or re-embed all content."),

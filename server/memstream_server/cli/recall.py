@@ -13,7 +13,7 @@ from rich.text import Text
 from memstream.client import Client
 from memstream.memory import Memory
 from memstream.standing import AnswerChange
-from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
+from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Truth, TruthStatus, Weights
 from memstream_server.cli.failures import Misuse
 from memstream_server.cli.options import TimeParam, filter_options, json_option
 from memstream_server.cli.output import (
@@ -57,6 +57,12 @@ _NEAR_MISSES = 10
     "--fold/--no-fold", default=None, help="Rank fragments with the same content as one. Default: the memory's policy."
 )
 @click.option(
+    "--truth",
+    type=click.Choice([each.value for each in Truth]),
+    help="Only current fragments, or superseded and not valid ones too. Default: the memory's policy.",
+)
+@click.option("--all", "everything", is_flag=True, help="The same as --truth all.")
+@click.option(
     "-f", "--follow", is_flag=True, help="Show what enters, changes in and leaves the answer, until interrupted."
 )
 @server_options
@@ -77,6 +83,8 @@ def recall_command(
     min_revision: int,
     reinforce: bool | None,
     fold: bool | None,
+    truth: str | None,
+    everything: bool,
     follow: bool,
     server: Server,
     as_json: bool,
@@ -89,6 +97,7 @@ def recall_command(
       memstream recall demo/joy "what is my name?"
       memstream recall demo/joy "when does the train leave?" -n 3 --explain
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
+      memstream recall demo/joy "where does Ann live?" --all
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
@@ -98,6 +107,9 @@ def recall_command(
     """
     if follow and (working or reinforce):
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
+    if everything and truth == Truth.CURRENT:
+        raise Misuse("--all contradicts --truth current: give one of them")
+    wanted = Truth.ALL if everything else None if truth is None else Truth(truth)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -111,6 +123,7 @@ def recall_command(
         now=now,
         reinforce=reinforce,
         fold=fold,
+        truth=wanted,
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
@@ -184,6 +197,9 @@ def _format_hit(hit: Recollection) -> Text:
     lines.append(escape_text(fragment_text(fragment), _WORDS_SHOWN))
     if hit.folded_ids:
         lines.append(Text(f"(+{len(hit.folded_ids):,} alike)", style="dim"))
+    if hit.status not in (TruthStatus.CURRENT, TruthStatus.UNKNOWN):
+        by = f" by {fragment.superseded_by}" if hit.status is TruthStatus.SUPERSEDED else ""
+        lines.append(Text(f"({hit.status.value.replace('_', ' ')}{by})", style="yellow"))
     if hit.truncated:
         lines.append(Text("(truncated to fit the token budget)", style="dim"))
     if hit.explanation is not None:
@@ -203,7 +219,8 @@ def _print_near_misses(out: Console, answer: Answer) -> None:
         return
     grid = create_table("came close", "removed by", "score", "relevance", numbers=["score", "relevance"])
     for miss in answer.near_misses:
-        grid.add_row(miss.fragment_id, miss.stage, _format_number(miss.score), _format_number(miss.relevance))
+        stage = f"{miss.stage} by {miss.superseded_by}" if miss.superseded_by else miss.stage
+        grid.add_row(miss.fragment_id, stage, _format_number(miss.score), _format_number(miss.relevance))
     print_parts(out, grid)
 
 

@@ -197,6 +197,12 @@ def _parse_vector(key: str, value: object) -> list[float]:
     return [_parse_number(key, item) for item in value]
 
 
+def _parse_keys(key: str, value: object) -> list[str]:
+    if isinstance(value, list):
+        return [_parse_text(f"{key}[{number}]", each) for number, each in enumerate(value, 1)]
+    return [_parse_text(key, value)]
+
+
 BODIES = ("text", "content", "structured")
 """Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
@@ -211,5 +217,8 @@ FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "expire_time": ("expire_time", _parse_time),
     "ttl": ("ttl", _parse_duration),
     "token_count": ("token_count", _parse_integer),
+    "supersedes": ("supersedes", _parse_keys),
+    "valid_from": ("valid_from", _parse_time),
+    "valid_until": ("valid_until", _parse_time),
 }
 """Other keys of a record: the observation's field and the parser of its value. null means absent."""

@@ -15,6 +15,9 @@ Values and decisions:
     enhancement: when an observation enhances a short-term fragment, and the merged content of a promotion
     identity: when an observation repeats or echoes a fragment, and the index that finds repeats
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
+    supersession: which fragment a newer one corrects, and the chains that follow
+    departures: what a fragment that leaves, or returns, does to its chains
+    suspicions: which statements of a speaker may not be true together, without a model
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone
@@ -32,6 +35,7 @@ Recall:
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score
+    newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names
     budget: the token budget of a recall

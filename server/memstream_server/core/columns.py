@@ -11,7 +11,7 @@ import numpy.typing as npt
 from memstream_server.core.arrays import Growing
 from memstream_server.core.folding import fold_key
 from memstream_server.core.rendering import is_question
-from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
 PINNED_US = int(np.iinfo(np.int64).max)
@@ -62,6 +62,10 @@ def _tag_key(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
     return key, isinstance(value, bool), value
 
 
+def _bound_us(time_us: int | None, unbounded_us: int) -> int:
+    return unbounded_us if time_us is None else time_us
+
+
 def _expiry_us(fragment: Fragment) -> int:
     if fragment.pinned:
         return PINNED_US
@@ -90,6 +94,12 @@ class Columns:
         self._access_us = Growing(np.int64)
         self._words = Growing(np.int64)
         self._asks = Growing(np.bool_)
+        self._superseded = Growing(np.bool_)
+        self._valid_from_us = Growing(np.int64)
+        self._valid_until_us = Growing(np.int64)
+        self._has_superseded = False
+        self._has_validity = False
+        """Whether any fragment ever had a validity: without one, nothing is compared."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -184,6 +194,10 @@ class Columns:
         self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
         self._words.extend([fold_key(each) for each in fragments])
         self._asks.extend([is_question(each.content) for each in fragments])
+        self._superseded.extend([bool(each.superseded_by) for each in fragments])
+        self._valid_from_us.extend([_bound_us(each.valid_from_us, -NEVER_US) for each in fragments])
+        self._valid_until_us.extend([_bound_us(each.valid_until_us, NEVER_US) for each in fragments])
+        self._note_truth(fragments)
         self._metadata += [each.metadata for each in fragments]
         for slot, each in enumerate(fragments, first):
             if each.metadata:
@@ -196,6 +210,7 @@ class Columns:
         says_else: its words or speaker may have changed. Raises KeyError if it is absent.
         """
         slot = self._slots[fragment.id]
+        says_else = says_else or self._has_other_truth(slot, fragment)
         self._write_slot(slot, fragment)
         if says_else:
             self._words.view[slot] = fold_key(fragment)
@@ -250,6 +265,40 @@ class Columns:
             left &= (expire_us != NEVER_US) | (self._create_us.view > now_us - ttl_s * 1_000_000)
         return left
 
+    def is_expired_at(self, slot: int, now_us: int, ttl_s: int = 0) -> bool:
+        """As `is_unexpired`, of one slot."""
+        expire_us = int(self._expire_us.view[slot])
+        aged = bool(ttl_s) and expire_us == NEVER_US and self._create_us.view[slot] <= now_us - ttl_s * 1_000_000
+        return expire_us <= now_us or bool(aged)
+
+    def is_current(self, now_us: int) -> Mask | None:
+        """Slots that are not superseded and are within their validity; None if all are, which is usual."""
+        current = ~self._superseded.view if self._has_superseded else None
+        if not self._has_validity:
+            return current
+        valid = (self._valid_from_us.view <= now_us) & (self._valid_until_us.view > now_us)
+        return valid if current is None else current & valid
+
+    def is_superseded(self, slot: int) -> bool:
+        """Whether another fragment supersedes the one at a slot."""
+        return bool(self._superseded.view[slot])
+
+    def status_at(self, slot: int, now_us: int) -> TruthStatus:
+        """Whether the fragment at a slot is current at that time."""
+        if self._superseded.view[slot]:
+            return TruthStatus.SUPERSEDED
+        if now_us < self._valid_from_us.view[slot]:
+            return TruthStatus.NOT_YET_VALID
+        return TruthStatus.NO_LONGER_VALID if now_us >= self._valid_until_us.view[slot] else TruthStatus.CURRENT
+
+    def next_validity_us(self, now_us: int) -> int | None:
+        """The next time at which a validity begins or ends; None if there is none."""
+        if not self._has_validity:
+            return None
+        times_us = np.concatenate([self._valid_from_us.view[self.alive], self._valid_until_us.view[self.alive]])
+        later = times_us[(times_us > now_us) & (times_us < NEVER_US)]
+        return int(later.min()) if len(later) else None
+
     @property
     def create_us(self) -> npt.NDArray[np.int64]:
         """Times of receipt, int64[n]."""
@@ -269,9 +318,26 @@ class Columns:
         self._create_us.view[slot] = fragment.create_time_us
         self._expire_us.view[slot] = _expiry_us(fragment)
         self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
+        self._superseded.view[slot] = bool(fragment.superseded_by)
+        self._valid_from_us.view[slot] = _bound_us(fragment.valid_from_us, -NEVER_US)
+        self._valid_until_us.view[slot] = _bound_us(fragment.valid_until_us, NEVER_US)
+        self._note_truth((fragment,))
         if fragment.metadata != self._metadata[slot]:
             self._metadata[slot] = fragment.metadata
             self._index_metadata(slot, fragment.metadata)
+
+    def _note_truth(self, fragments: Sequence[Fragment]) -> None:
+        if not self._has_superseded:
+            self._has_superseded = any(each.superseded_by for each in fragments)
+        if not self._has_validity:
+            self._has_validity = any(each.has_validity for each in fragments)
+
+    def _has_other_truth(self, slot: int, fragment: Fragment) -> bool:
+        return bool(
+            self._superseded.view[slot] != bool(fragment.superseded_by)
+            or self._valid_from_us.view[slot] != _bound_us(fragment.valid_from_us, -NEVER_US)
+            or self._valid_until_us.view[slot] != _bound_us(fragment.valid_until_us, NEVER_US)
+        )
 
     def _index_metadata(self, slot: int, metadata: Metadata) -> None:
         for key, value in metadata:

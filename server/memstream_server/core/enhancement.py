@@ -62,10 +62,13 @@ def find_hit(
 def enhance_anchors(
     draft: Draft, other: Enhancement, vector: Vector | None, policy: ShortTermPolicy, similarity_min: float
 ) -> None:
-    """Enhance every short-term fragment that `other` hits. Without a vector it hits none."""
+    """Enhance every short-term fragment that `other` hits. Without a vector it hits none.
+
+    Superseded fragments are not enhanced.
+    """
     if vector is None:
         return
-    anchors = [each.vector for each in draft.short_term]
+    anchors = [None if each.fragment.superseded_by else each.vector for each in draft.short_term]
     for place in _find_near(anchors, [vector], policy, similarity_min):
         anchor = draft.short_term[place]
         found = find_hit(anchor, other, vector, policy, similarity_min, draft.seed)

@@ -39,6 +39,10 @@ class EventType(StrEnum):
     MODEL_ASKED = "model_asked"  # the memory used an LLM; `use` has the cost
     MEMORY_CREATED = "memory_created"
     MEMORY_UPDATED = "memory_updated"
+    SUPERSEDED = "superseded"  # `other` supersedes the fragment
+    SUPERSESSION_UNDONE = "supersession_undone"  # `other` no longer supersedes the fragment
+    CONFLICT_SUSPECTED = "conflict_suspected"  # the newer fragment may contradict the older `other`
+    CONFLICT_RESOLVED = "conflict_resolved"  # a suspicion about the newer fragment and `other` was decided
     IMPORTED = "imported"  # came from an export into tier `to_tier`, with the history in `imported`
 
 
@@ -102,3 +106,7 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     sources: tuple[str, ...] = ()
     use: ModelUse | None = None
     imported: Imported | None = None
+    conflict_reason: str = ""
+    """Of CONFLICT_SUSPECTED: a ConflictReason."""
+    conflict_decision: str = ""
+    """Of CONFLICT_RESOLVED: a ConflictDecision."""

@@ -1,7 +1,8 @@
 """Folding: fragments with the same words share one place in an answer; the best represents the others.
 
 Rule 1. Two fragments are the same if the same speaker says the same words in the same order, ignoring case, spaces,
-commas, quotes and final punctuation. A question and its statement differ.
+commas, quotes and final punctuation. A question and its statement differ. A superseded fragment and a current one
+differ, and so do fragments of different validity.
 Rule 2. Vectors are not compared: with the hashing embedder "does like" and "doesn't like", or "from Berlin" and "to
 Berlin", have a cosine of 1.00, and two long texts that differ in one number 0.99.
 """
@@ -26,7 +27,10 @@ def normalise_words(text: str) -> str:
 
 
 def fold_key(fragment: Fragment) -> int:
-    """Equal for fragments with the same words and speaker; valid within this process only."""
+    """Equal for fragments with the same words, speaker and truth; valid within this process only."""
+    if fragment.superseded_by or fragment.has_validity:  # a current one must not hide behind it
+        truth = (bool(fragment.superseded_by), fragment.valid_from_us, fragment.valid_until_us)
+        return hash((truth, normalise_words(fragment.content), fragment.structured, fragment.speaker))
     if fragment.structured is None:
         return hash((normalise_words(fragment.content), fragment.speaker))
     parts = tuple((name, normalise_words(value)) for name, value in fragment.structured.parts().items())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing
-from memstream_server.core.values import Fragment, FragmentKind, Metadata
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, TruthStatus
 
 Hashes = npt.NDArray[np.int64]
 _RECENT_MAX = 4_096
@@ -23,8 +23,13 @@ def identity_hash(fragment: Fragment) -> int:
 
 
 def is_repeat(new: Fragment, known: Fragment) -> bool:
-    """Whether the observation `new` repeats `known`, so that counting it there loses nothing."""
+    """Whether the observation `new` repeats `known`, so that counting it there loses nothing.
+
+    Words of a superseded fragment are new: what they say is true again.
+    """
     if known.kind is not FragmentKind.OBSERVATION or _identity_fields(new) != _identity_fields(known):
+        return False
+    if known.superseded_by or new.has_validity:
         return False
     return not new.own_importance or (known.own_importance and new.importance == known.importance)
 
@@ -44,13 +49,16 @@ def _identity_fields(fragment: Fragment) -> tuple[object, ...]:
         _given_time_us(fragment),
         fragment.own_vector,
         fragment.token_count,
+        fragment.valid_from_us,
+        fragment.valid_until_us,
     )
 
 
 def is_echo(new: Fragment, recalled: Fragment) -> bool:
     """Whether the observation `new`, which has the words of the `recalled` fragment, adds nothing to it.
 
-    The speaker may differ: agents repeat what they recalled. Metadata and expiry may be absent.
+    The speaker may differ: agents repeat what they recalled. Metadata and expiry may be absent. Words that are no
+    longer current are new information.
     """
     return (
         new.content == recalled.content
@@ -60,6 +68,8 @@ def is_echo(new: Fragment, recalled: Fragment) -> bool:
         and (new.expire_time_us is None or _same_expiry(new, recalled))
         and (not new.own_importance or new.importance == recalled.importance)
         and (_given_time_us(new) is None or new.observe_time_us == recalled.observe_time_us)
+        and not new.has_validity
+        and recalled.status_at(new.create_time_us) is TruthStatus.CURRENT
     )
 
 

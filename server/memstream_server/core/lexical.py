@@ -182,6 +182,11 @@ class LexicalIndex:
         if len(self):
             self._length_norms()
 
+    def sharing(self, terms: Hashes) -> tuple[Slots, npt.NDArray[np.integer]]:
+        """Live fragments with one of the distinct `terms`: parallel arrays (index in `terms`, slot), each pair once."""
+        which, slots, _ = self._find_postings(terms)
+        return which, slots
+
     def legs(self, terms: Hashes) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup."""
         found = self._find_postings(terms)

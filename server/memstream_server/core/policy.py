@@ -44,6 +44,13 @@ class Overflow(StrEnum):
     DROP = "drop"
 
 
+class Truth(StrEnum):
+    """Which fragments a recall returns."""
+
+    CURRENT = "current"
+    ALL = "all"
+
+
 class RankingRule(StrEnum):
     """Ranking formula of a recall."""
 
@@ -147,6 +154,9 @@ class RecallPolicy:
     sensory: bool = _tunable(True, "whether recall includes the sensory tier")
     reinforce: bool = _tunable(True, "offer the recollections to short-term")
     fold: bool = _tunable(True, "fold recollections that say the same into one")
+    truth: Truth = _tunable(
+        Truth.CURRENT, "whether a recall returns only current fragments, or superseded and not valid ones too"
+    )
     weak_below: float | None = _tunable(
         None,
         "best relevance below which an answer is marked weak; 0 is off; unset takes the embedding "
@@ -180,6 +190,23 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ConflictPolicy:
+    """Suspicions: statements of one speaker that may not be true together, found without a model."""
+
+    suspect: bool = _tunable(
+        True, "record suspicions about new observations, and let recall follow those that are open"
+    )
+    margin: float = _tunable(
+        0.3,
+        "how far the newer of two suspected fragments may score below the older one and still come first",
+        "score",
+        0,
+        10,
+    )
+    fold: bool = _tunable(True, "fold the older of two suspected fragments under the newer one")
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One memory's complete policy."""
 
@@ -198,6 +225,7 @@ class Policy:
     reflection: ReflectionPolicy = ReflectionPolicy()
     recall: RecallPolicy = RecallPolicy()
     retention: RetentionPolicy = RetentionPolicy()
+    conflicts: ConflictPolicy = ConflictPolicy()
 
 
 DEFAULT = Policy()
@@ -213,7 +241,8 @@ DBGPT = Policy(
         echo_window_s=0,
     ),
     reflection=ReflectionPolicy(threshold=0.0),
-    recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False),
+    recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False, truth=Truth.ALL),
+    conflicts=ConflictPolicy(suspect=False),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -17,6 +17,7 @@ Rule 3. If the query or the fragment has no vector, the lexical legs take over t
 so the score stays comparable with min_relevance and with other scores.
 Rule 4. A score is the correctly rounded sum (math.fsum) of value x weight over its parts.
 Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that order.
+Rule 6. The newer fragment of an open suspicion takes the place of the older one (suspicions.py); no score changes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.fitted_weights import MODEL
 from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
+from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Vector
@@ -82,6 +84,10 @@ class Question:
     """Whether to fold fragments with the same words and speaker."""
     preferred: frozenset[str] = frozenset()
     """Ids that represent their fold: those in a standing query's last answer."""
+    outdated: Mask | None = None
+    """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
+    suspected: Suspected = NOTHING_SUSPECTED
+    """Open suspicions, and how they change the order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,10 +167,13 @@ class Stage(StrEnum):
     """The stage that removed a fragment from an answer."""
 
     FILTER = "filter"
+    SUPERSEDED = "superseded"
+    VALIDITY = "validity"  # its validity has not begun or has ended
     CANDIDATES = "candidates"  # not among the best of any leg
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
     FOLDED = "folded"  # folded into a better fragment
+    SUSPECTED = "suspected"  # folded under the newer fragment of a suspicion
     BUDGET = "budget"  # set by the caller for what core/budget.py removed
 
 
@@ -174,6 +183,8 @@ class NearMiss:
 
     scored: Scored
     stage: Stage
+    superseded_by: str = ""
+    """Set by the caller for the stage SUPERSEDED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,8 @@ class Ranking:
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the candidates folded into a result, by the result's id."""
+    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of the older suspected candidates folded under a newer result, by the result's id."""
 
 
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
@@ -313,6 +326,7 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     if question.fold:
         chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+    chosen = add_newer(columns, chosen, question.suspected, allowed)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
@@ -384,7 +398,9 @@ def _choose_results(
     enough = inside & (assessed.relevance >= question.min_relevance)
     passed = order[enough[order]]
     distinct, folded = _fold_slots(columns, slots[passed], question)
-    kept = passed[distinct][: question.limit]
+    best_of_folds = passed[distinct]
+    kept, under = put_newer_first(columns, slots, assessed.scores, best_of_folds, question.suspected)
+    is_moved, kept = kept is not best_of_folds, kept[: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
     into = {columns.ids[slots[passed[place]]]: [passed[other] for other in others] for place, others in folded.items()}
@@ -392,15 +408,20 @@ def _choose_results(
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double)
+        hidden = np.zeros(len(slots), np.bool_)
+        hidden[[other for others in under.values() for other in others]] = True
+        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated, hidden)
         missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
+    if not is_moved:
+        results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
-        tuple(sorted(results, key=lambda each: (-each.score, -each.slot))),
+        tuple(results),
         Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
         if len(found)
         else Considered(),
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
+        {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
     )
 
 
@@ -422,17 +443,30 @@ class _Stages:
     enough: Mask
     double: Mask
     """Like `enough`, by index: folded into another."""
+    columns: Columns
+    outdated: Mask | None
+    hidden: Mask
+    """By index: folded under the newer fragment of a suspicion."""
 
     def of(self, place: int) -> Stage:
         """The stage that removed the fragment at an index."""
         slot = self.slots[place]
         if not self.allowed[slot]:
-            return Stage.FILTER
+            return stage_of_denied(self.columns, int(slot), self.outdated)
         if not self.considered[slot]:
             return Stage.CANDIDATES
         if not self.enough[place]:
             return Stage.MIN_RELEVANCE
+        if self.hidden[place]:
+            return Stage.SUSPECTED
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
+
+
+def stage_of_denied(columns: Columns, slot: int, outdated: Mask | None) -> Stage:
+    """The stage that removed a fragment that is not allowed."""
+    if outdated is None or not outdated[slot]:
+        return Stage.FILTER
+    return Stage.SUPERSEDED if columns.is_superseded(slot) else Stage.VALIDITY
 
 
 def _near_misses(

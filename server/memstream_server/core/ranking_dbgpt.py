@@ -19,7 +19,7 @@ import numpy as np
 from memstream_server.core.columns import Columns, Mask
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lexical import Floats
-from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Slots, Stage
+from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Slots, Stage, stage_of_denied
 
 FORMULA = "dbgpt/1"
 DECAY_PER_HOUR = 0.01
@@ -99,7 +99,10 @@ def rank_dbgpt(
         tuple(appended),
         Considered(len(inside), best_relevance, best_relevance),
         tuple(
-            NearMiss(each, Stage.FOLDED if each.id in double else _removal_stage(each.slot, allowed, passed))
+            NearMiss(
+                each,
+                Stage.FOLDED if each.id in double else _removal_stage(columns, each.slot, allowed, passed, question),
+            )
             for each in left
         ),
         {
@@ -134,7 +137,7 @@ def _score_slots(
     return Scored(slot, columns.ids[slot], score, closeness, known, names, values, factors)
 
 
-def _removal_stage(slot: int, allowed: Mask, passed: set[int]) -> Stage:
+def _removal_stage(columns: Columns, slot: int, allowed: Mask, passed: set[int], question: Question) -> Stage:
     if not allowed[slot]:
-        return Stage.FILTER
+        return stage_of_denied(columns, slot, question.outdated)
     return Stage.LIMIT if slot in passed else Stage.MIN_RELEVANCE

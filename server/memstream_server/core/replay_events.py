@@ -28,6 +28,7 @@ class Place:
     duplicate_count: int = 0
     sources: tuple[str, ...] = ()
     forgotten: bool = False
+    superseded_by: str = ""
 
 
 def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Place:
@@ -41,6 +42,7 @@ def place_of(fragment: Fragment, enhancements: Iterable[Enhancement] = ()) -> Pl
         duplicate_count=fragment.duplicate_count,
         sources=fragment.sources,
         forgotten=fragment.forget_time_us is not None,
+        superseded_by=fragment.superseded_by,
     )
 
 
@@ -54,7 +56,16 @@ def fold_all(events: Iterable[Event]) -> dict[str, Place]:
 
 GONE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED})
 """These remove the fragment."""
-_ELSEWHERE = frozenset({EventType.ECHOED, EventType.MODEL_ASKED, EventType.MEMORY_CREATED, EventType.MEMORY_UPDATED})
+_ELSEWHERE = frozenset(
+    {
+        EventType.ECHOED,
+        EventType.MODEL_ASKED,
+        EventType.MEMORY_CREATED,
+        EventType.MEMORY_UPDATED,
+        EventType.CONFLICT_SUSPECTED,
+        EventType.CONFLICT_RESOLVED,
+    }
+)
 """These concern the memory, or a fragment that may be removed by now: they change no place."""
 
 
@@ -149,6 +160,10 @@ def _apply_move(place: Place, event: Event) -> Place:
             return _apply_attributes(place, event)
         case EventType.FORGOTTEN:
             return _forget_place(place)
+        case EventType.SUPERSEDED:
+            return replace(place, superseded_by=event.other)
+        case EventType.SUPERSESSION_UNDONE:
+            return replace(place, superseded_by="")
         case _:
             return place
 

@@ -25,6 +25,7 @@ from memstream_server.core.events import EventType, Reason
 from memstream_server.core.identity import is_echo, is_repeat
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
 from memstream_server.core.retention import is_expired
+from memstream_server.core.supersession import mark_superseded
 from memstream_server.core.transition import Draft, InsightRequest, Transition
 from memstream_server.core.values import (
     Enhancement,
@@ -62,6 +63,10 @@ class Newcomer:
     """The live long-term fragment that it repeats."""
     refused: bool = False
     """The embedding model refused the text permanently; False if the vector only waits for the model."""
+    corrects: bool = False
+    """The client named fragments that it supersedes: it is neither a repeat nor an echo."""
+    supersedes: tuple[Fragment, ...] = ()
+    """Those of them that are in the memory, each the current end of its chain."""
 
 
 class Recollected(Struct, frozen=True, gc=False, eq=False):
@@ -107,7 +112,9 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
     draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
     fragment = newcomer.fragment
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
-    if recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
+    if newcomer.corrects:
+        _enter_memory(draft, rules, newcomer)
+    elif recalled is not None and _is_found(recalled, fragment, policy) and is_echo(fragment, recalled):
         draft.record_event(EventType.ECHOED, recalled.id, other=fragment.id)
     elif not (policy.short_term.repeats and _count_if_repeat(draft, rules, newcomer)):
         _enter_memory(draft, rules, newcomer)
@@ -147,10 +154,12 @@ def settle_held(state: State, policy: Policy, similarity_min: float) -> Transiti
 
 def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
     fragment = newcomer.fragment.with_tier(rules.first)
-    held = Held(fragment, newcomer.vector)
     draft.record_event(EventType.OBSERVED, fragment.id, to_tier=rules.first, importance=fragment.importance)
     if newcomer.refused:
         draft.record_event(EventType.UNVECTORED, fragment.id)
+    if newcomer.supersedes:  # first: the newcomer must not enhance what it corrects
+        fragment = mark_superseded(draft, newcomer.supersedes, fragment, fragment.create_time_us)
+    held = Held(fragment, newcomer.vector)
     if rules.first is Tier.SENSORY:
         draft.put_fragment(fragment)
         insert_fragment(draft.sensory, held)
@@ -233,7 +242,7 @@ def _remove_fragment(draft: Draft, fragment: Fragment, how: EventType, reason: R
 def _admit_short_term(draft: Draft, rules: _Rules, held: Held) -> None:
     came_from = held.fragment.tier
     fragment = held.fragment.with_tier(Tier.SHORT_TERM)
-    if rules.enhanced:
+    if rules.enhanced and not fragment.superseded_by:
         other = Enhancement(fragment.id, fragment.content, structured=fragment.structured)
         enhance_anchors(draft, other, held.vector, rules.policy.short_term, rules.similarity_min)
         _promote_ripe(draft, rules)

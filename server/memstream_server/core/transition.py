@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -132,6 +132,13 @@ class Draft:
 
     def remove_fragment(self, fragment_id: str) -> None:
         self._removed[fragment_id] = None
+
+    def replace_held(self, fragment: Fragment) -> None:
+        """Replace the value of a fragment in the tier that holds it, if one does."""
+        for tier in (self.sensory, self.short_term):
+            for place, held in enumerate(tier):
+                if held.fragment.id == fragment.id:
+                    tier[place] = replace(held, fragment=fragment)
 
     def is_removed(self, fragment_id: str) -> bool:
         return fragment_id in self._removed

@@ -46,6 +46,15 @@ class FragmentKind(StrEnum):
     INSIGHT = "insight"
 
 
+class TruthStatus(StrEnum):
+    """Whether the content of a fragment is current."""
+
+    CURRENT = "current"
+    SUPERSEDED = "superseded"
+    NOT_YET_VALID = "not_yet_valid"
+    NO_LONGER_VALID = "no_longer_valid"
+
+
 @dataclass(frozen=True, slots=True)
 class Structured:
     """A structured observation of an agent's step; empty fields are unset."""
@@ -68,7 +77,7 @@ class Structured:
         return "\n".join(self.parts().values())
 
 
-class Fragment(Struct, frozen=True, gc=False):
+class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
     """An observation in a memory, or an insight derived from other fragments.
 
     `content` is always the text (for a structured observation, `structured.text()`). A Struct, not a frozen dataclass,
@@ -116,6 +125,30 @@ class Fragment(Struct, frozen=True, gc=False):
     """The client gave the importance."""
     ttl_us: int | None = None
     """The client-given time to live that `expire_time_us` was computed from, or None."""
+    superseded_by: str = ""
+    """Id of the fragment that supersedes it, which is never forgotten; empty if none does."""
+    supersedes: tuple[str, ...] = ()
+    """Ids of the fragments that it supersedes; of a forgotten fragment, those that it superseded. In a receipt: their
+    ids or external ids as the client gave them."""
+    supersede_time_us: int | None = None
+    valid_from_us: int | None = None
+    valid_until_us: int | None = None
+    """The content is true in [valid_from_us, valid_until_us); None is no bound."""
+
+    @property
+    def has_validity(self) -> bool:
+        """Whether the client bounded the time in which the content is true."""
+        return self.valid_from_us is not None or self.valid_until_us is not None
+
+    def status_at(self, now_us: int) -> TruthStatus:
+        """Whether the content is current at that time."""
+        if self.superseded_by:
+            return TruthStatus.SUPERSEDED
+        if self.valid_from_us is not None and now_us < self.valid_from_us:
+            return TruthStatus.NOT_YET_VALID
+        if self.valid_until_us is not None and now_us >= self.valid_until_us:
+            return TruthStatus.NO_LONGER_VALID
+        return TruthStatus.CURRENT
 
     def but(self, **changes: Any) -> Fragment:
         """A copy with these fields changed. Raises TypeError for an unknown field."""

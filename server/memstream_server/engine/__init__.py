@@ -3,8 +3,10 @@
 engine: the front that the rpcs call; starts and stops the background tasks
 memories: memories as resources: create, clone, read, change, delete
 fragments: fragments as resources: read, put, change, forget, restore, clear
+conflicts: suspicions for the rpcs: listed, decided
 putting: PutFragment as one decision
 lifecycle: update, forget, restore and clear, each one decision in the memory's order
+supersession: SupersedeFragments as one decision
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees

@@ -18,6 +18,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.retention import Retention
+from memstream_server.engine.conflicts import Conflicts
 from memstream_server.engine.errors import (
     NOT_READ,
     EngineError,
@@ -115,6 +116,7 @@ class Engine:
         )
         self.purging = Purging(self.operations, self._retention, self._registry)
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
+        self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.transfers = Transfers(
             storage, models, runtime, self._registry, self.operations, self.memories.remove_memory, parts.transfers

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.values import Enhancement, Fragment, Tier
-from memstream_server.engine import lifecycle, putting
+from memstream_server.core.policy import Truth
+from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
+from memstream_server.engine import lifecycle, putting, supersession
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
@@ -72,7 +73,14 @@ class Fragments:
         return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
     async def list_page(
-        self, namespace: str, name: str, chosen: Filter, forgotten: bool, after: int, limit: int
+        self,
+        namespace: str,
+        name: str,
+        chosen: Filter,
+        forgotten: bool,
+        after: int,
+        limit: int,
+        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
         """(fragments in order of receipt, start of the next page or None, revision, memory uid)."""
         record = await self._registry.read_record(namespace, name)
@@ -91,7 +99,8 @@ class Fragments:
             now_us = self._runtime.clock.now_us()
             # A list of forgotten fragments includes expired ones: they wait to be erased.
             for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
-                if passes(fragment, chosen):
+                current = truth is Truth.ALL or fragment.status_at(now_us) is TruthStatus.CURRENT
+                if current and passes(fragment, chosen):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, record.revision, record.uid
@@ -124,10 +133,20 @@ class Fragments:
     async def restore(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
-        """Restore by ids or filter. Raises ModelDown."""
+        """Restore by ids, also those that are superseded, or by a filter of forgotten fragments. Raises ModelDown."""
         async with self._registry.use(namespace, name) as actor:
             ids = await self._select_ids(actor, which, forgotten=True)
-            return await lifecycle.restore(actor, ids, self._storage, self._models, self._runtime, once)
+            by_filter = isinstance(which, Filter)
+            return await lifecycle.restore(
+                actor, ids, self._storage, self._models, self._runtime, once, only_forgotten=by_filter
+            )
+
+    async def supersede(
+        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[Changed] | None = None
+    ) -> Changed:
+        """Mark fragments as superseded by another, all by id or external id. Raises FragmentNotFound, InvalidField."""
+        async with self._registry.use(namespace, name) as actor:
+            return await supersession.supersede(actor, olds, new, self._storage, self._runtime, once)
 
     async def _select_ids(self, actor: Actor, which: Sequence[str] | Filter, forgotten: bool) -> Sequence[str]:
         if isinstance(which, Filter):

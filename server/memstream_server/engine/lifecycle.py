@@ -9,12 +9,13 @@ and a repeat after a crash does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core import lifecycle
 from memstream_server.core.columns import GONE
+from memstream_server.core.departures import restore_as_current
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import is_expired
@@ -165,7 +166,7 @@ async def forget(
         fragments = drop_expired(await read_fragments(now, part, storage), now.working.record, now_us)
         return lifecycle.forget_fragments(now.working.state, fragments, now_us, Reason.REQUESTED)
 
-    return await _in_batches(actor, ids, EventType.FORGOTTEN, storage, once, decide)
+    return await _in_batches(actor, ids, (EventType.FORGOTTEN,), storage, once, decide)
 
 
 async def restore(
@@ -175,8 +176,12 @@ async def restore(
     models: EngineModels,
     runtime: Runtime,
     once: Once[Changed] | None = None,
+    *,
+    only_forgotten: bool = False,
 ) -> Changed:
-    """Bring forgotten fragments back. Skips ids that are not forgotten or have expired. Raises ModelDown."""
+    """Bring forgotten fragments back, and make superseded ones current unless they are `only_forgotten`. Skips other
+    ids, and those that have expired. Raises ModelDown.
+    """
     vectors: dict[str, tuple[str, Vector]] = {}
     space = actor.working.embedding
     for part in _split_ids(ids):
@@ -186,9 +191,13 @@ async def restore(
         usable = vectors if now.working.embedding is space else {}
         there = drop_expired(await read_fragments(now, part, storage), now.working.record, runtime.clock.now_us())
         held = [Held(found, _vector_of_content(found, usable)) for found in there]
-        return lifecycle.restore_fragments(now.working.state, held, now.working.record.policy)
+        policy = now.working.record.policy
+        if only_forgotten:
+            return lifecycle.restore_fragments(now.working.state, held, policy)
+        newer = await read_fragments(now, [one.superseded_by for one in there if one.superseded_by], storage)
+        return restore_as_current(now.working.state, held, newer, policy)
 
-    return await _in_batches(actor, ids, EventType.RESTORED, storage, once, decide)
+    return await _in_batches(actor, ids, (EventType.RESTORED, EventType.SUPERSESSION_UNDONE), storage, once, decide)
 
 
 async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[Changed] | None = None) -> Changed:
@@ -230,12 +239,14 @@ async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Stor
 async def _in_batches(
     actor: Actor,
     ids: Sequence[str],
-    counted: EventType,
+    counted: Collection[EventType],
     storage: Storage,
     once: Once[Changed] | None,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Changed:
-    """Run the decisions of a request; the last one commits the answer. Counts the events of type `counted`."""
+    """Run the decisions of a request; the last one commits the answer. Counts the fragments with an event of the types
+    `counted`.
+    """
     parts = _split_ids(ids)
     changed = Changed(0, actor.revision)
     for number, part in enumerate(parts, 1):
@@ -246,13 +257,13 @@ async def _in_batches(
 
 def _count_events(
     part: Sequence[str],
-    counted: EventType,
+    counted: Collection[EventType],
     before: int,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
 ) -> Deciding[Changed]:
     async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         transition = await decide(now, part)
-        count = before + sum(event.type is counted for event in transition.events)
+        count = before + len({event.fragment for event in transition.events if event.type in counted})
         return _decision_of(transition), lambda revision: Changed(count, revision)
 
     return decide_part

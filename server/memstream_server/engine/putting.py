@@ -17,8 +17,10 @@ from memstream_server.engine.lifecycle import drop_expired, read_fragments, run_
 from memstream_server.engine.memory.decide import decide_observations
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.engine.memory.known_fragments import KnownFragments
+from memstream_server.engine.memory.known_fragments import KnownFragments, read_known
 from memstream_server.engine.memory.receipts import fragment_of
+from memstream_server.engine.memory.superseding import raise_if_refused
+from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
 from memstream_server.ports.journal.writing import Outcome
 
@@ -60,12 +62,15 @@ async def _put_observation(
         if etag and etag not in map(fragment_etag, found):
             current = fragment_etag(found[0]) if found else ""
             raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
+        raise_if_refused(new, now.working, runtime.clock.now_us())
         position = now.ingest.take_position()
         seen = part.in_space(now.working.embedding.name)
         placed = replace(seen, fragment=seen.fragment.but(position=position))
-        known = KnownFragments(by_key={fragment.external_id: fragment for fragment in existing})
+        known = await read_known(now.working, [placed], storage) if new.supersedes else KnownFragments()
+        known.by_key |= {fragment.external_id: fragment for fragment in existing}
         decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
-        decision = decision.with_cost(account, Purpose.IMPORTANCE)
+        suspected = await find_suspicions(now.working, [placed], storage, models.analyzer)
+        decision = decision.with_suspicions(suspected).with_cost(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _put_result(decision, outcomes[position], revision)
 
     return await run_decision(actor, once, storage, decide)

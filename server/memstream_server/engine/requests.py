@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import Policy
+from memstream_server.core.policy import Policy, Truth
 from memstream_server.core.ranking import NearMiss, Scored
-from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Vector
+from memstream_server.core.suspicions import Suspicion
+from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, TruthStatus, Vector
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
 
@@ -56,6 +57,10 @@ class NewObservation(Struct, frozen=True, gc=False, eq=False):
     ttl_us: int | None = None
     external_id: str = ""
     token_count: int = 0
+    supersedes: tuple[str, ...] = ()
+    """Ids or external ids of the fragments that it corrects."""
+    valid_from_us: int | None = None
+    valid_until_us: int | None = None
     digest: bytes = b""
     """16-byte hash of the observation as sent: distinguishes a repeat from a conflict."""
 
@@ -184,8 +189,18 @@ class Query:
     """Whether recollections with the same meaning are folded into one."""
     weak_below: float | None = None
     """Best relevance below which the answer is marked weak; 0 never marks it."""
+    truth: Truth | None = None
+    """Whether only current fragments are returned."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
+
+
+class ChainLink(Struct, frozen=True, gc=False):
+    """A fragment in a chain of supersessions."""
+
+    id: str
+    observe_time_us: int
+    status: TruthStatus
 
 
 class Recollection(Struct, frozen=True, gc=False, eq=False):
@@ -196,6 +211,13 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     truncated: bool = False
     folded: tuple[str, ...] = ()
     """Ids of the candidates folded into it."""
+    status: TruthStatus = TruthStatus.CURRENT
+    chain: tuple[ChainLink, ...] = ()
+    """The fragments of its chain of supersessions, older before newer; empty without one."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """Open suspicions about it, as the newer or the older of two."""
+    under: tuple[str, ...] = ()
+    """Ids of the older suspected fragments folded under it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,6 +239,8 @@ class RecallAnswer:
     formula: str
     weak: bool = False
     """Whether the best relevance, without the speaker bonus, is below the floor."""
+    validity_change_us: int | None = None
+    """When the next validity in the memory begins or ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.fitted_weights import MODEL
+from memstream_server.core.suspicions import Claim
 from memstream_server.ports.journal.rows import Terms
 
 
@@ -200,6 +201,13 @@ class Analyzer(Protocol):
 
     def question_terms(self, text: str, language: str, namespace: str = "") -> Terms:
         """The terms of a question, which are found in those of fragments."""
+        ...
+
+    def claims(self, text: str, language: str, namespace: str = "", pointed: bool = False) -> tuple[Claim, ...]:
+        """The claims of a text, in order; their `terms` are hashes as in Terms.
+
+        `pointed`: empty unless one of them may contradict an earlier claim (Claim.is_pointed), which is decided faster.
+        """
         ...
 
 

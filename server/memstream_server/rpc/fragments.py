@@ -1,4 +1,4 @@
-"""Fragment rpcs of MemoryService: get, list, put, update, forget, restore, erase."""
+"""Fragment rpcs of MemoryService: get, list, put, update, forget, restore, supersede, erase."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import grpc.aio
 from memstream.v1 import fragment_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.filters import Filter
+from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, Put
@@ -22,6 +23,7 @@ from memstream_server.rpc.validation import Violations, check_identifier, memory
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_filter
 from memstream_server.rpc.wire.operations import operation_message
+from memstream_server.rpc.wire.queries import read_truth
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -57,11 +59,12 @@ class FragmentMethods:
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
         chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
+        truth = read_truth(found, "truth", request.truth)
         found.check()
         position, uid_before = page_tokens.read_position(request)
         after = -1 if position is None else position
         fragments, following, revision, uid = await self._engine.fragments.list_page(
-            namespace, name, chosen, request.forgotten, after, size
+            namespace, name, chosen, request.forgotten, after, size, truth or Truth.ALL
         )
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
@@ -138,6 +141,43 @@ class FragmentMethods:
             )
 
         return await respond_once(call, self._engine, restore)
+
+    async def supersede_fragments(
+        self, request: pb.SupersedeFragmentsRequest, _context: _Context
+    ) -> pb.SupersedeFragmentsResponse:
+        namespace, name, olds, new = self._read_supersession(request)
+        call = idempotent_call(request, namespace, request.request_id, pb.SupersedeFragmentsResponse)
+
+        async def supersede() -> pb.SupersedeFragmentsResponse:
+            return _supersede_response(
+                await self._engine.fragments.supersede(
+                    namespace, name, olds, new, commit_with_answer(call, _supersede_response)
+                )
+            )
+
+        return await respond_once(call, self._engine, supersede)
+
+    def _read_supersession(self, request: pb.SupersedeFragmentsRequest) -> tuple[str, str, list[str], str]:
+        """(namespace, memory, keys of the older fragments, key of the newer one). Raises InvalidField."""
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        check_identifier(found, "request_id", request.request_id, self._limits)
+        olds = [*request.ids, *request.external_ids]
+        if not olds:
+            found.add("ids", "is empty, and so is external_ids: say which fragments are superseded")
+        elif len(olds) > _IDS_MAX:
+            found.add("ids", f"has {len(olds):,} entries with external_ids, at most {_IDS_MAX:,} are allowed")
+        else:
+            for number, each in enumerate(request.ids):
+                validation.fragment_id(found, f"ids[{number}]", each)
+            for number, each in enumerate(request.external_ids):
+                check_identifier(found, f"external_ids[{number}]", each, self._limits, required=True)
+        if request.WhichOneof("newer") == "newer_external_id":
+            new = check_identifier(found, "newer_external_id", request.newer_external_id, self._limits, required=True)
+        else:
+            new = validation.fragment_id(found, "newer_id", request.newer_id)
+        found.check()
+        return namespace, name, olds, new
 
     async def erase_fragments(self, request: pb.EraseFragmentsRequest, _context: _Context) -> pb.EraseFragmentsResponse:
         namespace, name, which = self._read_selection(request)
@@ -230,6 +270,10 @@ def _forget_response(changed: Changed) -> pb.ForgetFragmentsResponse:
 
 def _restore_response(changed: Changed) -> pb.RestoreFragmentsResponse:
     return pb.RestoreFragmentsResponse(restored=changed.count, revision=changed.revision)
+
+
+def _supersede_response(changed: Changed) -> pb.SupersedeFragmentsResponse:
+    return pb.SupersedeFragmentsResponse(superseded=changed.count, revision=changed.revision)
 
 
 def _erase_response(operation: Operation) -> pb.EraseFragmentsResponse:

@@ -13,6 +13,7 @@ from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, m
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
+from memstream_server.rpc.conflicts import ConflictMethods
 from memstream_server.rpc.fragments import FragmentMethods
 from memstream_server.rpc.idempotency import (
     IdempotentCall,
@@ -35,7 +36,7 @@ _UPDATE_TRIES = 5
 """An update without an etag is retried if another update came between its read and its write."""
 
 
-class MemoryService(FragmentMethods):
+class MemoryService(ConflictMethods, FragmentMethods):
     """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
     # ---- memories

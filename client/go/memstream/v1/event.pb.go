@@ -25,8 +25,8 @@ const (
 )
 
 // The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; after REPEATED and ECHOED, `other_id` did
-// not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED and ADMITTED the fragment stays, moved or
-// changed.
+// not become a fragment. After ENHANCED, WEAKENED, PROMOTED, OVERFLOWED, ADMITTED, SUPERSEDED and SUPERSESSION_UNDONE
+// the fragment stays, moved or changed.
 type EventType int32
 
 const (
@@ -78,6 +78,14 @@ const (
 	EventType_EVENT_TYPE_MODEL_ASKED EventType = 22
 	// The fragment came from an export, at `to_tier`; `imported` has its earlier history.
 	EventType_EVENT_TYPE_IMPORTED EventType = 23
+	// `other_id` supersedes it: it is no longer current.
+	EventType_EVENT_TYPE_SUPERSEDED EventType = 24
+	// It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why.
+	EventType_EVENT_TYPE_CONFLICT_SUSPECTED EventType = 25
+	// The suspicion about it and the older `other_id` was decided; `conflict_decision` says how.
+	EventType_EVENT_TYPE_CONFLICT_RESOLVED EventType = 26
+	// `other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed.
+	EventType_EVENT_TYPE_SUPERSESSION_UNDONE EventType = 28
 )
 
 // Enum value maps for EventType.
@@ -107,32 +115,40 @@ var (
 		21: "EVENT_TYPE_RATED",
 		22: "EVENT_TYPE_MODEL_ASKED",
 		23: "EVENT_TYPE_IMPORTED",
+		24: "EVENT_TYPE_SUPERSEDED",
+		25: "EVENT_TYPE_CONFLICT_SUSPECTED",
+		26: "EVENT_TYPE_CONFLICT_RESOLVED",
+		28: "EVENT_TYPE_SUPERSESSION_UNDONE",
 	}
 	EventType_value = map[string]int32{
-		"EVENT_TYPE_UNSPECIFIED":    0,
-		"EVENT_TYPE_OBSERVED":       1,
-		"EVENT_TYPE_FILTERED":       2,
-		"EVENT_TYPE_ADMITTED":       3,
-		"EVENT_TYPE_ENHANCED":       4,
-		"EVENT_TYPE_WEAKENED":       5,
-		"EVENT_TYPE_PROMOTED":       6,
-		"EVENT_TYPE_OVERFLOWED":     7,
-		"EVENT_TYPE_DROPPED":        8,
-		"EVENT_TYPE_REPEATED":       9,
-		"EVENT_TYPE_ECHOED":         10,
-		"EVENT_TYPE_REFLECTED":      11,
-		"EVENT_TYPE_MERGED":         12,
-		"EVENT_TYPE_UPDATED":        13,
-		"EVENT_TYPE_FORGOTTEN":      14,
-		"EVENT_TYPE_RESTORED":       15,
-		"EVENT_TYPE_ERASED":         16,
-		"EVENT_TYPE_UNVECTORED":     17,
-		"EVENT_TYPE_VECTORED":       18,
-		"EVENT_TYPE_MEMORY_CREATED": 19,
-		"EVENT_TYPE_MEMORY_UPDATED": 20,
-		"EVENT_TYPE_RATED":          21,
-		"EVENT_TYPE_MODEL_ASKED":    22,
-		"EVENT_TYPE_IMPORTED":       23,
+		"EVENT_TYPE_UNSPECIFIED":         0,
+		"EVENT_TYPE_OBSERVED":            1,
+		"EVENT_TYPE_FILTERED":            2,
+		"EVENT_TYPE_ADMITTED":            3,
+		"EVENT_TYPE_ENHANCED":            4,
+		"EVENT_TYPE_WEAKENED":            5,
+		"EVENT_TYPE_PROMOTED":            6,
+		"EVENT_TYPE_OVERFLOWED":          7,
+		"EVENT_TYPE_DROPPED":             8,
+		"EVENT_TYPE_REPEATED":            9,
+		"EVENT_TYPE_ECHOED":              10,
+		"EVENT_TYPE_REFLECTED":           11,
+		"EVENT_TYPE_MERGED":              12,
+		"EVENT_TYPE_UPDATED":             13,
+		"EVENT_TYPE_FORGOTTEN":           14,
+		"EVENT_TYPE_RESTORED":            15,
+		"EVENT_TYPE_ERASED":              16,
+		"EVENT_TYPE_UNVECTORED":          17,
+		"EVENT_TYPE_VECTORED":            18,
+		"EVENT_TYPE_MEMORY_CREATED":      19,
+		"EVENT_TYPE_MEMORY_UPDATED":      20,
+		"EVENT_TYPE_RATED":               21,
+		"EVENT_TYPE_MODEL_ASKED":         22,
+		"EVENT_TYPE_IMPORTED":            23,
+		"EVENT_TYPE_SUPERSEDED":          24,
+		"EVENT_TYPE_CONFLICT_SUSPECTED":  25,
+		"EVENT_TYPE_CONFLICT_RESOLVED":   26,
+		"EVENT_TYPE_SUPERSESSION_UNDONE": 28,
 	}
 )
 
@@ -494,9 +510,13 @@ type Event struct {
 	// The use of an LLM; set only for MODEL_ASKED.
 	ModelUse *ModelUse `protobuf:"bytes,13,opt,name=model_use,json=modelUse,proto3" json:"model_use,omitempty"`
 	// For an imported fragment.
-	Imported      *ImportedFragment `protobuf:"bytes,14,opt,name=imported,proto3" json:"imported,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Imported *ImportedFragment `protobuf:"bytes,14,opt,name=imported,proto3" json:"imported,omitempty"`
+	// For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons.
+	ConflictReason string `protobuf:"bytes,15,opt,name=conflict_reason,json=conflictReason,proto3" json:"conflict_reason,omitempty"`
+	// For CONFLICT_RESOLVED: "newer", "older", "both" or "neither".
+	ConflictDecision string `protobuf:"bytes,16,opt,name=conflict_decision,json=conflictDecision,proto3" json:"conflict_decision,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
@@ -627,6 +647,20 @@ func (x *Event) GetImported() *ImportedFragment {
 	return nil
 }
 
+func (x *Event) GetConflictReason() string {
+	if x != nil {
+		return x.ConflictReason
+	}
+	return ""
+}
+
+func (x *Event) GetConflictDecision() string {
+	if x != nil {
+		return x.ConflictDecision
+	}
+	return ""
+}
+
 var File_memstream_v1_event_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_event_proto_rawDesc = "" +
@@ -648,7 +682,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\x05R\brequests\x12#\n" +
 	"\rprompt_tokens\x18\x04 \x01(\x03R\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xe8\x04\n" +
+	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xbe\x05\n" +
 	"\x05Event\x12,\n" +
 	"\x06cursor\x18\x01 \x01(\v2\x14.memstream.v1.CursorR\x06cursor\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
@@ -667,10 +701,12 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"importance\x88\x01\x01\x12\x18\n" +
 	"\asources\x18\f \x03(\tR\asources\x123\n" +
 	"\tmodel_use\x18\r \x01(\v2\x16.memstream.v1.ModelUseR\bmodelUse\x12:\n" +
-	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimportedB\t\n" +
+	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimported\x12'\n" +
+	"\x0fconflict_reason\x18\x0f \x01(\tR\x0econflictReason\x12+\n" +
+	"\x11conflict_decision\x18\x10 \x01(\tR\x10conflictDecisionB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
-	"\v_importance*\xf0\x04\n" +
+	"\v_importance*\xf4\x05\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13EVENT_TYPE_OBSERVED\x10\x01\x12\x17\n" +
@@ -696,7 +732,11 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x19EVENT_TYPE_MEMORY_UPDATED\x10\x14\x12\x14\n" +
 	"\x10EVENT_TYPE_RATED\x10\x15\x12\x1a\n" +
 	"\x16EVENT_TYPE_MODEL_ASKED\x10\x16\x12\x17\n" +
-	"\x13EVENT_TYPE_IMPORTED\x10\x17*\xf3\x01\n" +
+	"\x13EVENT_TYPE_IMPORTED\x10\x17\x12\x19\n" +
+	"\x15EVENT_TYPE_SUPERSEDED\x10\x18\x12!\n" +
+	"\x1dEVENT_TYPE_CONFLICT_SUSPECTED\x10\x19\x12 \n" +
+	"\x1cEVENT_TYPE_CONFLICT_RESOLVED\x10\x1a\x12\"\n" +
+	"\x1eEVENT_TYPE_SUPERSESSION_UNDONE\x10\x1c*\xf3\x01\n" +
 	"\vEventReason\x12\x1c\n" +
 	"\x18EVENT_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cEVENT_REASON_BELOW_THRESHOLD\x10\x01\x12\x1d\n" +

@@ -135,6 +135,181 @@ func (FragmentKind) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{1}
 }
 
+// Whether the content of a fragment is current.
+type TruthStatus int32
+
+const (
+	// Never sent.
+	TruthStatus_TRUTH_STATUS_UNSPECIFIED TruthStatus = 0
+	// It is not superseded and is within its validity.
+	TruthStatus_TRUTH_STATUS_CURRENT TruthStatus = 1
+	// A newer fragment supersedes it.
+	TruthStatus_TRUTH_STATUS_SUPERSEDED TruthStatus = 2
+	// Its validity has not begun.
+	TruthStatus_TRUTH_STATUS_NOT_YET_VALID TruthStatus = 3
+	// Its validity has ended.
+	TruthStatus_TRUTH_STATUS_NO_LONGER_VALID TruthStatus = 4
+)
+
+// Enum value maps for TruthStatus.
+var (
+	TruthStatus_name = map[int32]string{
+		0: "TRUTH_STATUS_UNSPECIFIED",
+		1: "TRUTH_STATUS_CURRENT",
+		2: "TRUTH_STATUS_SUPERSEDED",
+		3: "TRUTH_STATUS_NOT_YET_VALID",
+		4: "TRUTH_STATUS_NO_LONGER_VALID",
+	}
+	TruthStatus_value = map[string]int32{
+		"TRUTH_STATUS_UNSPECIFIED":     0,
+		"TRUTH_STATUS_CURRENT":         1,
+		"TRUTH_STATUS_SUPERSEDED":      2,
+		"TRUTH_STATUS_NOT_YET_VALID":   3,
+		"TRUTH_STATUS_NO_LONGER_VALID": 4,
+	}
+)
+
+func (x TruthStatus) Enum() *TruthStatus {
+	p := new(TruthStatus)
+	*p = x
+	return p
+}
+
+func (x TruthStatus) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TruthStatus) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[2].Descriptor()
+}
+
+func (TruthStatus) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[2]
+}
+
+func (x TruthStatus) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TruthStatus.Descriptor instead.
+func (TruthStatus) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{2}
+}
+
+// Which fragments a recall or a list returns.
+type Truth int32
+
+const (
+	// Unset: by policy for a recall, ALL for a list.
+	Truth_TRUTH_UNSPECIFIED Truth = 0
+	// Only fragments that are current by the server's clock: not superseded, and within their validity.
+	Truth_TRUTH_CURRENT Truth = 1
+	// Superseded fragments and fragments outside their validity too; their status says so.
+	Truth_TRUTH_ALL Truth = 2
+)
+
+// Enum value maps for Truth.
+var (
+	Truth_name = map[int32]string{
+		0: "TRUTH_UNSPECIFIED",
+		1: "TRUTH_CURRENT",
+		2: "TRUTH_ALL",
+	}
+	Truth_value = map[string]int32{
+		"TRUTH_UNSPECIFIED": 0,
+		"TRUTH_CURRENT":     1,
+		"TRUTH_ALL":         2,
+	}
+)
+
+func (x Truth) Enum() *Truth {
+	p := new(Truth)
+	*p = x
+	return p
+}
+
+func (x Truth) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Truth) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[3].Descriptor()
+}
+
+func (Truth) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[3]
+}
+
+func (x Truth) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Truth.Descriptor instead.
+func (Truth) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
+}
+
+// How a suspicion is decided.
+type ConflictDecision int32
+
+const (
+	// Not given, or not decided yet.
+	ConflictDecision_CONFLICT_DECISION_UNSPECIFIED ConflictDecision = 0
+	// The newer fragment is true: it supersedes the older one.
+	ConflictDecision_CONFLICT_DECISION_NEWER ConflictDecision = 1
+	// The older fragment is true: it supersedes the newer one.
+	ConflictDecision_CONFLICT_DECISION_OLDER ConflictDecision = 2
+	// Both are true: there is no conflict.
+	ConflictDecision_CONFLICT_DECISION_BOTH ConflictDecision = 3
+	// Neither is true, or it does not matter: only the suspicion ends.
+	ConflictDecision_CONFLICT_DECISION_NEITHER ConflictDecision = 4
+)
+
+// Enum value maps for ConflictDecision.
+var (
+	ConflictDecision_name = map[int32]string{
+		0: "CONFLICT_DECISION_UNSPECIFIED",
+		1: "CONFLICT_DECISION_NEWER",
+		2: "CONFLICT_DECISION_OLDER",
+		3: "CONFLICT_DECISION_BOTH",
+		4: "CONFLICT_DECISION_NEITHER",
+	}
+	ConflictDecision_value = map[string]int32{
+		"CONFLICT_DECISION_UNSPECIFIED": 0,
+		"CONFLICT_DECISION_NEWER":       1,
+		"CONFLICT_DECISION_OLDER":       2,
+		"CONFLICT_DECISION_BOTH":        3,
+		"CONFLICT_DECISION_NEITHER":     4,
+	}
+)
+
+func (x ConflictDecision) Enum() *ConflictDecision {
+	p := new(ConflictDecision)
+	*p = x
+	return p
+}
+
+func (x ConflictDecision) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConflictDecision) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[4].Descriptor()
+}
+
+func (ConflictDecision) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[4]
+}
+
+func (x ConflictDecision) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConflictDecision.Descriptor instead.
+func (ConflictDecision) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
+}
+
 // A value of a fragment's metadata.
 type MetadataValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -401,7 +576,19 @@ type Observation struct {
 	// fragment is restored; the key of an expired one is free, and a new fragment takes it.
 	ExternalId string `protobuf:"bytes,11,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
 	// Tokens of the content as the client's model counts them, for token budgets. 0: estimated as bytes / 4.
-	TokenCount    int32 `protobuf:"varint,12,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	TokenCount int32 `protobuf:"varint,12,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	// The fragments that this observation corrects, by id or external_id, at most 100. They keep their place and their
+	// history, and are no longer current. If one of them was superseded before, the current end of its chain is
+	// superseded. The observation is rejected if one of them is not in the memory (FRAGMENT_NOT_FOUND), or if it would
+	// supersede itself (INVALID_FIELD). If one leaves the memory after the observation was received, the observation is
+	// stored without it. An observation with `supersedes` or a validity is never counted as a repeat or an echo. A
+	// second observation with the same external_id adds to what the fragment supersedes.
+	Supersedes []string `protobuf:"bytes,13,rep,name=supersedes,proto3" json:"supersedes,omitempty"`
+	// From when its content is true. Unset: always was.
+	ValidFrom *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=valid_from,json=validFrom,proto3" json:"valid_from,omitempty"`
+	// Until when its content is true, exclusive; after `valid_from`. Unset: no end is known. Unlike an expiry, the end of
+	// the validity removes nothing: the fragment is only no longer current.
+	ValidUntil    *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=valid_until,json=validUntil,proto3" json:"valid_until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -542,6 +729,27 @@ func (x *Observation) GetTokenCount() int32 {
 	return 0
 }
 
+func (x *Observation) GetSupersedes() []string {
+	if x != nil {
+		return x.Supersedes
+	}
+	return nil
+}
+
+func (x *Observation) GetValidFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ValidFrom
+	}
+	return nil
+}
+
+func (x *Observation) GetValidUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ValidUntil
+	}
+	return nil
+}
+
 type isObservation_Body interface {
 	isObservation_Body()
 }
@@ -634,7 +842,19 @@ type Fragment struct {
 	// When it was forgotten; unset otherwise.
 	ForgetTime *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=forget_time,json=forgetTime,proto3" json:"forget_time,omitempty"`
 	// Tokens of the content by the client's count; 0 if it gave none.
-	TokenCount    int32 `protobuf:"varint,24,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	TokenCount int32 `protobuf:"varint,24,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
+	// The fragment that supersedes it; empty if none does. Never a forgotten one: if the newer fragment is forgotten or
+	// removed, the older one is current again.
+	SupersededBy string `protobuf:"bytes,25,opt,name=superseded_by,json=supersededBy,proto3" json:"superseded_by,omitempty"`
+	// Ids of the fragments that it supersedes. A forgotten fragment keeps them, and supersedes them again if it is
+	// restored.
+	Supersedes []string `protobuf:"bytes,26,rep,name=supersedes,proto3" json:"supersedes,omitempty"`
+	// From when its content is true; unset if it always was.
+	ValidFrom *timestamppb.Timestamp `protobuf:"bytes,27,opt,name=valid_from,json=validFrom,proto3" json:"valid_from,omitempty"`
+	// Until when its content is true, exclusive; unset if no end is known.
+	ValidUntil *timestamppb.Timestamp `protobuf:"bytes,28,opt,name=valid_until,json=validUntil,proto3" json:"valid_until,omitempty"`
+	// When it was superseded; unset otherwise.
+	SupersedeTime *timestamppb.Timestamp `protobuf:"bytes,29,opt,name=supersede_time,json=supersedeTime,proto3" json:"supersede_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -848,6 +1068,41 @@ func (x *Fragment) GetTokenCount() int32 {
 	return 0
 }
 
+func (x *Fragment) GetSupersededBy() string {
+	if x != nil {
+		return x.SupersededBy
+	}
+	return ""
+}
+
+func (x *Fragment) GetSupersedes() []string {
+	if x != nil {
+		return x.Supersedes
+	}
+	return nil
+}
+
+func (x *Fragment) GetValidFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ValidFrom
+	}
+	return nil
+}
+
+func (x *Fragment) GetValidUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ValidUntil
+	}
+	return nil
+}
+
+func (x *Fragment) GetSupersedeTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SupersedeTime
+	}
+	return nil
+}
+
 type isFragment_Body interface {
 	isFragment_Body()
 }
@@ -1048,6 +1303,162 @@ func (x *MetadataCondition) GetValues() []*MetadataValue {
 	return nil
 }
 
+// Two fragments of one speaker that may not be true together.
+type Suspicion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment that was observed later.
+	NewerId string `protobuf:"bytes,1,opt,name=newer_id,json=newerId,proto3" json:"newer_id,omitempty"`
+	// The fragment that may be outdated.
+	OlderId string `protobuf:"bytes,2,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
+	// What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
+	// server may add reasons.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When it was found.
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// In a recollection: the older fragment is folded under the newer one and takes no place in the answer.
+	Folded        bool `protobuf:"varint,5,opt,name=folded,proto3" json:"folded,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Suspicion) Reset() {
+	*x = Suspicion{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Suspicion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Suspicion) ProtoMessage() {}
+
+func (x *Suspicion) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Suspicion.ProtoReflect.Descriptor instead.
+func (*Suspicion) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Suspicion) GetNewerId() string {
+	if x != nil {
+		return x.NewerId
+	}
+	return ""
+}
+
+func (x *Suspicion) GetOlderId() string {
+	if x != nil {
+		return x.OlderId
+	}
+	return ""
+}
+
+func (x *Suspicion) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Suspicion) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Suspicion) GetFolded() bool {
+	if x != nil {
+		return x.Folded
+	}
+	return false
+}
+
+// A suspicion and its decision.
+type ConflictRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The two fragments.
+	Suspicion *Suspicion `protobuf:"bytes,1,opt,name=suspicion,proto3" json:"suspicion,omitempty"`
+	// The decision; UNSPECIFIED while it is open.
+	Decision ConflictDecision `protobuf:"varint,2,opt,name=decision,proto3,enum=memstream.v1.ConflictDecision" json:"decision,omitempty"`
+	// The note of the decision.
+	Note string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	// When it was decided.
+	DecideTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConflictRecord) Reset() {
+	*x = ConflictRecord{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConflictRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConflictRecord) ProtoMessage() {}
+
+func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConflictRecord.ProtoReflect.Descriptor instead.
+func (*ConflictRecord) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ConflictRecord) GetSuspicion() *Suspicion {
+	if x != nil {
+		return x.Suspicion
+	}
+	return nil
+}
+
+func (x *ConflictRecord) GetDecision() ConflictDecision {
+	if x != nil {
+		return x.Decision
+	}
+	return ConflictDecision_CONFLICT_DECISION_UNSPECIFIED
+}
+
+func (x *ConflictRecord) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ConflictRecord) GetDecideTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecideTime
+	}
+	return nil
+}
+
 var File_memstream_v1_fragment_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_fragment_proto_rawDesc = "" +
@@ -1068,7 +1479,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\raction_reason\x18\x05 \x01(\tR\factionReason\x12\x16\n" +
 	"\x06action\x18\x06 \x01(\tR\x06action\x12!\n" +
 	"\faction_input\x18\a \x01(\tR\vactionInput\x12 \n" +
-	"\vobservation\x18\b \x01(\tR\vobservation\"\x96\x05\n" +
+	"\vobservation\x18\b \x01(\tR\vobservation\"\xae\x06\n" +
 	"\vObservation\x12\x1a\n" +
 	"\acontent\x18\x01 \x01(\tH\x00R\acontent\x12E\n" +
 	"\n" +
@@ -1089,13 +1500,21 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\vexternal_id\x18\v \x01(\tR\n" +
 	"externalId\x12\x1f\n" +
 	"\vtoken_count\x18\f \x01(\x05R\n" +
-	"tokenCount\x1aX\n" +
+	"tokenCount\x12\x1e\n" +
+	"\n" +
+	"supersedes\x18\r \x03(\tR\n" +
+	"supersedes\x129\n" +
+	"\n" +
+	"valid_from\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\tvalidFrom\x12;\n" +
+	"\vvalid_until\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"validUntil\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
 	"\x04bodyB\b\n" +
 	"\x06expiryB\r\n" +
-	"\v_importance\"\xb8\b\n" +
+	"\v_importance\"\xb8\n" +
+	"\n" +
 	"\bFragment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1a.memstream.v1.FragmentKindR\x04kind\x12&\n" +
@@ -1132,7 +1551,16 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\vforget_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"forgetTime\x12\x1f\n" +
 	"\vtoken_count\x18\x18 \x01(\x05R\n" +
-	"tokenCount\x1aX\n" +
+	"tokenCount\x12#\n" +
+	"\rsuperseded_by\x18\x19 \x01(\tR\fsupersededBy\x12\x1e\n" +
+	"\n" +
+	"supersedes\x18\x1a \x03(\tR\n" +
+	"supersedes\x129\n" +
+	"\n" +
+	"valid_from\x18\x1b \x01(\v2\x1a.google.protobuf.TimestampR\tvalidFrom\x12;\n" +
+	"\vvalid_until\x18\x1c \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"validUntil\x12A\n" +
+	"\x0esupersede_time\x18\x1d \x01(\v2\x1a.google.protobuf.TimestampR\rsupersedeTime\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
@@ -1154,7 +1582,20 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x0f_importance_max\"Z\n" +
 	"\x11MetadataCondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values*W\n" +
+	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xae\x01\n" +
+	"\tSuspicion\x12\x19\n" +
+	"\bnewer_id\x18\x01 \x01(\tR\anewerId\x12\x19\n" +
+	"\bolder_id\x18\x02 \x01(\tR\aolderId\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12;\n" +
+	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12\x16\n" +
+	"\x06folded\x18\x05 \x01(\bR\x06folded\"\xd4\x01\n" +
+	"\x0eConflictRecord\x125\n" +
+	"\tsuspicion\x18\x01 \x01(\v2\x17.memstream.v1.SuspicionR\tsuspicion\x12:\n" +
+	"\bdecision\x18\x02 \x01(\x0e2\x1e.memstream.v1.ConflictDecisionR\bdecision\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\x12;\n" +
+	"\vdecide_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"decideTime*W\n" +
 	"\x04Tier\x12\x14\n" +
 	"\x10TIER_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fTIER_SENSORY\x10\x01\x12\x13\n" +
@@ -1163,7 +1604,23 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\fFragmentKind\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_OBSERVATION\x10\x01\x12\x19\n" +
-	"\x15FRAGMENT_KIND_INSIGHT\x10\x02BN\n" +
+	"\x15FRAGMENT_KIND_INSIGHT\x10\x02*\xa4\x01\n" +
+	"\vTruthStatus\x12\x1c\n" +
+	"\x18TRUTH_STATUS_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14TRUTH_STATUS_CURRENT\x10\x01\x12\x1b\n" +
+	"\x17TRUTH_STATUS_SUPERSEDED\x10\x02\x12\x1e\n" +
+	"\x1aTRUTH_STATUS_NOT_YET_VALID\x10\x03\x12 \n" +
+	"\x1cTRUTH_STATUS_NO_LONGER_VALID\x10\x04*@\n" +
+	"\x05Truth\x12\x15\n" +
+	"\x11TRUTH_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rTRUTH_CURRENT\x10\x01\x12\r\n" +
+	"\tTRUTH_ALL\x10\x02*\xaa\x01\n" +
+	"\x10ConflictDecision\x12!\n" +
+	"\x1dCONFLICT_DECISION_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17CONFLICT_DECISION_NEWER\x10\x01\x12\x1b\n" +
+	"\x17CONFLICT_DECISION_OLDER\x10\x02\x12\x1a\n" +
+	"\x16CONFLICT_DECISION_BOTH\x10\x03\x12\x1d\n" +
+	"\x19CONFLICT_DECISION_NEITHER\x10\x04BN\n" +
 	"\x10dev.memstream.v1B\rFragmentProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
@@ -1178,50 +1635,64 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_fragment_proto_rawDescData
 }
 
-var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
 	(FragmentKind)(0),             // 1: memstream.v1.FragmentKind
-	(*MetadataValue)(nil),         // 2: memstream.v1.MetadataValue
-	(*StructuredObservation)(nil), // 3: memstream.v1.StructuredObservation
-	(*Observation)(nil),           // 4: memstream.v1.Observation
-	(*Fragment)(nil),              // 5: memstream.v1.Fragment
-	(*FragmentFilter)(nil),        // 6: memstream.v1.FragmentFilter
-	(*MetadataCondition)(nil),     // 7: memstream.v1.MetadataCondition
-	nil,                           // 8: memstream.v1.Observation.MetadataEntry
-	nil,                           // 9: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(TruthStatus)(0),              // 2: memstream.v1.TruthStatus
+	(Truth)(0),                    // 3: memstream.v1.Truth
+	(ConflictDecision)(0),         // 4: memstream.v1.ConflictDecision
+	(*MetadataValue)(nil),         // 5: memstream.v1.MetadataValue
+	(*StructuredObservation)(nil), // 6: memstream.v1.StructuredObservation
+	(*Observation)(nil),           // 7: memstream.v1.Observation
+	(*Fragment)(nil),              // 8: memstream.v1.Fragment
+	(*FragmentFilter)(nil),        // 9: memstream.v1.FragmentFilter
+	(*MetadataCondition)(nil),     // 10: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 11: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 12: memstream.v1.ConflictRecord
+	nil,                           // 13: memstream.v1.Observation.MetadataEntry
+	nil,                           // 14: memstream.v1.Fragment.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
-	3,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	10, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	8,  // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	10, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	11, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	1,  // 5: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
-	0,  // 6: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
-	3,  // 7: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	10, // 8: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	10, // 9: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	10, // 10: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	9,  // 11: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	10, // 12: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	10, // 13: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	1,  // 14: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	10, // 15: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	10, // 16: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	7,  // 17: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
-	0,  // 18: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	2,  // 19: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	2,  // 20: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	2,  // 21: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	6,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
+	15, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	13, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	15, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	16, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	15, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	15, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	1,  // 7: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
+	0,  // 8: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
+	6,  // 9: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
+	15, // 10: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	15, // 11: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	15, // 12: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	14, // 13: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	15, // 14: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	15, // 15: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	15, // 16: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	15, // 17: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	15, // 18: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	1,  // 19: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
+	15, // 20: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	15, // 21: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	10, // 22: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	0,  // 23: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
+	5,  // 24: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	15, // 25: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	11, // 26: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	4,  // 27: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	15, // 28: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	5,  // 29: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 30: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }
@@ -1251,8 +1722,8 @@ func file_memstream_v1_fragment_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   8,
+			NumEnums:      5,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

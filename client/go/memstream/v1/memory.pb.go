@@ -508,8 +508,10 @@ type Policy struct {
 	Retention *RetentionPolicy `protobuf:"bytes,10,opt,name=retention,proto3" json:"retention,omitempty"`
 	// Let the server's LLM, if any, rate observations without an importance. Default true.
 	ScoreImportance *bool `protobuf:"varint,11,opt,name=score_importance,json=scoreImportance,proto3,oneof" json:"score_importance,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Suspicions.
+	Conflicts     *ConflictPolicy `protobuf:"bytes,13,opt,name=conflicts,proto3" json:"conflicts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -617,6 +619,13 @@ func (x *Policy) GetScoreImportance() bool {
 		return *x.ScoreImportance
 	}
 	return false
+}
+
+func (x *Policy) GetConflicts() *ConflictPolicy {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
 }
 
 // The buffer that every observation enters first.
@@ -942,7 +951,10 @@ type RecallPolicy struct {
 	Fold *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	// Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
 	// own, and never with DB-GPT's ranking.
-	WeakBelow     *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	WeakBelow *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	// Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.
+	// Default CURRENT; dbgpt ALL.
+	Truth         Truth `protobuf:"varint,17,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1089,6 +1101,13 @@ func (x *RecallPolicy) GetWeakBelow() float64 {
 	return 0
 }
 
+func (x *RecallPolicy) GetTruth() Truth {
+	if x != nil {
+		return x.Truth
+	}
+	return Truth_TRUTH_UNSPECIFIED
+}
+
 // When fragments are forgotten. All off by default.
 type RetentionPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1180,6 +1199,71 @@ func (x *RetentionPolicy) GetEventRetention() *durationpb.Duration {
 	return nil
 }
 
+// Suspicions: statements of one speaker that may not be true together, found by rules and without a model.
+type ConflictPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false.
+	Suspect *bool `protobuf:"varint,1,opt,name=suspect,proto3,oneof" json:"suspect,omitempty"`
+	// How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
+	// Default 0.3.
+	Margin *float64 `protobuf:"fixed64,2,opt,name=margin,proto3,oneof" json:"margin,omitempty"`
+	// Fold the older of two suspected fragments under the newer one. Default true.
+	Fold          *bool `protobuf:"varint,3,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConflictPolicy) Reset() {
+	*x = ConflictPolicy{}
+	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConflictPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConflictPolicy) ProtoMessage() {}
+
+func (x *ConflictPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConflictPolicy.ProtoReflect.Descriptor instead.
+func (*ConflictPolicy) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ConflictPolicy) GetSuspect() bool {
+	if x != nil && x.Suspect != nil {
+		return *x.Suspect
+	}
+	return false
+}
+
+func (x *ConflictPolicy) GetMargin() float64 {
+	if x != nil && x.Margin != nil {
+		return *x.Margin
+	}
+	return 0
+}
+
+func (x *ConflictPolicy) GetFold() bool {
+	if x != nil && x.Fold != nil {
+		return *x.Fold
+	}
+	return false
+}
+
 // Counts of a memory, at one revision.
 type MemoryStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1209,7 +1293,7 @@ type MemoryStats struct {
 
 func (x *MemoryStats) Reset() {
 	*x = MemoryStats{}
-	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1305,7 @@ func (x *MemoryStats) String() string {
 func (*MemoryStats) ProtoMessage() {}
 
 func (x *MemoryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1318,7 @@ func (x *MemoryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryStats.ProtoReflect.Descriptor instead.
 func (*MemoryStats) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MemoryStats) GetRevision() int64 {
@@ -1311,7 +1395,7 @@ var File_memstream_v1_memory_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
-	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc7\x03\n" +
+	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xc7\x03\n" +
 	"\x06Memory\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -1328,7 +1412,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	" \x01(\tR\x04etag\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x05\n" +
 	"\x06Policy\x12/\n" +
 	"\aprofile\x18\x01 \x01(\x0e2\x15.memstream.v1.ProfileR\aprofile\x12\x1f\n" +
 	"\blanguage\x18\x02 \x01(\tH\x00R\blanguage\x88\x01\x01\x122\n" +
@@ -1345,7 +1429,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\x06recall\x18\t \x01(\v2\x1a.memstream.v1.RecallPolicyR\x06recall\x12;\n" +
 	"\tretention\x18\n" +
 	" \x01(\v2\x1d.memstream.v1.RetentionPolicyR\tretention\x12.\n" +
-	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01B\v\n" +
+	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01\x12:\n" +
+	"\tconflicts\x18\r \x01(\v2\x1c.memstream.v1.ConflictPolicyR\tconflictsB\v\n" +
 	"\t_languageB\x15\n" +
 	"\x13_importance_defaultB\x12\n" +
 	"\x10_wait_for_modelsB\x0e\n" +
@@ -1394,7 +1479,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"_questionsB\v\n" +
 	"\t_insightsB\x0f\n" +
-	"\r_merge_cosine\"\xa6\x06\n" +
+	"\r_merge_cosine\"\xd1\x06\n" +
 	"\fRecallPolicy\x123\n" +
 	"\aranking\x18\x01 \x01(\x0e2\x19.memstream.v1.RankingRuleR\aranking\x12\x19\n" +
 	"\x05limit\x18\x02 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12#\n" +
@@ -1416,7 +1501,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\treinforce\x18\x0e \x01(\bH\fR\treinforce\x88\x01\x01\x12\x17\n" +
 	"\x04fold\x18\x0f \x01(\bH\rR\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x10 \x01(\x01H\x0eR\tweakBelow\x88\x01\x01B\b\n" +
+	"weak_below\x18\x10 \x01(\x01H\x0eR\tweakBelow\x88\x01\x01\x12)\n" +
+	"\x05truth\x18\x11 \x01(\x0e2\x13.memstream.v1.TruthR\x05truthB\b\n" +
 	"\x06_limitB\r\n" +
 	"\v_candidatesB\b\n" +
 	"\x06_alphaB\a\n" +
@@ -1442,7 +1528,15 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\fforget_grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vforgetGrace\x12B\n" +
 	"\x0fevent_retention\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0eeventRetentionB\x10\n" +
 	"\x0e_retention_minB\x15\n" +
-	"\x13_long_term_capacity\"\xac\x02\n" +
+	"\x13_long_term_capacity\"\x85\x01\n" +
+	"\x0eConflictPolicy\x12\x1d\n" +
+	"\asuspect\x18\x01 \x01(\bH\x00R\asuspect\x88\x01\x01\x12\x1b\n" +
+	"\x06margin\x18\x02 \x01(\x01H\x01R\x06margin\x88\x01\x01\x12\x17\n" +
+	"\x04fold\x18\x03 \x01(\bH\x02R\x04fold\x88\x01\x01B\n" +
+	"\n" +
+	"\b_suspectB\t\n" +
+	"\a_marginB\a\n" +
+	"\x05_fold\"\xac\x02\n" +
 	"\vMemoryStats\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x18\n" +
 	"\asensory\x18\x02 \x01(\x03R\asensory\x12\x1d\n" +
@@ -1499,7 +1593,7 @@ func file_memstream_v1_memory_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_memstream_v1_memory_proto_goTypes = []any{
 	(MemoryKind)(0),               // 0: memstream.v1.MemoryKind
 	(Profile)(0),                  // 1: memstream.v1.Profile
@@ -1514,37 +1608,41 @@ var file_memstream_v1_memory_proto_goTypes = []any{
 	(*ReflectionPolicy)(nil),      // 10: memstream.v1.ReflectionPolicy
 	(*RecallPolicy)(nil),          // 11: memstream.v1.RecallPolicy
 	(*RetentionPolicy)(nil),       // 12: memstream.v1.RetentionPolicy
-	(*MemoryStats)(nil),           // 13: memstream.v1.MemoryStats
-	nil,                           // 14: memstream.v1.Memory.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*ConflictPolicy)(nil),        // 13: memstream.v1.ConflictPolicy
+	(*MemoryStats)(nil),           // 14: memstream.v1.MemoryStats
+	nil,                           // 15: memstream.v1.Memory.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(Truth)(0),                    // 18: memstream.v1.Truth
 }
 var file_memstream_v1_memory_proto_depIdxs = []int32{
 	0,  // 0: memstream.v1.Memory.kind:type_name -> memstream.v1.MemoryKind
 	7,  // 1: memstream.v1.Memory.policy:type_name -> memstream.v1.Policy
-	14, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
-	15, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
-	15, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
+	15, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
+	16, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
+	16, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 5: memstream.v1.Policy.profile:type_name -> memstream.v1.Profile
 	8,  // 6: memstream.v1.Policy.sensory:type_name -> memstream.v1.SensoryPolicy
 	9,  // 7: memstream.v1.Policy.short_term:type_name -> memstream.v1.ShortTermPolicy
 	10, // 8: memstream.v1.Policy.reflection:type_name -> memstream.v1.ReflectionPolicy
 	11, // 9: memstream.v1.Policy.recall:type_name -> memstream.v1.RecallPolicy
 	12, // 10: memstream.v1.Policy.retention:type_name -> memstream.v1.RetentionPolicy
-	2,  // 11: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
-	3,  // 12: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
-	4,  // 13: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
-	16, // 14: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
-	5,  // 15: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
-	16, // 16: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
-	16, // 17: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
-	16, // 18: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
-	16, // 19: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	13, // 11: memstream.v1.Policy.conflicts:type_name -> memstream.v1.ConflictPolicy
+	2,  // 12: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
+	3,  // 13: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
+	4,  // 14: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
+	17, // 15: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
+	5,  // 16: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
+	18, // 17: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
+	17, // 18: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
+	17, // 19: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
+	17, // 20: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
+	17, // 21: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_proto_init() }
@@ -1552,19 +1650,21 @@ func file_memstream_v1_memory_proto_init() {
 	if File_memstream_v1_memory_proto != nil {
 		return
 	}
+	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_memory_proto_msgTypes[1].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[2].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[3].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[4].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[5].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[6].OneofWrappers = []any{}
+	file_memstream_v1_memory_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_proto_rawDesc), len(file_memstream_v1_memory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

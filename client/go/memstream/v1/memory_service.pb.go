@@ -1325,7 +1325,9 @@ type ListFragmentsRequest struct {
 	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the previous answer; empty for the first page.
-	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// CURRENT lists only current fragments. Unset: ALL.
+	Truth         Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1400,6 +1402,13 @@ func (x *ListFragmentsRequest) GetPageToken() string {
 		return x.PageToken
 	}
 	return ""
+}
+
+func (x *ListFragmentsRequest) GetTruth() Truth {
+	if x != nil {
+		return x.Truth
+	}
+	return Truth_TRUTH_UNSPECIFIED
 }
 
 // A page of fragments.
@@ -1903,9 +1912,9 @@ type RestoreFragmentsRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// By id; at most 1,000.
+	// By id; at most 1,000. What supersedes one of them no longer does.
 	Ids []string `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"`
-	// Or by filter, when no ids are given; an empty filter is refused.
+	// Or by filter of forgotten fragments, when no ids are given; an empty filter is refused. Supersessions stay.
 	Filter *FragmentFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
 	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -1982,7 +1991,7 @@ func (x *RestoreFragmentsRequest) GetRequestId() string {
 // stay forgotten while there is no room.
 type RestoreFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How many were restored.
+	// How many were restored or are current again.
 	Restored int64 `protobuf:"varint,1,opt,name=restored,proto3" json:"restored,omitempty"`
 	// The memory's revision.
 	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -2034,6 +2043,487 @@ func (x *RestoreFragmentsResponse) GetRevision() int64 {
 	return 0
 }
 
+// Supersedes fragments.
+type SupersedeFragmentsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The older fragments by id. Of one that is superseded already, the current end of its chain is superseded.
+	Ids []string `protobuf:"bytes,3,rep,name=ids,proto3" json:"ids,omitempty"`
+	// The older fragments by external_id. At least one id or external_id, at most 1,000 together.
+	ExternalIds []string `protobuf:"bytes,4,rep,name=external_ids,json=externalIds,proto3" json:"external_ids,omitempty"`
+	// The newer fragment.
+	//
+	// Types that are valid to be assigned to Newer:
+	//
+	//	*SupersedeFragmentsRequest_NewerId
+	//	*SupersedeFragmentsRequest_NewerExternalId
+	Newer isSupersedeFragmentsRequest_Newer `protobuf_oneof:"newer"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupersedeFragmentsRequest) Reset() {
+	*x = SupersedeFragmentsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupersedeFragmentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupersedeFragmentsRequest) ProtoMessage() {}
+
+func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
+func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SupersedeFragmentsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SupersedeFragmentsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *SupersedeFragmentsRequest) GetIds() []string {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *SupersedeFragmentsRequest) GetExternalIds() []string {
+	if x != nil {
+		return x.ExternalIds
+	}
+	return nil
+}
+
+func (x *SupersedeFragmentsRequest) GetNewer() isSupersedeFragmentsRequest_Newer {
+	if x != nil {
+		return x.Newer
+	}
+	return nil
+}
+
+func (x *SupersedeFragmentsRequest) GetNewerId() string {
+	if x != nil {
+		if x, ok := x.Newer.(*SupersedeFragmentsRequest_NewerId); ok {
+			return x.NewerId
+		}
+	}
+	return ""
+}
+
+func (x *SupersedeFragmentsRequest) GetNewerExternalId() string {
+	if x != nil {
+		if x, ok := x.Newer.(*SupersedeFragmentsRequest_NewerExternalId); ok {
+			return x.NewerExternalId
+		}
+	}
+	return ""
+}
+
+func (x *SupersedeFragmentsRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type isSupersedeFragmentsRequest_Newer interface {
+	isSupersedeFragmentsRequest_Newer()
+}
+
+type SupersedeFragmentsRequest_NewerId struct {
+	// By id.
+	NewerId string `protobuf:"bytes,5,opt,name=newer_id,json=newerId,proto3,oneof"`
+}
+
+type SupersedeFragmentsRequest_NewerExternalId struct {
+	// By the client's own key.
+	NewerExternalId string `protobuf:"bytes,6,opt,name=newer_external_id,json=newerExternalId,proto3,oneof"`
+}
+
+func (*SupersedeFragmentsRequest_NewerId) isSupersedeFragmentsRequest_Newer() {}
+
+func (*SupersedeFragmentsRequest_NewerExternalId) isSupersedeFragmentsRequest_Newer() {}
+
+// The fragments are superseded. If one of them, or the newer one, is not in the memory, the call fails with
+// FRAGMENT_NOT_FOUND; if the newer one is an older state of one of them, with INVALID_FIELD. Then nothing has changed.
+type SupersedeFragmentsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many were superseded by this call; those that the newer fragment supersedes already are not counted.
+	Superseded int64 `protobuf:"varint,1,opt,name=superseded,proto3" json:"superseded,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupersedeFragmentsResponse) Reset() {
+	*x = SupersedeFragmentsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupersedeFragmentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupersedeFragmentsResponse) ProtoMessage() {}
+
+func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
+func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
+	if x != nil {
+		return x.Superseded
+	}
+	return 0
+}
+
+func (x *SupersedeFragmentsResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// Lists suspicions, by age of the newer fragment.
+type ListConflictsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// List the decided ones instead of the open ones.
+	Decided bool `protobuf:"varint,3,opt,name=decided,proto3" json:"decided,omitempty"`
+	// Page size, at most 1,000; 0 takes 100.
+	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConflictsRequest) Reset() {
+	*x = ListConflictsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConflictsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConflictsRequest) ProtoMessage() {}
+
+func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
+func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListConflictsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListConflictsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListConflictsRequest) GetDecided() bool {
+	if x != nil {
+		return x.Decided
+	}
+	return false
+}
+
+func (x *ListConflictsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListConflictsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of suspicions.
+type ListConflictsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The suspicions.
+	Conflicts []*ConflictRecord `protobuf:"bytes,1,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConflictsResponse) Reset() {
+	*x = ListConflictsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConflictsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConflictsResponse) ProtoMessage() {}
+
+func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
+func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
+}
+
+func (x *ListConflictsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+// RestoreFragments undoes it.
+type ResolveConflictRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The newer fragment.
+	NewerId string `protobuf:"bytes,3,opt,name=newer_id,json=newerId,proto3" json:"newer_id,omitempty"`
+	// The older fragment.
+	OlderId string `protobuf:"bytes,4,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
+	// The decision.
+	Decision ConflictDecision `protobuf:"varint,5,opt,name=decision,proto3,enum=memstream.v1.ConflictDecision" json:"decision,omitempty"`
+	// Why, for later readers; at most 1,000 characters.
+	Note string `protobuf:"bytes,6,opt,name=note,proto3" json:"note,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveConflictRequest) Reset() {
+	*x = ResolveConflictRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveConflictRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveConflictRequest) ProtoMessage() {}
+
+func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
+func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ResolveConflictRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetNewerId() string {
+	if x != nil {
+		return x.NewerId
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetOlderId() string {
+	if x != nil {
+		return x.OlderId
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetDecision() ConflictDecision {
+	if x != nil {
+		return x.Decision
+	}
+	return ConflictDecision_CONFLICT_DECISION_UNSPECIFIED
+}
+
+func (x *ResolveConflictRequest) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *ResolveConflictRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
+type ResolveConflictResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The suspicion with its decision.
+	Conflict *ConflictRecord `protobuf:"bytes,1,opt,name=conflict,proto3" json:"conflict,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveConflictResponse) Reset() {
+	*x = ResolveConflictResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveConflictResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveConflictResponse) ProtoMessage() {}
+
+func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
+func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
+	if x != nil {
+		return x.Conflict
+	}
+	return nil
+}
+
+func (x *ResolveConflictResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 // Erases fragments.
 type EraseFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2053,7 +2543,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2555,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2568,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -2127,7 +2617,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2629,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2642,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -2177,7 +2667,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2679,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2692,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -2237,7 +2727,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2739,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2752,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -2287,7 +2777,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2789,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2802,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -2351,7 +2841,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2853,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2866,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -2416,7 +2906,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2918,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2931,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -2504,7 +2994,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +3006,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +3019,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -2571,7 +3061,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +3073,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +3086,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -2701,7 +3191,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x03key\"e\n" +
 	"\x13GetFragmentResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xdc\x01\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\x87\x02\n" +
 	"\x14ListFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x124\n" +
@@ -2709,7 +3199,8 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tforgotten\x18\x04 \x01(\bR\tforgotten\x12\x1b\n" +
 	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x06 \x01(\tR\tpageToken\"\xb0\x01\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\x12)\n" +
+	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\"\xb0\x01\n" +
 	"\x15ListFragmentsResponse\x124\n" +
 	"\tfragments\x18\x01 \x03(\v2\x16.memstream.v1.FragmentR\tfragments\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
@@ -2757,6 +3248,43 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"R\n" +
 	"\x18RestoreFragmentsResponse\x12\x1a\n" +
 	"\brestored\x18\x01 \x01(\x03R\brestored\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xf9\x01\n" +
+	"\x19SupersedeFragmentsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
+	"\x03ids\x18\x03 \x03(\tR\x03ids\x12!\n" +
+	"\fexternal_ids\x18\x04 \x03(\tR\vexternalIds\x12\x1b\n" +
+	"\bnewer_id\x18\x05 \x01(\tH\x00R\anewerId\x12,\n" +
+	"\x11newer_external_id\x18\x06 \x01(\tH\x00R\x0fnewerExternalId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestIdB\a\n" +
+	"\x05newer\"X\n" +
+	"\x1aSupersedeFragmentsResponse\x12\x1e\n" +
+	"\n" +
+	"superseded\x18\x01 \x01(\x03R\n" +
+	"superseded\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xa2\x01\n" +
+	"\x14ListConflictsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
+	"\adecided\x18\x03 \x01(\bR\adecided\x12\x1b\n" +
+	"\tpage_size\x18\x04 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"{\n" +
+	"\x15ListConflictsResponse\x12:\n" +
+	"\tconflicts\x18\x01 \x03(\v2\x1c.memstream.v1.ConflictRecordR\tconflicts\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf3\x01\n" +
+	"\x16ResolveConflictRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x19\n" +
+	"\bnewer_id\x18\x03 \x01(\tR\anewerId\x12\x19\n" +
+	"\bolder_id\x18\x04 \x01(\tR\aolderId\x12:\n" +
+	"\bdecision\x18\x05 \x01(\x0e2\x1e.memstream.v1.ConflictDecisionR\bdecision\x12\x12\n" +
+	"\x04note\x18\x06 \x01(\tR\x04note\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestId\"o\n" +
+	"\x17ResolveConflictResponse\x128\n" +
+	"\bconflict\x18\x01 \x01(\v2\x1c.memstream.v1.ConflictRecordR\bconflict\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb4\x01\n" +
 	"\x15EraseFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
@@ -2794,7 +3322,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"O\n" +
 	"\x16ImportMemoriesResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xb2\r\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xd5\x0f\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -2810,7 +3338,10 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\vPutFragment\x12 .memstream.v1.PutFragmentRequest\x1a!.memstream.v1.PutFragmentResponse\x12[\n" +
 	"\x0eUpdateFragment\x12#.memstream.v1.UpdateFragmentRequest\x1a$.memstream.v1.UpdateFragmentResponse\x12^\n" +
 	"\x0fForgetFragments\x12$.memstream.v1.ForgetFragmentsRequest\x1a%.memstream.v1.ForgetFragmentsResponse\x12a\n" +
-	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12[\n" +
+	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12g\n" +
+	"\x12SupersedeFragments\x12'.memstream.v1.SupersedeFragmentsRequest\x1a(.memstream.v1.SupersedeFragmentsResponse\x12X\n" +
+	"\rListConflicts\x12\".memstream.v1.ListConflictsRequest\x1a#.memstream.v1.ListConflictsResponse\x12^\n" +
+	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -2829,132 +3360,151 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_memory_service_proto_rawDescData
 }
 
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
-	(*CreateMemoryRequest)(nil),      // 0: memstream.v1.CreateMemoryRequest
-	(*CreateMemoryResponse)(nil),     // 1: memstream.v1.CreateMemoryResponse
-	(*GetMemoryRequest)(nil),         // 2: memstream.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),        // 3: memstream.v1.GetMemoryResponse
-	(*ListMemoriesRequest)(nil),      // 4: memstream.v1.ListMemoriesRequest
-	(*ListMemoriesResponse)(nil),     // 5: memstream.v1.ListMemoriesResponse
-	(*UpdateMemoryRequest)(nil),      // 6: memstream.v1.UpdateMemoryRequest
-	(*UpdateMemoryResponse)(nil),     // 7: memstream.v1.UpdateMemoryResponse
-	(*CloneMemoryRequest)(nil),       // 8: memstream.v1.CloneMemoryRequest
-	(*CloneMemoryResponse)(nil),      // 9: memstream.v1.CloneMemoryResponse
-	(*ClearMemoryRequest)(nil),       // 10: memstream.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),      // 11: memstream.v1.ClearMemoryResponse
-	(*DeleteMemoryRequest)(nil),      // 12: memstream.v1.DeleteMemoryRequest
-	(*DeleteMemoryResponse)(nil),     // 13: memstream.v1.DeleteMemoryResponse
-	(*ListNamespacesRequest)(nil),    // 14: memstream.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),   // 15: memstream.v1.ListNamespacesResponse
-	(*Namespace)(nil),                // 16: memstream.v1.Namespace
-	(*GetMemoryStatsRequest)(nil),    // 17: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),   // 18: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),       // 19: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),      // 20: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),     // 21: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),    // 22: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),       // 23: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),      // 24: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),    // 25: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),   // 26: memstream.v1.UpdateFragmentResponse
-	(*ForgetFragmentsRequest)(nil),   // 27: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),  // 28: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),  // 29: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil), // 30: memstream.v1.RestoreFragmentsResponse
-	(*EraseFragmentsRequest)(nil),    // 31: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),   // 32: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),     // 33: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),    // 34: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),    // 35: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),   // 36: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),    // 37: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),               // 38: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),   // 39: memstream.v1.ImportMemoriesResponse
-	nil,                              // 40: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                  // 41: memstream.v1.MemoryKind
-	(*Policy)(nil),                   // 42: memstream.v1.Policy
-	(*Memory)(nil),                   // 43: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),    // 44: google.protobuf.FieldMask
-	(Tier)(0),                        // 45: memstream.v1.Tier
-	(*MemoryStats)(nil),              // 46: memstream.v1.MemoryStats
-	(*Fragment)(nil),                 // 47: memstream.v1.Fragment
-	(*FragmentFilter)(nil),           // 48: memstream.v1.FragmentFilter
-	(*Observation)(nil),              // 49: memstream.v1.Observation
-	(*Operation)(nil),                // 50: memstream.v1.Operation
+	(*CreateMemoryRequest)(nil),        // 0: memstream.v1.CreateMemoryRequest
+	(*CreateMemoryResponse)(nil),       // 1: memstream.v1.CreateMemoryResponse
+	(*GetMemoryRequest)(nil),           // 2: memstream.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),          // 3: memstream.v1.GetMemoryResponse
+	(*ListMemoriesRequest)(nil),        // 4: memstream.v1.ListMemoriesRequest
+	(*ListMemoriesResponse)(nil),       // 5: memstream.v1.ListMemoriesResponse
+	(*UpdateMemoryRequest)(nil),        // 6: memstream.v1.UpdateMemoryRequest
+	(*UpdateMemoryResponse)(nil),       // 7: memstream.v1.UpdateMemoryResponse
+	(*CloneMemoryRequest)(nil),         // 8: memstream.v1.CloneMemoryRequest
+	(*CloneMemoryResponse)(nil),        // 9: memstream.v1.CloneMemoryResponse
+	(*ClearMemoryRequest)(nil),         // 10: memstream.v1.ClearMemoryRequest
+	(*ClearMemoryResponse)(nil),        // 11: memstream.v1.ClearMemoryResponse
+	(*DeleteMemoryRequest)(nil),        // 12: memstream.v1.DeleteMemoryRequest
+	(*DeleteMemoryResponse)(nil),       // 13: memstream.v1.DeleteMemoryResponse
+	(*ListNamespacesRequest)(nil),      // 14: memstream.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),     // 15: memstream.v1.ListNamespacesResponse
+	(*Namespace)(nil),                  // 16: memstream.v1.Namespace
+	(*GetMemoryStatsRequest)(nil),      // 17: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),     // 18: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),         // 19: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),        // 20: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),       // 21: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),      // 22: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),         // 23: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),        // 24: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),      // 25: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),     // 26: memstream.v1.UpdateFragmentResponse
+	(*ForgetFragmentsRequest)(nil),     // 27: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),    // 28: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),    // 29: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),   // 30: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),  // 31: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil), // 32: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),       // 33: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),      // 34: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),     // 35: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),    // 36: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),      // 37: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),     // 38: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),       // 39: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),      // 40: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),      // 41: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),     // 42: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),      // 43: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                 // 44: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),     // 45: memstream.v1.ImportMemoriesResponse
+	nil,                                // 46: memstream.v1.CreateMemoryRequest.LabelsEntry
+	(MemoryKind)(0),                    // 47: memstream.v1.MemoryKind
+	(*Policy)(nil),                     // 48: memstream.v1.Policy
+	(*Memory)(nil),                     // 49: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),      // 50: google.protobuf.FieldMask
+	(Tier)(0),                          // 51: memstream.v1.Tier
+	(*MemoryStats)(nil),                // 52: memstream.v1.MemoryStats
+	(*Fragment)(nil),                   // 53: memstream.v1.Fragment
+	(*FragmentFilter)(nil),             // 54: memstream.v1.FragmentFilter
+	(Truth)(0),                         // 55: memstream.v1.Truth
+	(*Observation)(nil),                // 56: memstream.v1.Observation
+	(*ConflictRecord)(nil),             // 57: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),              // 58: memstream.v1.ConflictDecision
+	(*Operation)(nil),                  // 59: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	41, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	42, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	40, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	43, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	43, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	44, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	43, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	45, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	47, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	48, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	46, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	49, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	49, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	50, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	49, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	49, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	51, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	16, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	46, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	47, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	48, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	47, // 15: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	49, // 16: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	47, // 17: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	47, // 18: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	44, // 19: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	47, // 20: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	48, // 21: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	48, // 22: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	48, // 23: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	50, // 24: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	50, // 25: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	38, // 26: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	50, // 27: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	0,  // 28: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	2,  // 29: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	4,  // 30: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	6,  // 31: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	8,  // 32: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	10, // 33: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	12, // 34: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	14, // 35: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	17, // 36: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	19, // 37: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	21, // 38: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	23, // 39: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	25, // 40: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	27, // 41: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	29, // 42: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	31, // 43: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	33, // 44: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	35, // 45: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	37, // 46: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	1,  // 47: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	3,  // 48: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	5,  // 49: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	7,  // 50: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	9,  // 51: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	11, // 52: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	13, // 53: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	15, // 54: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	18, // 55: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	20, // 56: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	22, // 57: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	24, // 58: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	26, // 59: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	28, // 60: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	30, // 61: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	32, // 62: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	34, // 63: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	36, // 64: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	39, // 65: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	47, // [47:66] is the sub-list for method output_type
-	28, // [28:47] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	52, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	53, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	55, // 15: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	53, // 16: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	56, // 17: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	53, // 18: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	53, // 19: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	50, // 20: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	53, // 21: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 22: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	54, // 23: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	57, // 24: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	58, // 25: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	57, // 26: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	54, // 27: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	59, // 28: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	59, // 29: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	44, // 30: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	59, // 31: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	0,  // 32: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	2,  // 33: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	4,  // 34: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	6,  // 35: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	8,  // 36: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	10, // 37: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	12, // 38: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	14, // 39: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	17, // 40: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	19, // 41: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	21, // 42: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	23, // 43: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	25, // 44: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	27, // 45: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	29, // 46: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	31, // 47: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	33, // 48: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	35, // 49: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	37, // 50: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	39, // 51: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	41, // 52: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	43, // 53: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	1,  // 54: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	3,  // 55: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	5,  // 56: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	7,  // 57: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	9,  // 58: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	11, // 59: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	13, // 60: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	15, // 61: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	18, // 62: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	20, // 63: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	22, // 64: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	24, // 65: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	26, // 66: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	28, // 67: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	30, // 68: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	32, // 69: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	34, // 70: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	36, // 71: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	38, // 72: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	40, // 73: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	42, // 74: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	45, // 75: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	54, // [54:76] is the sub-list for method output_type
+	32, // [32:54] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -2969,7 +3519,11 @@ func file_memstream_v1_memory_service_proto_init() {
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[37].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[31].OneofWrappers = []any{
+		(*SupersedeFragmentsRequest_NewerId)(nil),
+		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
+	}
+	file_memstream_v1_memory_service_proto_msgTypes[43].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -2979,7 +3533,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

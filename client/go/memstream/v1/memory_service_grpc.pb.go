@@ -21,25 +21,28 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MemoryService_CreateMemory_FullMethodName     = "/memstream.v1.MemoryService/CreateMemory"
-	MemoryService_GetMemory_FullMethodName        = "/memstream.v1.MemoryService/GetMemory"
-	MemoryService_ListMemories_FullMethodName     = "/memstream.v1.MemoryService/ListMemories"
-	MemoryService_UpdateMemory_FullMethodName     = "/memstream.v1.MemoryService/UpdateMemory"
-	MemoryService_CloneMemory_FullMethodName      = "/memstream.v1.MemoryService/CloneMemory"
-	MemoryService_ClearMemory_FullMethodName      = "/memstream.v1.MemoryService/ClearMemory"
-	MemoryService_DeleteMemory_FullMethodName     = "/memstream.v1.MemoryService/DeleteMemory"
-	MemoryService_ListNamespaces_FullMethodName   = "/memstream.v1.MemoryService/ListNamespaces"
-	MemoryService_GetMemoryStats_FullMethodName   = "/memstream.v1.MemoryService/GetMemoryStats"
-	MemoryService_GetFragment_FullMethodName      = "/memstream.v1.MemoryService/GetFragment"
-	MemoryService_ListFragments_FullMethodName    = "/memstream.v1.MemoryService/ListFragments"
-	MemoryService_PutFragment_FullMethodName      = "/memstream.v1.MemoryService/PutFragment"
-	MemoryService_UpdateFragment_FullMethodName   = "/memstream.v1.MemoryService/UpdateFragment"
-	MemoryService_ForgetFragments_FullMethodName  = "/memstream.v1.MemoryService/ForgetFragments"
-	MemoryService_RestoreFragments_FullMethodName = "/memstream.v1.MemoryService/RestoreFragments"
-	MemoryService_EraseFragments_FullMethodName   = "/memstream.v1.MemoryService/EraseFragments"
-	MemoryService_ReflectMemory_FullMethodName    = "/memstream.v1.MemoryService/ReflectMemory"
-	MemoryService_ExportMemories_FullMethodName   = "/memstream.v1.MemoryService/ExportMemories"
-	MemoryService_ImportMemories_FullMethodName   = "/memstream.v1.MemoryService/ImportMemories"
+	MemoryService_CreateMemory_FullMethodName       = "/memstream.v1.MemoryService/CreateMemory"
+	MemoryService_GetMemory_FullMethodName          = "/memstream.v1.MemoryService/GetMemory"
+	MemoryService_ListMemories_FullMethodName       = "/memstream.v1.MemoryService/ListMemories"
+	MemoryService_UpdateMemory_FullMethodName       = "/memstream.v1.MemoryService/UpdateMemory"
+	MemoryService_CloneMemory_FullMethodName        = "/memstream.v1.MemoryService/CloneMemory"
+	MemoryService_ClearMemory_FullMethodName        = "/memstream.v1.MemoryService/ClearMemory"
+	MemoryService_DeleteMemory_FullMethodName       = "/memstream.v1.MemoryService/DeleteMemory"
+	MemoryService_ListNamespaces_FullMethodName     = "/memstream.v1.MemoryService/ListNamespaces"
+	MemoryService_GetMemoryStats_FullMethodName     = "/memstream.v1.MemoryService/GetMemoryStats"
+	MemoryService_GetFragment_FullMethodName        = "/memstream.v1.MemoryService/GetFragment"
+	MemoryService_ListFragments_FullMethodName      = "/memstream.v1.MemoryService/ListFragments"
+	MemoryService_PutFragment_FullMethodName        = "/memstream.v1.MemoryService/PutFragment"
+	MemoryService_UpdateFragment_FullMethodName     = "/memstream.v1.MemoryService/UpdateFragment"
+	MemoryService_ForgetFragments_FullMethodName    = "/memstream.v1.MemoryService/ForgetFragments"
+	MemoryService_RestoreFragments_FullMethodName   = "/memstream.v1.MemoryService/RestoreFragments"
+	MemoryService_SupersedeFragments_FullMethodName = "/memstream.v1.MemoryService/SupersedeFragments"
+	MemoryService_ListConflicts_FullMethodName      = "/memstream.v1.MemoryService/ListConflicts"
+	MemoryService_ResolveConflict_FullMethodName    = "/memstream.v1.MemoryService/ResolveConflict"
+	MemoryService_EraseFragments_FullMethodName     = "/memstream.v1.MemoryService/EraseFragments"
+	MemoryService_ReflectMemory_FullMethodName      = "/memstream.v1.MemoryService/ReflectMemory"
+	MemoryService_ExportMemories_FullMethodName     = "/memstream.v1.MemoryService/ExportMemories"
+	MemoryService_ImportMemories_FullMethodName     = "/memstream.v1.MemoryService/ImportMemories"
 )
 
 // MemoryServiceClient is the client API for MemoryService service.
@@ -78,8 +81,14 @@ type MemoryServiceClient interface {
 	UpdateFragment(ctx context.Context, in *UpdateFragmentRequest, opts ...grpc.CallOption) (*UpdateFragmentResponse, error)
 	// Takes fragments out of recall, restorable within the grace period.
 	ForgetFragments(ctx context.Context, in *ForgetFragmentsRequest, opts ...grpc.CallOption) (*ForgetFragmentsResponse, error)
-	// Restores forgotten fragments.
+	// Restores forgotten fragments, and makes superseded ones current again.
 	RestoreFragments(ctx context.Context, in *RestoreFragmentsRequest, opts ...grpc.CallOption) (*RestoreFragmentsResponse, error)
+	// Marks fragments as superseded by a newer one. RestoreFragments undoes it.
+	SupersedeFragments(ctx context.Context, in *SupersedeFragmentsRequest, opts ...grpc.CallOption) (*SupersedeFragmentsResponse, error)
+	// Lists suspicions: fragments that may not be true together.
+	ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error)
+	// Decides a suspicion.
+	ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -248,6 +257,36 @@ func (c *memoryServiceClient) RestoreFragments(ctx context.Context, in *RestoreF
 	return out, nil
 }
 
+func (c *memoryServiceClient) SupersedeFragments(ctx context.Context, in *SupersedeFragmentsRequest, opts ...grpc.CallOption) (*SupersedeFragmentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SupersedeFragmentsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_SupersedeFragments_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListConflictsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListConflicts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResolveConflictResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ResolveConflict_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EraseFragmentsResponse)
@@ -336,8 +375,14 @@ type MemoryServiceServer interface {
 	UpdateFragment(context.Context, *UpdateFragmentRequest) (*UpdateFragmentResponse, error)
 	// Takes fragments out of recall, restorable within the grace period.
 	ForgetFragments(context.Context, *ForgetFragmentsRequest) (*ForgetFragmentsResponse, error)
-	// Restores forgotten fragments.
+	// Restores forgotten fragments, and makes superseded ones current again.
 	RestoreFragments(context.Context, *RestoreFragmentsRequest) (*RestoreFragmentsResponse, error)
+	// Marks fragments as superseded by a newer one. RestoreFragments undoes it.
+	SupersedeFragments(context.Context, *SupersedeFragmentsRequest) (*SupersedeFragmentsResponse, error)
+	// Lists suspicions: fragments that may not be true together.
+	ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error)
+	// Decides a suspicion.
+	ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -400,6 +445,15 @@ func (UnimplementedMemoryServiceServer) ForgetFragments(context.Context, *Forget
 }
 func (UnimplementedMemoryServiceServer) RestoreFragments(context.Context, *RestoreFragmentsRequest) (*RestoreFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreFragments not implemented")
+}
+func (UnimplementedMemoryServiceServer) SupersedeFragments(context.Context, *SupersedeFragmentsRequest) (*SupersedeFragmentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SupersedeFragments not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListConflicts not implemented")
+}
+func (UnimplementedMemoryServiceServer) ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResolveConflict not implemented")
 }
 func (UnimplementedMemoryServiceServer) EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseFragments not implemented")
@@ -704,6 +758,60 @@ func _MemoryService_RestoreFragments_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_SupersedeFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SupersedeFragmentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).SupersedeFragments(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_SupersedeFragments_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).SupersedeFragments(ctx, req.(*SupersedeFragmentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_ListConflicts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListConflictsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListConflicts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListConflicts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListConflicts(ctx, req.(*ListConflictsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_ResolveConflict_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResolveConflictRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ResolveConflict(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ResolveConflict_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ResolveConflict(ctx, req.(*ResolveConflictRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_EraseFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EraseFragmentsRequest)
 	if err := dec(in); err != nil {
@@ -824,6 +932,18 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestoreFragments",
 			Handler:    _MemoryService_RestoreFragments_Handler,
+		},
+		{
+			MethodName: "SupersedeFragments",
+			Handler:    _MemoryService_SupersedeFragments_Handler,
+		},
+		{
+			MethodName: "ListConflicts",
+			Handler:    _MemoryService_ListConflicts_Handler,
+		},
+		{
+			MethodName: "ResolveConflict",
+			Handler:    _MemoryService_ResolveConflict_Handler,
 		},
 		{
 			MethodName: "EraseFragments",

@@ -1452,7 +1452,10 @@ type RecallQuery struct {
 	// Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy.
 	Fold *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	// Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy.
-	WeakBelow     *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	WeakBelow *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	// Which fragments to return. Unset: by policy. Validity is judged by the server's clock, as expiry is; `now` does not
+	// change it. It applies to the working memory too.
+	Truth         Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1629,6 +1632,13 @@ func (x *RecallQuery) GetWeakBelow() float64 {
 		return *x.WeakBelow
 	}
 	return 0
+}
+
+func (x *RecallQuery) GetTruth() Truth {
+	if x != nil {
+		return x.Truth
+	}
+	return Truth_TRUTH_UNSPECIFIED
 }
 
 type isRecallQuery_Observation interface {
@@ -2119,7 +2129,14 @@ type Recollection struct {
 	// regardless of case, spaces, commas, quotes and final stops, in any session and at any time. They take no rank and
 	// cost no tokens. Empty if the query or the policy turns folding off. In memories of kind SENSORY and SHORT_TERM,
 	// which return everything in order, nothing is folded.
-	FoldedIds     []string `protobuf:"bytes,7,rep,name=folded_ids,json=foldedIds,proto3" json:"folded_ids,omitempty"`
+	FoldedIds []string `protobuf:"bytes,7,rep,name=folded_ids,json=foldedIds,proto3" json:"folded_ids,omitempty"`
+	// Whether the fragment is current.
+	Status TruthStatus `protobuf:"varint,8,opt,name=status,proto3,enum=memstream.v1.TruthStatus" json:"status,omitempty"`
+	// The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
+	// newer; empty if the fragment has no such relation. At most 20, the newest.
+	Chain []*ChainLink `protobuf:"bytes,9,rep,name=chain,proto3" json:"chain,omitempty"`
+	// The open suspicions about the fragment, as the newer or the older of two.
+	Suspicions    []*Suspicion `protobuf:"bytes,10,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2203,6 +2220,91 @@ func (x *Recollection) GetFoldedIds() []string {
 	return nil
 }
 
+func (x *Recollection) GetStatus() TruthStatus {
+	if x != nil {
+		return x.Status
+	}
+	return TruthStatus_TRUTH_STATUS_UNSPECIFIED
+}
+
+func (x *Recollection) GetChain() []*ChainLink {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *Recollection) GetSuspicions() []*Suspicion {
+	if x != nil {
+		return x.Suspicions
+	}
+	return nil
+}
+
+// A fragment in a chain of supersessions.
+type ChainLink struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
+	// When it was perceived.
+	ObserveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=observe_time,json=observeTime,proto3" json:"observe_time,omitempty"`
+	// Whether it is current.
+	Status        TruthStatus `protobuf:"varint,3,opt,name=status,proto3,enum=memstream.v1.TruthStatus" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChainLink) Reset() {
+	*x = ChainLink{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChainLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChainLink) ProtoMessage() {}
+
+func (x *ChainLink) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChainLink.ProtoReflect.Descriptor instead.
+func (*ChainLink) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ChainLink) GetFragmentId() string {
+	if x != nil {
+		return x.FragmentId
+	}
+	return ""
+}
+
+func (x *ChainLink) GetObserveTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ObserveTime
+	}
+	return nil
+}
+
+func (x *ChainLink) GetStatus() TruthStatus {
+	if x != nil {
+		return x.Status
+	}
+	return TruthStatus_TRUTH_STATUS_UNSPECIFIED
+}
+
 // The explanation of a score: contributions sum to the score.
 type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2216,7 +2318,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2330,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2343,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Explanation) GetParts() []*ScorePart {
@@ -2278,7 +2380,7 @@ type ScorePart struct {
 
 func (x *ScorePart) Reset() {
 	*x = ScorePart{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2392,7 @@ func (x *ScorePart) String() string {
 func (*ScorePart) ProtoMessage() {}
 
 func (x *ScorePart) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2405,7 @@ func (x *ScorePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScorePart.ProtoReflect.Descriptor instead.
 func (*ScorePart) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScorePart) GetName() string {
@@ -2346,19 +2448,23 @@ type NearMiss struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
-	// What removed it: "filter", "candidates", "min_relevance", "folded" (a recollection says the same), "limit", "budget".
+	// What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+	// "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
+	// suspicion), "limit", "budget".
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Its score, if it was scored.
 	Score *float64 `protobuf:"fixed64,3,opt,name=score,proto3,oneof" json:"score,omitempty"`
 	// Its relevance, if it was scored.
-	Relevance     *float64 `protobuf:"fixed64,4,opt,name=relevance,proto3,oneof" json:"relevance,omitempty"`
+	Relevance *float64 `protobuf:"fixed64,4,opt,name=relevance,proto3,oneof" json:"relevance,omitempty"`
+	// With the stage "superseded": the fragment that supersedes it.
+	SupersededBy  string `protobuf:"bytes,5,opt,name=superseded_by,json=supersededBy,proto3" json:"superseded_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2476,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2489,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NearMiss) GetFragmentId() string {
@@ -2414,6 +2520,13 @@ func (x *NearMiss) GetRelevance() float64 {
 	return 0
 }
 
+func (x *NearMiss) GetSupersededBy() string {
+	if x != nil {
+		return x.SupersededBy
+	}
+	return ""
+}
+
 // A query's answer is complete.
 type RecallDone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2421,7 +2534,7 @@ type RecallDone struct {
 	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
 	// The revision that was read.
 	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Fragments that passed the filter.
+	// Fragments that passed the filter and `truth`.
 	Eligible int64 `protobuf:"varint,3,opt,name=eligible,proto3" json:"eligible,omitempty"`
 	// Candidates that were scored.
 	Considered int64 `protobuf:"varint,4,opt,name=considered,proto3" json:"considered,omitempty"`
@@ -2447,7 +2560,7 @@ type RecallDone struct {
 
 func (x *RecallDone) Reset() {
 	*x = RecallDone{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2572,7 @@ func (x *RecallDone) String() string {
 func (*RecallDone) ProtoMessage() {}
 
 func (x *RecallDone) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2585,7 @@ func (x *RecallDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallDone.ProtoReflect.Descriptor instead.
 func (*RecallDone) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RecallDone) GetQueryId() string {
@@ -2565,7 +2678,7 @@ type RecallFailed struct {
 
 func (x *RecallFailed) Reset() {
 	*x = RecallFailed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2690,7 @@ func (x *RecallFailed) String() string {
 func (*RecallFailed) ProtoMessage() {}
 
 func (x *RecallFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2703,7 @@ func (x *RecallFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallFailed.ProtoReflect.Descriptor instead.
 func (*RecallFailed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RecallFailed) GetQueryId() string {
@@ -2620,7 +2733,7 @@ type Retracted struct {
 
 func (x *Retracted) Reset() {
 	*x = Retracted{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2745,7 @@ func (x *Retracted) String() string {
 func (*Retracted) ProtoMessage() {}
 
 func (x *Retracted) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2758,7 @@ func (x *Retracted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retracted.ProtoReflect.Descriptor instead.
 func (*Retracted) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Retracted) GetQueryId() string {
@@ -2683,7 +2796,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2808,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2821,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchRequest) GetNamespace() string {
@@ -2770,7 +2883,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2895,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2908,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -2870,7 +2983,7 @@ type WatchEvents struct {
 
 func (x *WatchEvents) Reset() {
 	*x = WatchEvents{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2995,7 @@ func (x *WatchEvents) String() string {
 func (*WatchEvents) ProtoMessage() {}
 
 func (x *WatchEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +3008,7 @@ func (x *WatchEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvents.ProtoReflect.Descriptor instead.
 func (*WatchEvents) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchEvents) GetEvents() []*Event {
@@ -2925,7 +3038,7 @@ type WatchProgress struct {
 
 func (x *WatchProgress) Reset() {
 	*x = WatchProgress{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3050,7 @@ func (x *WatchProgress) String() string {
 func (*WatchProgress) ProtoMessage() {}
 
 func (x *WatchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3063,7 @@ func (x *WatchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchProgress.ProtoReflect.Descriptor instead.
 func (*WatchProgress) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchProgress) GetCursor() *Cursor {
@@ -2993,7 +3106,7 @@ type ObserveBatchRequest struct {
 
 func (x *ObserveBatchRequest) Reset() {
 	*x = ObserveBatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3118,7 @@ func (x *ObserveBatchRequest) String() string {
 func (*ObserveBatchRequest) ProtoMessage() {}
 
 func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3131,7 @@ func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchRequest.ProtoReflect.Descriptor instead.
 func (*ObserveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ObserveBatchRequest) GetNamespace() string {
@@ -3088,7 +3201,7 @@ type ObserveBatchResponse struct {
 
 func (x *ObserveBatchResponse) Reset() {
 	*x = ObserveBatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3213,7 @@ func (x *ObserveBatchResponse) String() string {
 func (*ObserveBatchResponse) ProtoMessage() {}
 
 func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3226,7 @@ func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchResponse.ProtoReflect.Descriptor instead.
 func (*ObserveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ObserveBatchResponse) GetAck() *Ack {
@@ -3140,7 +3253,7 @@ type RecallOnceRequest struct {
 
 func (x *RecallOnceRequest) Reset() {
 	*x = RecallOnceRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3265,7 @@ func (x *RecallOnceRequest) String() string {
 func (*RecallOnceRequest) ProtoMessage() {}
 
 func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3278,7 @@ func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceRequest.ProtoReflect.Descriptor instead.
 func (*RecallOnceRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecallOnceRequest) GetNamespace() string {
@@ -3209,7 +3322,7 @@ type RecallOnceResponse struct {
 
 func (x *RecallOnceResponse) Reset() {
 	*x = RecallOnceResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3334,7 @@ func (x *RecallOnceResponse) String() string {
 func (*RecallOnceResponse) ProtoMessage() {}
 
 func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3347,7 @@ func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceResponse.ProtoReflect.Descriptor instead.
 func (*RecallOnceResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecallOnceResponse) GetRecollections() *Recollections {
@@ -3346,7 +3459,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xb8\x06\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xe3\x06\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3371,7 +3484,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
 	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01B\r\n" +
+	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01\x12)\n" +
+	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truthB\r\n" +
 	"\vobservationB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
@@ -3408,7 +3522,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x84\x02\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x9f\x03\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3417,7 +3531,18 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\ttruncated\x18\x05 \x01(\bR\ttruncated\x12;\n" +
 	"\vexplanation\x18\x06 \x01(\v2\x19.memstream.v1.ExplanationR\vexplanation\x12\x1d\n" +
 	"\n" +
-	"folded_ids\x18\a \x03(\tR\tfoldedIds\"V\n" +
+	"folded_ids\x18\a \x03(\tR\tfoldedIds\x121\n" +
+	"\x06status\x18\b \x01(\x0e2\x19.memstream.v1.TruthStatusR\x06status\x12-\n" +
+	"\x05chain\x18\t \x03(\v2\x17.memstream.v1.ChainLinkR\x05chain\x127\n" +
+	"\n" +
+	"suspicions\x18\n" +
+	" \x03(\v2\x17.memstream.v1.SuspicionR\n" +
+	"suspicions\"\x9e\x01\n" +
+	"\tChainLink\x12\x1f\n" +
+	"\vfragment_id\x18\x01 \x01(\tR\n" +
+	"fragmentId\x12=\n" +
+	"\fobserve_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\vobserveTime\x121\n" +
+	"\x06status\x18\x03 \x01(\x0e2\x19.memstream.v1.TruthStatusR\x06status\"V\n" +
 	"\vExplanation\x12-\n" +
 	"\x05parts\x18\x01 \x03(\v2\x17.memstream.v1.ScorePartR\x05parts\x12\x18\n" +
 	"\aformula\x18\x02 \x01(\tR\aformula\"\xed\x01\n" +
@@ -3429,13 +3554,14 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\adetails\x18\x05 \x03(\v2$.memstream.v1.ScorePart.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x97\x01\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xbc\x01\n" +
 	"\bNearMiss\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x19\n" +
 	"\x05score\x18\x03 \x01(\x01H\x00R\x05score\x88\x01\x01\x12!\n" +
-	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01B\b\n" +
+	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01\x12#\n" +
+	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededByB\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
 	"_relevance\"\xc5\x03\n" +
@@ -3532,7 +3658,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -3558,34 +3684,38 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*RecallOpened)(nil),          // 21: memstream.v1.RecallOpened
 	(*Recollections)(nil),         // 22: memstream.v1.Recollections
 	(*Recollection)(nil),          // 23: memstream.v1.Recollection
-	(*Explanation)(nil),           // 24: memstream.v1.Explanation
-	(*ScorePart)(nil),             // 25: memstream.v1.ScorePart
-	(*NearMiss)(nil),              // 26: memstream.v1.NearMiss
-	(*RecallDone)(nil),            // 27: memstream.v1.RecallDone
-	(*RecallFailed)(nil),          // 28: memstream.v1.RecallFailed
-	(*Retracted)(nil),             // 29: memstream.v1.Retracted
-	(*WatchRequest)(nil),          // 30: memstream.v1.WatchRequest
-	(*WatchResponse)(nil),         // 31: memstream.v1.WatchResponse
-	(*WatchEvents)(nil),           // 32: memstream.v1.WatchEvents
-	(*WatchProgress)(nil),         // 33: memstream.v1.WatchProgress
-	(*ObserveBatchRequest)(nil),   // 34: memstream.v1.ObserveBatchRequest
-	(*ObserveBatchResponse)(nil),  // 35: memstream.v1.ObserveBatchResponse
-	(*RecallOnceRequest)(nil),     // 36: memstream.v1.RecallOnceRequest
-	(*RecallOnceResponse)(nil),    // 37: memstream.v1.RecallOnceResponse
-	nil,                           // 38: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 39: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 40: memstream.v1.Observation
-	(*Limits)(nil),                // 41: memstream.v1.Limits
-	(*status.Status)(nil),         // 42: google.rpc.Status
-	(EventType)(0),                // 43: memstream.v1.EventType
-	(Tier)(0),                     // 44: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 46: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 48: memstream.v1.FragmentFilter
-	(*Fragment)(nil),              // 49: memstream.v1.Fragment
-	(*Cursor)(nil),                // 50: memstream.v1.Cursor
-	(*Event)(nil),                 // 51: memstream.v1.Event
+	(*ChainLink)(nil),             // 24: memstream.v1.ChainLink
+	(*Explanation)(nil),           // 25: memstream.v1.Explanation
+	(*ScorePart)(nil),             // 26: memstream.v1.ScorePart
+	(*NearMiss)(nil),              // 27: memstream.v1.NearMiss
+	(*RecallDone)(nil),            // 28: memstream.v1.RecallDone
+	(*RecallFailed)(nil),          // 29: memstream.v1.RecallFailed
+	(*Retracted)(nil),             // 30: memstream.v1.Retracted
+	(*WatchRequest)(nil),          // 31: memstream.v1.WatchRequest
+	(*WatchResponse)(nil),         // 32: memstream.v1.WatchResponse
+	(*WatchEvents)(nil),           // 33: memstream.v1.WatchEvents
+	(*WatchProgress)(nil),         // 34: memstream.v1.WatchProgress
+	(*ObserveBatchRequest)(nil),   // 35: memstream.v1.ObserveBatchRequest
+	(*ObserveBatchResponse)(nil),  // 36: memstream.v1.ObserveBatchResponse
+	(*RecallOnceRequest)(nil),     // 37: memstream.v1.RecallOnceRequest
+	(*RecallOnceResponse)(nil),    // 38: memstream.v1.RecallOnceResponse
+	nil,                           // 39: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 40: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 41: memstream.v1.Observation
+	(*Limits)(nil),                // 42: memstream.v1.Limits
+	(*status.Status)(nil),         // 43: google.rpc.Status
+	(EventType)(0),                // 44: memstream.v1.EventType
+	(Tier)(0),                     // 45: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 47: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 49: memstream.v1.FragmentFilter
+	(Truth)(0),                    // 50: memstream.v1.Truth
+	(*Fragment)(nil),              // 51: memstream.v1.Fragment
+	(TruthStatus)(0),              // 52: memstream.v1.TruthStatus
+	(*Suspicion)(nil),             // 53: memstream.v1.Suspicion
+	(*Cursor)(nil),                // 54: memstream.v1.Cursor
+	(*Event)(nil),                 // 55: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -3593,81 +3723,87 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	40, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	41, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
 	11, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
 	12, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	13, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	41, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	42, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	42, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	43, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	44, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
-	45, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	45, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	43, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	44, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	45, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	46, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	46, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
 	9,  // 21: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 22: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
 	15, // 23: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
 	16, // 24: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
 	18, // 25: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
 	19, // 26: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	46, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	47, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	47, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	48, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
 	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	48, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	45, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	21, // 32: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	22, // 33: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 34: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	28, // 35: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	12, // 36: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	29, // 37: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	41, // 38: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	23, // 39: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	49, // 40: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	27, // 41: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	49, // 42: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	24, // 43: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	25, // 44: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	38, // 45: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	26, // 46: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	39, // 47: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	42, // 48: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	50, // 49: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	43, // 50: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	45, // 51: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	32, // 52: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	33, // 53: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 54: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	51, // 55: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	49, // 56: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	50, // 57: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	47, // 58: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	40, // 59: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 60: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 61: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 62: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 63: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 64: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 65: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 66: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	30, // 67: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	34, // 68: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	36, // 69: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 70: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 71: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	31, // 72: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	35, // 73: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	37, // 74: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	70, // [70:75] is the sub-list for method output_type
-	65, // [65:70] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	49, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	46, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	50, // 32: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
+	21, // 33: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	22, // 34: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 35: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	29, // 36: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	12, // 37: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	30, // 38: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	42, // 39: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	23, // 40: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	51, // 41: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	28, // 42: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	51, // 43: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	25, // 44: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	52, // 45: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
+	24, // 46: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
+	53, // 47: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	48, // 48: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	52, // 49: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	26, // 50: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	39, // 51: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	27, // 52: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	40, // 53: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	43, // 54: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	54, // 55: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	44, // 56: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	46, // 57: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	33, // 58: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	34, // 59: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 60: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	55, // 61: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	51, // 62: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	54, // 63: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	48, // 64: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	41, // 65: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 66: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 67: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 68: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 69: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 70: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 71: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 72: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	31, // 73: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	35, // 74: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	37, // 75: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 76: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 77: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	32, // 78: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	36, // 79: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	38, // 80: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	76, // [76:81] is the sub-list for method output_type
+	71, // [71:76] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -3711,8 +3847,8 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallResponse_GoingAway)(nil),
 		(*RecallResponse_Retracted)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[25].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[30].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[26].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[31].OneofWrappers = []any{
 		(*WatchResponse_Events)(nil),
 		(*WatchResponse_Progress)(nil),
 		(*WatchResponse_GoingAway)(nil),
@@ -3723,7 +3859,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

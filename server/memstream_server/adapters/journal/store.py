@@ -19,6 +19,7 @@ from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.sql import (
     answers,
+    conflicts,
     export_reads,
     fragment_reads,
     load_memory,
@@ -34,7 +35,14 @@ from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan
+from memstream_server.ports.journal.reading import (
+    FragmentQuery,
+    Gathering,
+    Image,
+    KeptReceipt,
+    MemoryScan,
+    StoredConflict,
+)
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -238,6 +246,12 @@ class SqlJournal:
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
+
+    async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
+        return await self._read(conflicts.list_conflicts, uid, decided, after, limit)
+
+    async def get_conflict(self, uid: str, newer: str, older: str) -> StoredConflict | None:
+        return await self._read(conflicts.get_conflict, uid, newer, older)
 
     async def list_expired(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         return await self._read(fragment_reads.list_expired, now_us, limit)

@@ -10,7 +10,10 @@ batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
 enrich: terms, vectors and importances of fragments, fetched before a decision
 known_fragments: the fragments that a group of observations may repeat, echo or update
+claim_cache: claims of fragments that newcomers were compared with
+suspects: the fragments that a group of observations may contradict
 decision: what was decided for the memory, before it is committed
+superseding: what an observation supersedes, and the chains of fragments that leave or return
 decide: decides what observations do to the memory
 build_commit: the journal transaction of a decision
 working_set: the memory in RAM: its state and its search structures

@@ -38,6 +38,8 @@ from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
 from memstream_server.engine.memory.known_fragments import read_known
 from memstream_server.engine.memory.receipts import Batch, observations_in
+from memstream_server.engine.memory.superseding import settle_decision
+from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, working_for
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
@@ -259,10 +261,11 @@ class Actor:
     async def _decide_batches(self, prepared: _Prepared) -> dict[int, Outcome]:
         async with self._slot_for(len(prepared.gathered)):
             known = await read_known(self.working, prepared.gathered, self._storage)
+            suspected = await find_suspicions(self.working, prepared.gathered, self._storage, self._models.analyzer)
             decision, outcomes = await decide_observations(
                 self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
             )
-            decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
+            decision = decision.with_suspicions(suspected).with_cost(prepared.account, Purpose.IMPORTANCE)
             decision, commit = await self._commit_of(decision)
         await self._commit_decision(decision, commit)
         return outcomes
@@ -289,7 +292,8 @@ class Actor:
             await self._run_work(item)
 
     async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
-        """The commit of a decision, and the decision with its additional jobs."""
+        """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
+        decision = await settle_decision(self.working, decision, self._storage, self._runtime)
         decision = await self._embed_merged(decision)
         async with self._take_slot():
             return decision, commit_of(self.working, decision, self._models, self._runtime)

@@ -46,6 +46,8 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         index=tuple(_index_entries(working, decision)),
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,
+        suspicions=decision.suspicions,
+        resolutions=decision.resolutions,
         reflection_aggregate=after.reflection_aggregate,
         policy=decision.policy,
         labels=decision.labels,

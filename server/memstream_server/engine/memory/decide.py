@@ -13,12 +13,13 @@ from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
 from memstream_server.core.retention import is_expired
 from memstream_server.core.tiers import Newcomer, observe
-from memstream_server.core.transition import Transition, join_all
+from memstream_server.core.transition import Transition, join_all, join_transitions
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import EnrichedFragment, enhances_short_term
 from memstream_server.engine.memory.known_fragments import KnownFragments
 from memstream_server.engine.memory.receipts import complete_answer
+from memstream_server.engine.memory.superseding import find_superseded, supersede_by_update
 from memstream_server.ports.journal.records import Answer, Job
 from memstream_server.ports.journal.writing import Outcome, Outcomes
 
@@ -92,6 +93,7 @@ def _decide_one(
     parts: dict[str, EnrichedFragment],
 ) -> Transition:
     fragment = part.fragment
+    named, fragment = fragment.supersedes, fragment.but(supersedes=()) if fragment.supersedes else fragment
     existing = known.find_by_key(state, fragment.external_id)
     gone: Transition | None = None
     if existing is not None and is_expired(existing, fragment.create_time_us, policy.retention):
@@ -104,6 +106,9 @@ def _decide_one(
         parts[existing.id] = replace(part, fragment=changed)
         step = _update_existing(state, changed, part.content_vector, policy)
         known.apply_step(step)
+        if named:
+            step = join_transitions(step, supersede_by_update(working, step.state, known, named, existing.id, fragment))
+            known.apply_step(step)
         return step
     newcomer = Newcomer(
         fragment,
@@ -111,6 +116,8 @@ def _decide_one(
         known.find_recalled(fragment),
         known.find_repeated(fragment, policy.retention),
         part.is_refused,
+        bool(named),
+        find_superseded(working, state, known, named, fragment, fragment.id) if named else (),
     )
     step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
     known.apply_step(step)
@@ -143,6 +150,8 @@ def apply_update(existing: Fragment, new: Fragment) -> Fragment:
         own_vector=new.own_vector,
         own_importance=new.own_importance,
         ttl_us=new.ttl_us,
+        valid_from_us=new.valid_from_us,
+        valid_until_us=new.valid_until_us,
         model=new.model,
     )
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
 from memstream_server.core.policy import Policy
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.ports.journal.records import Answer, Job, MemoryRecord
-from memstream_server.ports.journal.writing import Outcomes
+from memstream_server.ports.journal.writing import Outcomes, Resolution
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Decision:
     """Ids whose earlier texts must not be kept anywhere, see Commit."""
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
+    resolutions: tuple[Resolution, ...] = ()
     time_us: int | None = None
     """Time of the decision if the answer contains it; None: the commit sets it."""
 
@@ -54,6 +57,20 @@ class Decision:
             put.but(model=found[put.id].fragment.model) if put.id in found else put for put in self.transition.puts
         )
         return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
+
+    def with_suspicions(self, found: Sequence[Suspicion]) -> Decision:
+        """A copy with those suspicions whose fragments it keeps, and an event for each.
+
+        A newcomer that was counted, or that updated another fragment, is none of its own.
+        """
+        if not found or self.transition is None:
+            return self
+        puts = {put.id: put for put in self.transition.puts}
+        gone = {*self.transition.removed, *(id_ for id_, put in puts.items() if put.superseded_by)}
+        gone |= self.gathered.keys() - puts.keys()
+        kept = tuple(one for one in found if gone.isdisjoint((one.newer, one.older)))
+        events = (Event(EventType.CONFLICT_SUSPECTED, one.newer, one.older, conflict_reason=one.reason) for one in kept)
+        return replace(self, events=(*self.events, *events), suspicions=(*self.suspicions, *kept))
 
     def with_cost(self, account: Account, purpose: Purpose) -> Decision:
         """A copy with an event for the LLM requests and tokens that the decision cost, if there were any."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import (
     DISK_FULL,
     NOT_READ,
@@ -33,6 +34,7 @@ from memstream_server.engine.memory import fragment_quota
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState
 from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repeats
 from memstream_server.engine.memory.sessions import Sessions
+from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
 from memstream_server.ports.journal.port import Journal
@@ -68,6 +70,8 @@ class Ingest:
         self._backlog = 0
         self._puts = 0
         self._unstored: dict[int, Batch] = {}
+        self._submitted: dict[int, Batch] = {}
+        """Batches that the journal is receiving."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._order = asyncio.Lock()
         """Held while batches are stored directly."""
@@ -194,6 +198,9 @@ class Ingest:
         given, fresh = fresh, self._admit_items(fresh, most)
         if state.whole and fresh is not given:
             raise fragment_quota.quota_error(most)
+        fresh = refuse_unknown(fresh, self._decider.working, self._list_waiting, self._runtime.clock.now_us())
+        if state.whole and fresh is not given:
+            raise superseding_error(fresh)
         batch = None
         if fresh:
             batch = batch_of(
@@ -211,6 +218,8 @@ class Ingest:
                 self._unstored[batch.receipt.position] = batch
                 self._waiting.append(batch)
                 self._storing += batch.size
+            else:
+                self._submitted[batch.receipt.position] = batch
             # A batch of refused items takes a position too: positions identify receipts.
             self._next_position += max(1, batch.size)
             self._backlog += batch.size
@@ -223,6 +232,11 @@ class Ingest:
             state.receiving = task
         # Shielded: a cancelled caller must not keep the actor from learning that the journal has the batch.
         return asyncio.shield(task)
+
+    def _list_waiting(self) -> Iterator[Fragment]:
+        """The observations that are submitted and not yet stored."""
+        for batch in (*self._unstored.values(), *self._submitted.values()):
+            yield from batch.receipt.fragments
 
     def _may_be_at_once(self, batch: Batch) -> bool:
         """Whether one commit may both receive and store the batch.
@@ -313,6 +327,7 @@ class Ingest:
 
     def _mark_received(self, state: ProducerState, batch: Batch) -> None:
         receipt = batch.receipt
+        self._submitted.pop(receipt.position, None)
         if receipt.rejections and state.session is not None:
             state.session.add_rejections(receipt.rejections)
         self._runtime.metrics.count_received(batch.size, len(receipt.rejections), self._age_s(batch) or 0.0)
@@ -337,6 +352,7 @@ class Ingest:
             self._backlog -= batch.size
             self._storing -= batch.size * batch.at_once
             self._unstored.pop(batch.receipt.position, None)
+            self._submitted.pop(batch.receipt.position, None)
             if batch.receipt.producer_epoch != state.epoch:
                 return ProducerSuperseded(
                     f"a newer stream of producer {state.name!r} was opened; this one is superseded"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memstream_server.core.identity import identity_hash, is_repeat
 from memstream_server.core.policy import RetentionPolicy
 from memstream_server.core.retention import is_expired
+from memstream_server.core.supersession import find_end
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
 
@@ -35,6 +36,13 @@ class KnownFragments:
     """By observation id: the fragment with the same words that its session has recalled."""
     alike: dict[int, list[str]] = field(default_factory=dict)
     """Ids of long-term fragments by identity hash."""
+
+    def find(self, state: State, key: str) -> Fragment | None:
+        """The fragment with that id or else that external id, if it is held, in the group, or was read for it."""
+        for held in (*state.sensory, *state.short_term):
+            if held.fragment.id == key:
+                return held.fragment
+        return self.by_id.get(key) or self.find_by_key(state, key)
 
     def find_by_key(self, state: State, external_id: str) -> Fragment | None:
         """The fragment of that external id: held in a tier, decided in this group, or in long-term."""
@@ -87,6 +95,10 @@ async def read_known(working: WorkingSet, gathered: Iterable[EnrichedFragment], 
     known = KnownFragments()
     for part in gathered:
         fragment = part.fragment
+        for key in fragment.supersedes:
+            if id_ := working.find_id(key):
+                others |= dict.fromkeys((id_, find_end(id_, working.links.newer)))
+                keyed.update({id_} if id_ != key else ())
         if fragment.external_id:
             keyed.add(working.id_of(fragment.external_id))
             continue

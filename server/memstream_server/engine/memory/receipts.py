@@ -127,6 +127,9 @@ def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, reco
         own_vector=item.vector is not None,
         own_importance=item.importance is not None,
         ttl_us=item.ttl_us if item.expire_time_us is None else None,
+        supersedes=item.supersedes,
+        valid_from_us=item.valid_from_us,
+        valid_until_us=item.valid_until_us,
         position=position,
     )
 

@@ -19,7 +19,10 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.supersession import Links
+from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
+from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
 from memstream_server.engine.memory.renew_terms import renew_terms
@@ -55,6 +58,8 @@ class WorkingSet:
         """Revisions by id: text read from that fragment before the revision may contain erased words and must not be
         used.
         """
+        self.suspicions = OpenSuspicions()
+        self.claims = ClaimCache()
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
@@ -78,6 +83,8 @@ class WorkingSet:
         self._unsettled: set[str] = set()
         """Fragments whose vectors the index may lack; kept up to date even while all vectors are in RAM."""
         self._latest: list[Fragment] = []
+        self.links = Links()
+        """Which fragments supersede which, forgotten ones included."""
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
 
@@ -87,6 +94,8 @@ class WorkingSet:
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._index_keys(each)
+            if each.superseded_by or each.supersedes:
+                self.links.note(each)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
         self._latest = [*self._latest, *block.fragments][-FRAGMENTS_MAX:]
 
@@ -106,6 +115,7 @@ class WorkingSet:
             short_term=image.short_term,
             reflection_aggregate=image.record.reflection_aggregate,
         )
+        self.suspicions = OpenSuspicions(image.suspicions)
 
     def take_over(self, earlier: WorkingSet) -> None:
         """Take over the state of an earlier working set that the journal does not store."""
@@ -192,6 +202,10 @@ class WorkingSet:
         """The id of the fragment with that external id; empty if there is none."""
         return self._keys.get(external_id, "")
 
+    def find_id(self, key: str) -> str:
+        """The id of the fragment with that id or else that external id; empty if there is none."""
+        return key if self.tier_of(key) is not None else self.id_of(key)
+
     def held_ids(self) -> set[str]:
         """Ids of the fragments in sensory and short-term."""
         return {held.fragment.id for held in (*self.state.sensory, *self.state.short_term)}
@@ -246,6 +260,7 @@ class WorkingSet:
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
         )
+        self._apply_suspicions(commit)
         if decision.transition is None:
             return
         for row in commit.rows:
@@ -256,6 +271,7 @@ class WorkingSet:
             if fragment.tier is Tier.LONG_TERM:
                 self._pending_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
             self._index_keys(fragment)
+            self.links.note(fragment)
         self._pending_rows += len(commit.rows)
         self.fragment_cache.put([row.fragment for row in commit.rows])
         self._forget_words(commit)
@@ -264,6 +280,19 @@ class WorkingSet:
             self.refresh_search()
         if commit.removed:
             self._remove_fragments(commit.removed)
+
+    def _apply_suspicions(self, commit: Commit) -> None:
+        if self.suspicions:
+            for id_ in (*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)):
+                self.suspicions.discard_all_of(id_)
+        for one in commit.suspicions:
+            self.suspicions.add(one)
+        for done in commit.resolutions:
+            self.suspicions.discard(done.newer, done.older)
+        if self.suspicions:
+            for row in commit.rows:
+                if row.fragment.superseded_by:
+                    self.suspicions.discard_all_of(row.fragment.id)
 
     def _forget_words(self, commit: Commit) -> None:
         if commit.erased:
@@ -293,8 +322,10 @@ class WorkingSet:
         for id_ in ids:
             if self.tier_of(id_) is not None:
                 self.fragment_cache.remove(id_)
+            self.claims.remove(id_)
             self._unsettled.discard(id_)
             self.insights.discard(id_)
+            self.links.remove(id_)
             key = self._key_of.pop(id_, "")
             if key and self._keys.get(key) == id_:
                 del self._keys[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,8 @@ from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs
-from memstream_server.core.policy import Policy, RankingRule
+from memstream_server.core.newer_first import add_newer
+from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored, Weights
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.engine.requests import Query
@@ -35,6 +36,8 @@ class Found:
     near_misses: tuple[NearMiss, ...]
     folded: Mapping[str, tuple[str, ...]]
     formula: str
+    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of the older suspected fragments folded under a result."""
     limit: int | None = None
     """Size of the answer after reranking; None: the results are final."""
     beta: float = 0.0
@@ -93,8 +96,25 @@ def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weigh
     )
 
 
-def allowed_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
-    """The filter's mask. Expiry follows the server's clock; the query's `now` affects only recency."""
+def truth_of(policy: Policy, query: Query) -> Truth:
+    """The query's, else the policy's."""
+    return policy.recall.truth if query.truth is None else query.truth
+
+
+def allowed_masks(working: WorkingSet, query: Query, now_us: int) -> tuple[Mask, Mask | None]:
+    """(slots that may be returned, slots that pass the filter and are left out because they are not current).
+
+    The latter is None if there are none, or if the query asks for no near misses.
+    """
+    passed = _filter_mask(working, query.filter, now_us)
+    current = None if truth_of(working.record.policy, query) is Truth.ALL else working.columns.is_current(now_us)
+    if current is None:
+        return passed, None
+    return passed & current, passed & ~current if query.near_misses else None
+
+
+def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
+    """The filter's mask. Expiry and validity follow the server's clock; the query's `now` affects only recency."""
     recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
     if not chosen.tiers and not recalls_sensory:
         chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
@@ -177,7 +197,8 @@ def rank_memory(
     time for expiry. rerank: the result is reranked before it is cut to the limit. legs: the lexical legs, if already
     computed.
     """
-    allowed = allowed_mask(working, query.filter, now_us)
+    allowed, outdated = allowed_masks(working, query, now_us)
+    question = replace(question, outdated=outdated)
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return _rank_whole(working, query, question, allowed, cosines)
@@ -193,6 +214,7 @@ def rank_memory(
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
         if question.fold:
             chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+        chosen = add_newer(columns, chosen, question.suspected, allowed)
         signals = ranking.Signals.of(columns, legs, cosines, chosen)
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
     return Found(
@@ -203,6 +225,7 @@ def rank_memory(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
+        ranked.under,
         limit_of(policy, query) if rerank else None,
         weights.beta,
     )

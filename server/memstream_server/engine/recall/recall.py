@@ -22,22 +22,25 @@ from memstream_server.core.budget import Fit, Item, fit
 from memstream_server.core.dense import Cosines
 from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
-from memstream_server.core.policy import RankingRule
+from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
+from memstream_server.core.policy import RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
-from memstream_server.core.values import Fragment, MemoryKind, Vector
+from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.rank_memory import (
     Found,
-    allowed_mask,
+    allowed_masks,
     limit_of,
     no_cosines,
     rank_memory,
     score_legs,
+    truth_of,
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 log = structlog.get_logger(__name__)
+
+_MORE_MAX = 1_000
+"""Additional neighbours that the index is asked for at most, in place of superseded ones."""
 
 
 class _Stopwatch:
@@ -157,15 +163,18 @@ class Recaller:
         # Copied before the search: a row that is flushed meanwhile may be missing in both the result and the overlay.
         fresh = dict(working.fresh)
         try:
-            # More than one leg needs: some may be filtered, forgotten or removed.
             ids, _ = await self._storage.index.search(
-                working.record.uid, question.vector, question.per_leg * 4, working.embedding.name, watch.left_s(query)
+                working.record.uid,
+                question.vector,
+                _search_count(working, query, question),
+                working.embedding.name,
+                watch.left_s(query),
             )
         except IndexUnavailable as error:
             if isinstance(error, IndexLost):
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
-        allowed = allowed_mask(working, query.filter, self._runtime.clock.now_us())
+        allowed, _ = allowed_masks(working, query, self._runtime.clock.now_us())
         legs = working.lexical.legs(question.terms)
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
@@ -204,6 +213,7 @@ class Recaller:
             near_misses=query.near_misses,
             fold=given.fold if query.fold is None else query.fold,
             preferred=query.preferred,
+            suspected=_suspected(working),
         )
 
     def _rank(
@@ -270,7 +280,8 @@ class Recaller:
             [_budget_item(one) for one in short_term],
             query.token_budget,
         )
-        return _build_answer(found, ranked, short_term, fitted, query)
+        answer = _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
+        return _with_truth(answer, working, self._runtime.clock.now_us())
 
 
 async def _wait_until_visible(actor: Actor, query: Query) -> None:
@@ -288,11 +299,66 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
         ) from None
 
 
+def _suspicions_of(working: WorkingSet) -> OpenSuspicions:
+    return working.suspicions if working.record.policy.conflicts.suspect else OpenSuspicions()
+
+
+def _suspected(working: WorkingSet) -> Suspected:
+    """The open suspicions, unless the policy turns them off."""
+    policy, held = working.record.policy.conflicts, working.suspicions
+    if not held or not policy.suspect:
+        return NOTHING_SUSPECTED
+    return Suspected({older: held.newer_of(older) for older in held.older_ids()}, policy.margin, policy.fold)
+
+
 def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
     """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
     retention = working.record.policy.retention
-    held = (one.fragment for one in working.state.short_term)
+    held = [one.fragment for one in working.state.short_term]
+    if truth_of(working.record.policy, query) is Truth.CURRENT:
+        held = [one for one in held if one.status_at(now_us) is TruthStatus.CURRENT]
     return [one for one in held if passes(one, query.filter) and not is_expired(one, now_us, retention)]
+
+
+def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
+    """How many neighbours the index is asked for: more than a leg needs, because some may be filtered, forgotten,
+    removed or superseded.
+    """
+    superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
+    return question.per_leg * 4 + min(superseded, _MORE_MAX)
+
+
+def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> RecallAnswer:
+    """The answer with the status and chain of each recollection. Costs nothing in a memory without either."""
+    columns, links = working.columns, working.links
+    change_us = columns.next_validity_us(now_us)
+    if not links and columns.is_current(now_us) is None:
+        return replace(answer, validity_change_us=change_us)
+
+    def links_of(id_: str) -> tuple[ChainLink, ...]:
+        ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
+        slots = columns.slots(ids)
+        return tuple(
+            ChainLink(each, time_us, TruthStatus.SUPERSEDED if links.newer(each) else columns.status_at(slot, now_us))
+            for each, slot, time_us in zip(ids, slots.tolist(), columns.observe_us[slots].tolist(), strict=True)
+        )
+
+    found = tuple(
+        Recollection(
+            one.fragment,
+            one.scored,
+            one.truncated,
+            one.folded,
+            one.fragment.status_at(now_us),
+            links_of(one.fragment.id),
+        )
+        for one in answer.recollections
+    )
+    missed = tuple(
+        replace(miss, superseded_by=links.newer(miss.scored.id)) if miss.stage is Stage.SUPERSEDED else miss
+        for miss in answer.near_misses
+    )
+    return replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
 
 
 def _budget_item(fragment: Fragment) -> Item:
@@ -305,17 +371,24 @@ def _build_answer(
     short_term: Sequence[Fragment],
     fitted: Fit,
     query: Query,
+    suspicions: OpenSuspicions,
 ) -> RecallAnswer:
     kept = {item.id for item in fitted.ranked}
     recollections = [
-        Recollection(fragment, scored, folded=found.folded.get(scored.id, ()))
+        Recollection(
+            fragment,
+            scored,
+            folded=found.folded.get(scored.id, ()),
+            suspicions=suspicions.of(scored.id),
+            under=found.under.get(scored.id, ()),
+        )
         for scored, fragment in ranked
         if scored.id in kept
     ]
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = Recollection(cut, first.scored, truncated=True, folded=first.folded)
+        recollections[0] = replace(first, fragment=cut, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)

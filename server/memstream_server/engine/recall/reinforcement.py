@@ -181,7 +181,13 @@ class Reinforcement:
         working = actor.working
         policy = effective_policy(working.record.policy, self._models)
         there = visible(working.columns, self._runtime.clock.now_us(), policy.retention.ttl_s)
-        here = [one for one in found if (slot := working.columns.slot(one.id)) is not None and there[slot]]
+        here = [
+            one
+            for one in found
+            if (slot := working.columns.slot(one.id)) is not None
+            and there[slot]
+            and not working.columns.is_superseded(slot)
+        ]
         transition = recollect(working.state, here, policy, working.embedding.model.similarity_min)
         if not transition.events:
             return None

@@ -1,7 +1,8 @@
 """Standing queries: the answer to a query, then its changes.
 
-Rule 1. The query is ranked again after a commit, at most once every PAUSE_S; when a fragment of the answer expires; and
-when another process has changed the memory, which is polled as watches do.
+Rule 1. The query is ranked again after a commit, at most once every PAUSE_S; when a fragment of the answer expires;
+when a validity in the memory begins or ends; and when another process has changed the memory, which is polled as
+watches do.
 Rule 2. The first change is the whole answer. A later change has the new and changed recollections, the ids that left,
 and the order. A client that applies all changes has the current answer.
 Rule 3. Of fragments with the same meaning, the one in the last answer is kept while it is found, so that the answer
@@ -16,7 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from memstream_server.core.retention import expiry_us
-from memstream_server.core.values import Vector
+from memstream_server.core.suspicions import Suspicion
+from memstream_server.core.values import TruthStatus, Vector
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
 if TYPE_CHECKING:
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """Pause between two rankings: one change covers a burst of commits."""
 
-_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...]]]
-"""By id, best first: version, whether the budget cut it, and the ids folded into it."""
+_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...]]]
+"""By id, best first: version, whether the budget cut it, the ids folded into it, whether it is current, and the open
+suspicions about it."""
 
 
 def as_standing(query: Query) -> Query:
@@ -51,7 +54,8 @@ class StandingQuery:
         self._last_answer: _Held | None = None
         self._revision = 0
         self._degraded = False
-        self._expire_time_us: int | None = None
+        self._due_us: int | None = None
+        """When a fragment of the answer expires, or a validity in the memory begins or ends."""
 
     @property
     def ids(self) -> frozenset[str]:
@@ -62,7 +66,14 @@ class StandingQuery:
         """The difference from the last answer; None if there is none."""
         found, degraded = answer.recollections, bool(answer.degraded)
         held: _Held = {
-            one.fragment.id: (one.fragment.version, one.truncated, tuple(sorted(one.folded))) for one in found
+            one.fragment.id: (
+                one.fragment.version,
+                one.truncated,
+                tuple(sorted(one.folded)),
+                one.status,
+                one.suspicions,
+            )
+            for one in found
         }
         before = self._last_answer or {}
         same = (
@@ -70,7 +81,9 @@ class StandingQuery:
         )
         expiring = [at_us for one in found if (at_us := expiry_us(one.fragment, self.retention)) is not None]
         self._last_answer, self._revision, self._degraded = held, answer.revision, degraded
-        self._expire_time_us = min(expiring, default=None)
+        if answer.validity_change_us is not None:
+            expiring.append(answer.validity_change_us)
+        self._due_us = min(expiring, default=None)
         if same:
             return None
         new = [number for number, (id_, state) in enumerate(held.items()) if before.get(id_) != state]
@@ -86,10 +99,10 @@ class StandingQuery:
         await asyncio.sleep(PAUSE_S)
         while not self._waiting.news.is_set():
             quiet_s = self._watchers.quiet_s
-            expires_s = None if self._expire_time_us is None else (self._expire_time_us - self._clock.now_us()) / 1e6
-            if expires_s is not None and expires_s <= 0:
+            due_s = None if self._due_us is None else (self._due_us - self._clock.now_us()) / 1e6
+            if due_s is not None and due_s <= 0:
                 return
-            if await self._waiting.wait_for_commit(quiet_s if expires_s is None else min(quiet_s, expires_s)):
+            if await self._waiting.wait_for_commit(quiet_s if due_s is None else min(quiet_s, due_s)):
                 return
             record = await self._watchers.read_current(self._record)
             if record.revision > self._revision or self._degraded:

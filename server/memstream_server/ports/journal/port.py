@@ -17,7 +17,14 @@ from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal.reading import FragmentQuery, Gathering, Image, KeptReceipt, MemoryScan
+from memstream_server.ports.journal.reading import (
+    FragmentQuery,
+    Gathering,
+    Image,
+    KeptReceipt,
+    MemoryScan,
+    StoredConflict,
+)
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -173,6 +180,14 @@ class Journal(Protocol):
     async def get_vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
+
+    async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
+        """Open or decided suspicions with (newer, older) greater than `after`, ascending: by age of the newer."""
+        ...
+
+    async def get_conflict(self, uid: str, newer: str, older: str) -> StoredConflict | None:
+        """The suspicion of this pair, open or decided."""
+        ...
 
     async def list_expired(self, now_us: int, limit: int) -> list[tuple[str, str]]:
         """(memory uid, fragment id) of live, unpinned fragments whose expiry time has passed, oldest first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal.records import MemoryRecord, Producer
 from memstream_server.ports.journal.rows import Anchor, Block, Row
@@ -45,11 +46,24 @@ class Image:
     pending: tuple[Receipt, ...]
     producers: tuple[Producer, ...]
     next_position: int
+    suspicions: tuple[Suspicion, ...] = ()
+    """Those that are not decided."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """The rows of all blocks."""
         return tuple(row for block in self.blocks for row in block.iterate_rows())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConflict:
+    """A suspicion as it is stored."""
+
+    suspicion: Suspicion
+    decision: ConflictDecision | None = None
+    """None while it is open."""
+    note: str = ""
+    decide_time_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,5 +107,7 @@ class MemoryScan:
     first_pending: int | None
     """Least position that is received and not stored."""
     anchors: Mapping[str, Anchor]
+    conflicts: Mapping[str, tuple[StoredConflict, ...]]
+    """Open and decided suspicions by the id of the newer fragment."""
     pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
     """Fragments by position, each with its vector if requested."""

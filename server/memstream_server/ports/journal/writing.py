@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
+from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor, Row
@@ -90,6 +91,17 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Resolution:
+    """The decision about a suspicion."""
+
+    newer: str
+    older: str
+    decision: ConflictDecision
+    note: str
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One transition of one memory, atomic. Raises its revision by one."""
 
@@ -117,6 +129,10 @@ class Commit:
     index: tuple[IndexEntry, ...] = ()
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
+    """New ones. Those that name a fragment of `removed`, or whose content a row replaces, are deleted; open ones also
+    if they name a fragment that a row says is superseded."""
+    resolutions: tuple[Resolution, ...] = ()
     reflection_aggregate: float | None = None
     policy: Policy | None = None
     labels: tuple[tuple[str, str], ...] | None = None

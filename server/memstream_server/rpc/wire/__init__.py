@@ -1,5 +1,6 @@
 """Conversion between messages of memstream.v1 and domain values: pure functions, no I/O, no engine.
 
+conflicts: suspicions and their decisions
 conversations: messages and plans of conversations
 fragments: fragments, events and filters
 observations: observations

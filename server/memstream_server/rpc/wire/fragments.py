@@ -10,7 +10,8 @@ from google.protobuf.message import Message
 from memstream.v1 import event_pb2, fragment_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Filter
-from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
+from memstream_server.core.policy import Truth
+from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier, TruthStatus
 from memstream_server.engine.requests import fragment_etag
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
@@ -21,6 +22,8 @@ from memstream_server.rpc.wire.scalars import Enums
 TIERS = Enums(fragment_pb2.Tier, Tier)
 KINDS = Enums(fragment_pb2.FragmentKind, FragmentKind)
 EVENT_TYPES = Enums(event_pb2.EventType, EventType)
+TRUTHS = Enums(fragment_pb2.Truth, Truth)
+STATUSES = Enums(fragment_pb2.TruthStatus, TruthStatus)
 _REASONS = Enums(event_pb2.EventReason, Reason)
 _LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
 _CONDITIONS_MAX = 1_000
@@ -46,6 +49,8 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         model=fragment.model,
         etag=fragment_etag(fragment),
         token_count=fragment.token_count,
+        superseded_by=fragment.superseded_by,
+        supersedes=fragment.supersedes,
     )
     if fragment.structured is None:
         message.content = fragment.content
@@ -59,6 +64,12 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         scalars.write_time(message.expire_time, fragment.expire_time_us)
     if fragment.forget_time_us is not None:
         scalars.write_time(message.forget_time, fragment.forget_time_us)
+    if fragment.supersede_time_us is not None:
+        scalars.write_time(message.supersede_time, fragment.supersede_time_us)
+    if fragment.valid_from_us is not None:
+        scalars.write_time(message.valid_from, fragment.valid_from_us)
+    if fragment.valid_until_us is not None:
+        scalars.write_time(message.valid_until, fragment.valid_until_us)
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
     return message
@@ -116,6 +127,8 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
             completion_tokens=event.use.completion_tokens,
         ),
         imported=None if event.imported is None else _imported_message(event.imported),
+        conflict_reason=event.conflict_reason,
+        conflict_decision=event.conflict_decision,
     )
 
 

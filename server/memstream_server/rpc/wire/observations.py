@@ -19,6 +19,8 @@ from memstream_server.rpc.wire import scalars
 DIGEST_BYTES = 16
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 _TOKEN_COUNT_MAX = 2**31 - 1
+SUPERSEDES_MAX = 100
+"""Fragments that one observation may supersede."""
 STRUCTURED_FIELDS = (
     "question",
     "thought",
@@ -77,7 +79,7 @@ def read_observation(
     if importance is not None:
         check.check_bounds(found, f"{prefix}importance", importance, 0, 1)
     check.check_bounds(found, f"{prefix}token_count", message.token_count, 0, _TOKEN_COUNT_MAX)
-    return NewObservation(
+    new = NewObservation(
         content=content,
         structured=structured,
         speaker=check.check_identifier(found, f"{prefix}speaker", message.speaker, limits),
@@ -94,8 +96,32 @@ def read_observation(
         ttl_us=scalars.duration_us(found, f"{prefix}ttl", message.ttl) if expiry == "ttl" else None,
         external_id=check.check_identifier(found, f"{prefix}external_id", message.external_id, limits),
         token_count=message.token_count,
+        supersedes=_read_superseded(found, f"{prefix}supersedes", message, limits),
+        valid_from_us=scalars.time_us(found, f"{prefix}valid_from", message.valid_from)
+        if message.HasField("valid_from")
+        else None,
+        valid_until_us=scalars.time_us(found, f"{prefix}valid_until", message.valid_until)
+        if message.HasField("valid_until")
+        else None,
         digest=digest,
     )
+    check_validity(found, f"{prefix}valid_until", new.valid_from_us, new.valid_until_us)
+    return new
+
+
+def check_validity(found: Violations, field: str, from_us: int | None, until_us: int | None) -> None:
+    """Validates that a validity ends after it begins."""
+    if from_us is not None and until_us is not None and until_us <= from_us:
+        found.add(field, "must be after valid_from")
+
+
+def _read_superseded(found: Violations, field: str, message: pb.Observation, limits: Limits) -> tuple[str, ...]:
+    if len(message.supersedes) > SUPERSEDES_MAX:
+        found.add(field, f"has {len(message.supersedes)} entries, at most {SUPERSEDES_MAX} are allowed")
+        return ()
+    for number, each in enumerate(message.supersedes):
+        check.check_identifier(found, f"{field}[{number}]", each, limits, required=True)
+    return tuple(dict.fromkeys(message.supersedes))
 
 
 def structured_of(message: pb.StructuredObservation) -> Structured:

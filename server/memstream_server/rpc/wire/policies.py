@@ -24,6 +24,7 @@ from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire.fragments import TRUTHS
 from memstream_server.rpc.wire.scalars import Enums
 
 KINDS = Enums(pb.MemoryKind, MemoryKind)
@@ -35,6 +36,7 @@ _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     core.SimilarityRule: Enums(pb.SimilarityRule, core.SimilarityRule),
     core.Overflow: Enums(pb.Overflow, core.Overflow),
     core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
+    core.Truth: TRUTHS,
 }
 _LANGUAGES = (
     "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "

@@ -9,12 +9,14 @@ from google.protobuf.message import Message
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import Filter
+from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Part
 from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, scalars
+from memstream_server.rpc.wire.conflicts import suspicion_message
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
@@ -55,11 +57,17 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         weak_below=check.check_bounds(found, f"{prefix}weak_below", message.weak_below, 0, 1)
         if message.HasField("weak_below")
         else None,
+        truth=read_truth(found, f"{prefix}truth", message.truth),
     )
     if message.HasField("timeout"):
         scalars.duration_us(found, f"{prefix}timeout", message.timeout)
     found.check()
     return query
+
+
+def read_truth(found: Violations, field: str, value: int) -> Truth | None:
+    """The truth that a request asks for; None if it gives none."""
+    return fragments.TRUTHS.read_value(found, field, value, Truth.ALL) if value else None
 
 
 def recollection_responses(
@@ -135,7 +143,12 @@ def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Rec
         rank=rank,
         truncated=recollection.truncated,
         folded_ids=recollection.folded,
+        status=fragments.STATUSES.to_number(recollection.status),
+        suspicions=[suspicion_message(each, recollection.under) for each in recollection.suspicions],
     )
+    for link in recollection.chain:
+        added = message.chain.add(fragment_id=link.id, status=fragments.STATUSES.to_number(link.status))
+        scalars.write_time(added.observe_time, link.observe_time_us)
     if formula:
         message.explanation.formula = formula
         message.explanation.parts.extend(_part(part, scored.cosine) for part in scored.parts)
@@ -151,7 +164,13 @@ def _part(part: Part, cosine: float | None) -> pb.ScorePart:
 
 def _near_miss(missed: NearMiss) -> pb.NearMiss:
     scored = missed.scored
-    return pb.NearMiss(fragment_id=scored.id, stage=missed.stage.value, score=scored.score, relevance=scored.relevance)
+    return pb.NearMiss(
+        fragment_id=scored.id,
+        stage=missed.stage.value,
+        score=scored.score,
+        relevance=scored.relevance,
+        superseded_by=missed.superseded_by,
+    )
 
 
 def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: str) -> str:

@@ -10,6 +10,7 @@ compiled_statements: statements compiled once, for the writes of every observati
 bulk: statements of many rows, and paged reads
 writes: writes to the store, its memories, producers and receipts
 answers: stored answers to request ids
+conflicts: suspicions and their decisions
 commit: the commit of transitions, and access statistics
 reads: reads of everything except fragments
 fragment_reads: reads of fragments by id, in pages, and those that are due

@@ -1,6 +1,7 @@
 """Encoding of the journal's blobs: msgpack of the port's values, after a version byte.
 
-A fragment is a map of its fields: older rows give a newer field its default. Events are arrays without field names:
+A fragment is a map of its fields without those at their default, so a default must never change: older rows give a
+newer field its default. Events are arrays without field names:
 the event log is kept, and a name would take more bytes than the value.
 """
 
@@ -17,7 +18,7 @@ from msgspec.structs import force_setattr
 
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.core.events import Event
-from memstream_server.core.policy import Policy, Profile
+from memstream_server.core.policy import Policy, Profile, Truth
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
@@ -227,8 +228,13 @@ def encode_policy(policy: Policy) -> str:
 
 def decode_policy(data: str) -> Policy:
     policy = _decode_checked(_policy, data)
-    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
-        return replace(policy, recall=replace(policy.recall, fold=False))
+    if policy.profile is Profile.DBGPT:  # written before these fields existed; this profile turns them off
+        if '"fold"' not in data:
+            policy = replace(policy, recall=replace(policy.recall, fold=False))
+        if '"truth"' not in data:
+            policy = replace(policy, recall=replace(policy.recall, truth=Truth.ALL))
+        if '"conflicts"' not in data:
+            policy = replace(policy, conflicts=replace(policy.conflicts, suspect=False))
     return policy
 
 

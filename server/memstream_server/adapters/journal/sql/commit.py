@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
-from memstream_server.adapters.journal.sql import bulk, codec, outbox
+from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
 from memstream_server.adapters.journal.sql.schema import (
@@ -167,6 +167,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     bulk.write_rows(connection, _OUTCOMES, encoded)
     put_answers(connection, [answer for one in given for answer in one.answers])
     outbox.enter_entries(connection, [entry for one in given for entry in one.index])
+    conflicts.write_conflicts(connection, commits)
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
     for number, one in commits:
         _update_record(connection, number, one)

@@ -9,6 +9,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.conflicts import read_by_newer
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, VECTORED, decode_row
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
 from memstream_server.adapters.journal.sql.schema import (
@@ -68,6 +69,7 @@ def scan_memory(connection: Connection, uid: str, all_vectors: bool, visit: Call
             name: Anchor(name, vector, codec.decode_enhancements(packed))
             for name, vector, packed in connection.execute(_ANCHORS, {"number": row.number, "model": model or ""})
         },
+        conflicts=read_by_newer(connection, row.number),
         pages=lambda: _read_pages(connection, low, high, model, all_vectors),
     )
     return visit(scan)

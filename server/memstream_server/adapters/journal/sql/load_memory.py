@@ -11,6 +11,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_column_pages, fetch_columns, fetch_pages
+from memstream_server.adapters.journal.sql.conflicts import read_open
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row
 from memstream_server.adapters.journal.sql.row_columns import Packed
@@ -120,6 +121,7 @@ def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, 
         pending=pending,
         producers=_read_producers(connection, memory.number, pending),
         next_position=memory.next_position,
+        suspicions=read_open(connection, memory.number),
     )
 
 

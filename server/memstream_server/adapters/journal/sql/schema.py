@@ -202,6 +202,20 @@ requests = Table(
 )
 Index("requests_time", requests.c.time_us)
 
+conflicts = Table(  # suspicions, kept after they are decided
+    "conflicts",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("newer", TEXT, primary_key=True),
+    Column("older", TEXT, primary_key=True),
+    Column("reason", TEXT, nullable=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("decision", TEXT, nullable=False),  # empty while open
+    Column("note", TEXT, nullable=False),
+    Column("decide_time_us", BigInteger),
+)
+Index("conflicts_older", conflicts.c.memory, conflicts.c.older)
+
 jobs = Table(
     "jobs",
     metadata,

@@ -27,6 +27,7 @@ from memstream_server.adapters.journal.sql.answers import put_answer, put_answer
 from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
+    conflicts,
     deletions,
     events,
     fragments,
@@ -86,7 +87,7 @@ _CUTS_AND_DELETIONS = tuple(
     )
     for t in (vectors, observations, events, fragments)
 )
-_BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs))
+_BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs, conflicts))
 _DELETED = (
     select(deletions.c.number, deletions.c.uid)
     .order_by(deletions.c.number)

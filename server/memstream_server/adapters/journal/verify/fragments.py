@@ -72,6 +72,8 @@ class _FragmentTable:
     ids: dict[int, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     """Source id -> a fragment that names it; sources that are found are removed."""
+    supersedes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By id of a fragment that supersedes others: their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def check_fragments(connection: Connection, memory: Row[Any], name: str, space: 
         place = listing.places.get(id_)
         if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
             checking.add_violation("anchors", "has an anchor and is not held", id_)
+    _check_chains(checking, listing)
     _check_vectors(checking, listing, space)
     entered = _check_outbox(checking, listing)
     _check_log(checking, listing, entered)
@@ -137,9 +140,41 @@ def _check_records(checking: _MemoryCheck, enhancements: dict[str, tuple[Enhance
         for source in fragment.sources:
             checking.report.count_checked("lineage")
             listing.sources.setdefault(source, fragment.id)
+        if fragment.supersedes:
+            listing.supersedes[fragment.id] = fragment.supersedes
     for id_ in listing.places:
         listing.sources.pop(id_, None)
     return listing
+
+
+def _check_chains(checking: _MemoryCheck, listing: _FragmentTable) -> None:
+    """Both ends of a supersession name each other, the newer one is not forgotten, and no chain closes."""
+    places, ended = listing.places, set[str]()
+    for id_, place in places.items():
+        if not place.superseded_by:
+            continue
+        checking.report.count_checked("chains")
+        newer = places.get(place.superseded_by)
+        if newer is None or newer.forgotten:
+            what = "does not exist" if newer is None else "is forgotten"
+            checking.add_violation("chains", f"is superseded by {place.superseded_by}, which {what}", id_)
+        elif id_ not in listing.supersedes.get(place.superseded_by, ()):
+            checking.add_violation("chains", f"is superseded by {place.superseded_by}, which does not name it", id_)
+        passed: dict[str, None] = {}
+        at = id_
+        while at in places and at not in ended and at not in passed and places[at].superseded_by:
+            passed[at] = None
+            at = places[at].superseded_by
+        if at in passed:
+            checking.add_violation("chains", "is part of a chain that closes", id_)
+        ended.update(passed)
+    for id_, older in listing.supersedes.items():
+        for each in older:
+            there = places.get(each)
+            if there is None:
+                checking.add_violation("chains", f"names {each} as superseded, which does not exist", id_)
+            elif id_ in places and not places[id_].forgotten and there.superseded_by != id_:
+                checking.add_violation("chains", f"names {each} as superseded, which does not name it", id_)
 
 
 def _check_columns(checking: _MemoryCheck, fragment: Fragment, key: int, columns: list[Any]) -> None:

@@ -12,6 +12,8 @@ CHECKS = {
     "anchors": "short-term data, of held fragments only",
     "vectors": "vectors of fragments, in the length of their space",
     "lineage": "sources that exist or that an event removed",
+    "chains": "supersessions: both ends name each other, and no chain closes",
+    "conflicts": "suspicions between fragments of the memory, decided or not",
     "producers": "producers, stored no further than received",
     "receipts": "receipts of known producers, without a gap",
     "pending": "receipts waiting to be stored, of known producers",

@@ -15,6 +15,7 @@ from memstream_server.adapters.journal.sql import codec, reads
 from memstream_server.adapters.journal.sql.schema import (
     POSITION_BITS,
     anchors,
+    conflicts,
     conversations,
     deletions,
     events,
@@ -28,6 +29,7 @@ from memstream_server.adapters.journal.sql.schema import (
     receipts,
     vectors,
 )
+from memstream_server.adapters.journal.verify.conflicts import check_conflicts
 from memstream_server.adapters.journal.verify.conversations import check_conversation
 from memstream_server.adapters.journal.verify.fragments import check_fragments
 from memstream_server.adapters.journal.verify.operations import check_operations
@@ -84,6 +86,7 @@ def _check_memory(opened: OpenedJournal, number: int, space: Space | None, repor
             reads.decode_record(row)
             check_fragments(connection, row, name, space, report)
             check_producers(connection, row, name, report)
+            check_conflicts(connection, row, name, report)
     except DBAPIError as error:
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
@@ -104,7 +107,7 @@ def _check_store(connection: Connection, report: Report) -> Space | None:
 
 
 _KEYED = (fragments, vectors, observations, events)
-_NUMBERED = (producers, receipts, anchors, jobs)
+_NUMBERED = (producers, receipts, anchors, jobs, conflicts)
 
 
 def _check_strays(

@@ -1,6 +1,7 @@
 """Checks whether lines are an importable export: line by line, in bounded memory, without I/O.
 
-The ids and external ids of a memory are collected to find duplicates: 26 and 24 bytes per fragment.
+The ids and external ids of a memory are collected to find duplicates: 26 and 24 bytes per fragment. Those that are
+superseded are collected to check chains: 300 bytes each.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class _Memory:
     keys: bytearray = field(default_factory=bytearray)
     key_lines: list[int] = field(default_factory=list)
     held: dict[Tier, int] = field(default_factory=lambda: {Tier.SENSORY: 0, Tier.SHORT_TERM: 0})
+    newer: dict[str, str] = field(default_factory=dict)
+    """By id of a superseded fragment: the one that supersedes it."""
+    named: dict[str, str] = field(default_factory=dict)
+    """By id: the fragment, not a forgotten one, that names it in `supersedes`."""
 
 
 @dataclass(slots=True)
@@ -203,6 +208,7 @@ class Checker:
             memory.keys += blake2b(line.external_id.encode(), digest_size=DIGEST_BYTES).digest()
             memory.key_lines.append(self._number)
         self._check_place(memory, line)
+        self._check_truth(memory, line)
         self._check_content(line)
         for name in ("vector", "content_vector"):
             self._check_vector(line, name, getattr(line, name))
@@ -231,6 +237,19 @@ class Checker:
         memory.held[line.tier] += 1
         if memory.held[line.tier] > HELD_MAX[line.tier]:
             raise self._error_at("tier", f"{line.tier} has more than {HELD_MAX[line.tier]} fragments")
+
+    def _check_truth(self, memory: _Memory, line: FragmentLine) -> None:
+        if (
+            line.valid_until_us is not None
+            and line.valid_from_us is not None
+            and line.valid_until_us <= line.valid_from_us
+        ):
+            raise self._error_at("valid_until_us", "is not after valid_from_us")
+        if line.superseded_by is not None:
+            memory.newer[line.id] = line.superseded_by
+        for older in line.supersedes if line.forget_time_us is None else ():
+            if memory.named.setdefault(older, line.id) != line.id:
+                raise self._error_at("supersedes", f"name {older}, which {memory.named[older]} supersedes")
 
     def _check_content(self, line: FragmentLine) -> None:
         if line.structured is not None and structured_text(line) != line.content:
@@ -298,6 +317,7 @@ class Checker:
                     "", f"the memory line announces {section.line.fragments} fragments, but {section.count} follow"
                 )
             self._check_unique(section.ids, ID_CHARS, "id", lambda index: section.number + 1 + index)
+            self._check_chains(section)
             self._check_unique(section.keys, DIGEST_BYTES, "external_id", section.key_lines.__getitem__)
         elif section is not None:
             announced = section.line.messages, section.line.plans
@@ -310,6 +330,23 @@ class Checker:
                 raise self._error_at(
                     "", f"messages end at {section.message}, last_number is {section.line.last_number}"
                 )
+
+    def _check_chains(self, memory: _Memory) -> None:
+        """Both ends of a supersession name each other, and no chain closes."""
+        apart = sorted(memory.newer.items() ^ memory.named.items())
+        if apart:
+            older, newer = apart[0]
+            raise self._error_at("superseded_by", f"of {older} and supersedes of {newer} do not name each other")
+        ended: set[str] = set()
+        for start in memory.newer:
+            passed: list[str] = []
+            at = start
+            while at in memory.newer and at not in ended:
+                passed.append(at)
+                at = memory.newer[at]
+                if len(passed) > len(memory.newer):
+                    raise self._error_at("superseded_by", f"leads from {start} back to itself")
+            ended.update(passed)
 
     def _check_unique(self, packed: bytearray, width: int, name: str, line_of: Callable[[int], int]) -> None:
         """Raises Malformed at the second of two equal values."""

@@ -57,6 +57,7 @@ def _strip_volatile(line: FragmentLine) -> FragmentLine:
         model="",
         vector=None,
         content_vector=None,
+        conflicts=[],
     )
 
 

@@ -24,7 +24,7 @@ from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.ports.conversations import ConversationName, ConversationScan, ConversationStore, NotThere
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.reading import MemoryScan, StoredConflict
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Anchor
 
@@ -272,7 +272,9 @@ def _write_fragments(
     for page in scan.pages():
         for fragment, vector in page:
             if not is_expired(fragment, now_us, retention):
-                writer.write_line(fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors))
+                line = fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors)
+                line.conflicts = [_conflict_line(one) for one in scan.conflicts.get(fragment.id, ())]
+                writer.write_line(line)
                 count += 1
     writer.finish_file()
     return count
@@ -328,6 +330,11 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         own_vector=own,
         own_importance=fragment.own_importance,
         ttl_us=fragment.ttl_us,
+        superseded_by=fragment.superseded_by or None,
+        supersedes=list(fragment.supersedes),
+        supersede_time_us=fragment.supersede_time_us,
+        valid_from_us=fragment.valid_from_us,
+        valid_until_us=fragment.valid_until_us,
         model=fragment.model,
         vector=vector,
         content_vector=side.vector if side is not None and vectors and fragment.model else None,
@@ -340,6 +347,17 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
             )
             for one in (() if side is None else side.enhancements)
         ],
+    )
+
+
+def _conflict_line(conflict: StoredConflict) -> lines.ConflictLine:
+    return lines.ConflictLine(
+        older=conflict.suspicion.older,
+        reason=conflict.suspicion.reason,
+        time_us=conflict.suspicion.time_us,
+        decision=conflict.decision,
+        note=conflict.note,
+        decide_time_us=conflict.decide_time_us,
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.engine.errors import (
     DISK_FULL,
     NOT_WRITTEN,
@@ -38,7 +39,13 @@ from memstream_server.engine.operations.transfer.check_lines import Summary, Ter
 from memstream_server.engine.operations.transfer.compare_exports import same_conversation, same_memory
 from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.engine.operations.transfer.import_cleanup import ImportCleanup
-from memstream_server.engine.operations.transfer.lines import ConversationLine, FragmentLine, MemoryLine, policy_of
+from memstream_server.engine.operations.transfer.lines import (
+    ConflictLine,
+    ConversationLine,
+    FragmentLine,
+    MemoryLine,
+    policy_of,
+)
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
 from memstream_server.engine.operations.transfer.read_lines import Reader, message_of, plan_of
 from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
@@ -46,6 +53,7 @@ from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull
 from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.writing import Resolution
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -261,13 +269,16 @@ class Importer:
     async def _import_memory(self, job: _Job, line: MemoryLine, reader: Reader, progress: Progress, done: int) -> None:
         staged = await self._stage_memory(job, line)
         async with self._registry.use_uid(staged.uid) as actor:
+            suspected: list[tuple[str, ConflictLine]] = []
             while batch := await reader.read_body(FragmentLine, BATCH):
+                suspected += [(one.id, conflict) for one in batch for conflict in one.conflicts]
                 await self._import_fragments(actor, batch, progress, done, job.total)
                 done += len(batch)
                 await _report_done(progress, done, job.total)
             target = job.target.namespace, job.target.name_of(line, job.renamed)
-            renamed, most = (Event(EventType.MEMORY_UPDATED, ""),), self._runtime.limits.namespace_memories_max
-            await actor.run(lambda _: Decision(events=renamed, name=target, namespace_max=most))
+            renamed, most = Event(EventType.MEMORY_UPDATED, ""), self._runtime.limits.namespace_memories_max
+            last = Decision(name=target, namespace_max=most)
+            await actor.run(lambda now: _with_conflicts(replace(last, events=(renamed,)), now, suspected))
             self._registry.record_rename(actor, staged.namespace, staged.name)
 
     async def _stage_memory(self, job: _Job, line: MemoryLine) -> MemoryRecord:
@@ -322,6 +333,26 @@ class Importer:
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
         await self._conversations.publish_staged(staged, named, status)
+
+
+def _with_conflicts(last: Decision, now: Actor, suspected: Sequence[tuple[str, ConflictLine]]) -> Decision:
+    """The last decision of an import with the suspicions whose fragments were imported, and their decisions."""
+    there = now.working.columns
+    kept = [(newer, one) for newer, one in suspected if newer in there and one.older in there]
+    suspicions = tuple(Suspicion(newer, one.older, one.reason, one.time_us) for newer, one in kept)
+    resolutions = tuple(
+        Resolution(newer, one.older, one.decision, one.note, one.decide_time_us or one.time_us)
+        for newer, one in kept
+        if one.decision is not None
+    )
+    events = (
+        *(Event(EventType.CONFLICT_SUSPECTED, one.newer, one.older, conflict_reason=one.reason) for one in suspicions),
+        *(
+            Event(EventType.CONFLICT_RESOLVED, one.newer, one.older, conflict_decision=one.decision)
+            for one in resolutions
+        ),
+    )
+    return replace(last, events=(*last.events, *events), suspicions=suspicions, resolutions=resolutions)
 
 
 def _old_name(target: Target, summary: Summary) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from memstream_server.core.policy import PROFILES, Policy, Profile
+from memstream_server.core.suspicions import ConflictDecision, ConflictReason
 from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Tier
 from memstream_server.ports.conversations import PlanState
 
@@ -126,6 +127,18 @@ class EnhancementLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """`text` is its text."""
 
 
+class ConflictLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A suspicion of which the fragment is the newer one."""
+
+    older: Id
+    reason: ConflictReason
+    time_us: Time
+    decision: ConflictDecision | None = None
+    """None while it is open."""
+    note: Annotated[str, Meta(max_length=1_000, pattern=rf"^[^\x00]*{_END}")] = ""
+    decide_time_us: Time | None = None
+
+
 class FragmentLine(_Line, tag="fragment", kw_only=True):
     """A fragment of the memory above it, in order of position."""
 
@@ -158,6 +171,14 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     """The client gave the importance."""
     ttl_us: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     """The time to live that the client gave; determines `expire_time_us`."""
+    superseded_by: Id | None = None
+    """The fragment that supersedes it: one of this memory that is not forgotten and names it in `supersedes`."""
+    supersedes: list[Id] = []
+    """The fragments that it supersedes; of a forgotten fragment, those that it superseded."""
+    supersede_time_us: Time | None = None
+    valid_from_us: Time | None = None
+    valid_until_us: Time | None = None
+    """Its content is true from `valid_from_us` until before this."""
     model: Key = ""
     """The space of the vectors; empty if the fragment has none."""
     vector: Base64 | None = None
@@ -166,6 +187,8 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     """Of the content alone; held fragments only."""
     enhancements: list[EnhancementLine] = []
     """Held fragments only."""
+    conflicts: list[ConflictLine] = []
+    """Suspicions of which it is the newer fragment. An import leaves out those whose older one is not in the memory."""
 
 
 class ConversationLine(_Line, tag="conversation", kw_only=True):
@@ -297,6 +320,7 @@ def _overlay_policy(defaults: Any, line: Any) -> Any:
 __all__ = [
     "FORMAT",
     "VERSION",
+    "ConflictLine",
     "ConversationLine",
     "End",
     "EnhancementLine",

@@ -54,6 +54,11 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
         own_vector=line.own_vector and line.model == model,
         own_importance=line.own_importance,
         ttl_us=line.ttl_us,
+        superseded_by=line.superseded_by or "",
+        supersedes=tuple(line.supersedes),
+        supersede_time_us=line.supersede_time_us,
+        valid_from_us=line.valid_from_us,
+        valid_until_us=line.valid_until_us,
     )
 
 
@@ -126,6 +131,8 @@ def transition_of(
                 ),
             )
         )
+        if line.superseded_by:
+            events.append(Event(EventType.SUPERSEDED, line.id, other=line.superseded_by))
     return Transition(
         state=replace(state, sensory=tuple(sensory), short_term=tuple(short_term)),
         events=tuple(events),

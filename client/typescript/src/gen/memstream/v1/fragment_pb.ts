@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/fragment.proto.
  */
 export const file_memstream_v1_fragment: GenFile = /*@__PURE__*/
-  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSJyCg1NZXRhZGF0YVZhbHVlEhYKDHN0cmluZ192YWx1ZRgBIAEoCUgAEhMKCWludF92YWx1ZRgCIAEoA0gAEhYKDGRvdWJsZV92YWx1ZRgDIAEoAUgAEhQKCmJvb2xfdmFsdWUYBCABKAhIAEIGCgRraW5kIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKMBAoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFGkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBQgYKBGJvZHlCCAoGZXhwaXJ5Qg0KC19pbXBvcnRhbmNlIrEGCghGcmFnbWVudBIKCgJpZBgBIAEoCRIoCgRraW5kGAIgASgOMhoubWVtc3RyZWFtLnYxLkZyYWdtZW50S2luZBIgCgR0aWVyGAMgASgOMhIubWVtc3RyZWFtLnYxLlRpZXISEQoHY29udGVudBgEIAEoCUgAEjkKCnN0cnVjdHVyZWQYBSABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASEwoLbWVyZ2VkX3RleHQYBiABKAkSDwoHc3BlYWtlchgHIAEoCRIPCgdzZXNzaW9uGAggASgJEhIKCmltcG9ydGFuY2UYCSABKAESMAoMb2JzZXJ2ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtjcmVhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLYWNjZXNzX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhQKDGFjY2Vzc19jb3VudBgNIAEoAxIZChFlbmhhbmNlbWVudF9jb3VudBgOIAEoBRIXCg9kdXBsaWNhdGVfY291bnQYDyABKAUSDwoHc291cmNlcxgQIAMoCRI2CghtZXRhZGF0YRgRIAMoCzIkLm1lbXN0cmVhbS52MS5GcmFnbWVudC5NZXRhZGF0YUVudHJ5Ei8KC2V4cGlyZV90aW1lGBIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZwaW5uZWQYEyABKAgSEwoLZXh0ZXJuYWxfaWQYFCABKAkSDQoFbW9kZWwYFSABKAkSDAoEZXRhZxgWIAEoCRIvCgtmb3JnZXRfdGltZRgXIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEwoLdG9rZW5fY291bnQYGCABKAUaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCBgoEYm9keSKWAwoORnJhZ21lbnRGaWx0ZXISEAoIc2Vzc2lvbnMYASADKAkSEAoIc3BlYWtlcnMYAiADKAkSKQoFa2luZHMYAyADKA4yGi5tZW1zdHJlYW0udjEuRnJhZ21lbnRLaW5kEjQKEG9ic2VydmVfdGltZV9taW4YBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjQKEG9ic2VydmVfdGltZV9tYXgYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhsKDmltcG9ydGFuY2VfbWluGAYgASgBSACIAQESGwoOaW1wb3J0YW5jZV9tYXgYByABKAFIAYgBARIxCghtZXRhZGF0YRgIIAMoCzIfLm1lbXN0cmVhbS52MS5NZXRhZGF0YUNvbmRpdGlvbhITCgtleGNsdWRlX2lkcxgJIAMoCRIhCgV0aWVycxgKIAMoDjISLm1lbXN0cmVhbS52MS5UaWVyQhEKD19pbXBvcnRhbmNlX21pbkIRCg9faW1wb3J0YW5jZV9tYXgiTQoRTWV0YWRhdGFDb25kaXRpb24SCwoDa2V5GAEgASgJEisKBnZhbHVlcxgCIAMoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlKlcKBFRpZXISFAoQVElFUl9VTlNQRUNJRklFRBAAEhAKDFRJRVJfU0VOU09SWRABEhMKD1RJRVJfU0hPUlRfVEVSTRACEhIKDlRJRVJfTE9OR19URVJNEAMqZwoMRnJhZ21lbnRLaW5kEh0KGUZSQUdNRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIdChlGUkFHTUVOVF9LSU5EX09CU0VSVkFUSU9OEAESGQoVRlJBR01FTlRfS0lORF9JTlNJR0hUEAJCTgoQZGV2Lm1lbXN0cmVhbS52MUINRnJhZ21lbnRQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSJyCg1NZXRhZGF0YVZhbHVlEhYKDHN0cmluZ192YWx1ZRgBIAEoCUgAEhMKCWludF92YWx1ZRgCIAEoA0gAEhYKDGRvdWJsZV92YWx1ZRgDIAEoAUgAEhQKCmJvb2xfdmFsdWUYBCABKAhIAEIGCgRraW5kIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKBBQoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFEhIKCnN1cGVyc2VkZXMYDSADKAkSLgoKdmFsaWRfZnJvbRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdmFsaWRfdW50aWwYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wGkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBQgYKBGJvZHlCCAoGZXhwaXJ5Qg0KC19pbXBvcnRhbmNlIvEHCghGcmFnbWVudBIKCgJpZBgBIAEoCRIoCgRraW5kGAIgASgOMhoubWVtc3RyZWFtLnYxLkZyYWdtZW50S2luZBIgCgR0aWVyGAMgASgOMhIubWVtc3RyZWFtLnYxLlRpZXISEQoHY29udGVudBgEIAEoCUgAEjkKCnN0cnVjdHVyZWQYBSABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASEwoLbWVyZ2VkX3RleHQYBiABKAkSDwoHc3BlYWtlchgHIAEoCRIPCgdzZXNzaW9uGAggASgJEhIKCmltcG9ydGFuY2UYCSABKAESMAoMb2JzZXJ2ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtjcmVhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLYWNjZXNzX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhQKDGFjY2Vzc19jb3VudBgNIAEoAxIZChFlbmhhbmNlbWVudF9jb3VudBgOIAEoBRIXCg9kdXBsaWNhdGVfY291bnQYDyABKAUSDwoHc291cmNlcxgQIAMoCRI2CghtZXRhZGF0YRgRIAMoCzIkLm1lbXN0cmVhbS52MS5GcmFnbWVudC5NZXRhZGF0YUVudHJ5Ei8KC2V4cGlyZV90aW1lGBIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZwaW5uZWQYEyABKAgSEwoLZXh0ZXJuYWxfaWQYFCABKAkSDQoFbW9kZWwYFSABKAkSDAoEZXRhZxgWIAEoCRIvCgtmb3JnZXRfdGltZRgXIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEwoLdG9rZW5fY291bnQYGCABKAUSFQoNc3VwZXJzZWRlZF9ieRgZIAEoCRISCgpzdXBlcnNlZGVzGBogAygJEi4KCnZhbGlkX2Zyb20YGyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3ZhbGlkX3VudGlsGBwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIyCg5zdXBlcnNlZGVfdGltZRgdIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCBgoEYm9keSKWAwoORnJhZ21lbnRGaWx0ZXISEAoIc2Vzc2lvbnMYASADKAkSEAoIc3BlYWtlcnMYAiADKAkSKQoFa2luZHMYAyADKA4yGi5tZW1zdHJlYW0udjEuRnJhZ21lbnRLaW5kEjQKEG9ic2VydmVfdGltZV9taW4YBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjQKEG9ic2VydmVfdGltZV9tYXgYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhsKDmltcG9ydGFuY2VfbWluGAYgASgBSACIAQESGwoOaW1wb3J0YW5jZV9tYXgYByABKAFIAYgBARIxCghtZXRhZGF0YRgIIAMoCzIfLm1lbXN0cmVhbS52MS5NZXRhZGF0YUNvbmRpdGlvbhITCgtleGNsdWRlX2lkcxgJIAMoCRIhCgV0aWVycxgKIAMoDjISLm1lbXN0cmVhbS52MS5UaWVyQhEKD19pbXBvcnRhbmNlX21pbkIRCg9faW1wb3J0YW5jZV9tYXgiTQoRTWV0YWRhdGFDb25kaXRpb24SCwoDa2V5GAEgASgJEisKBnZhbHVlcxgCIAMoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlIoABCglTdXNwaWNpb24SEAoIbmV3ZXJfaWQYASABKAkSEAoIb2xkZXJfaWQYAiABKAkSDgoGcmVhc29uGAMgASgJEi8KC2NyZWF0ZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZmb2xkZWQYBSABKAgirQEKDkNvbmZsaWN0UmVjb3JkEioKCXN1c3BpY2lvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5TdXNwaWNpb24SMAoIZGVjaXNpb24YAiABKA4yHi5tZW1zdHJlYW0udjEuQ29uZmxpY3REZWNpc2lvbhIMCgRub3RlGAMgASgJEi8KC2RlY2lkZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCpXCgRUaWVyEhQKEFRJRVJfVU5TUEVDSUZJRUQQABIQCgxUSUVSX1NFTlNPUlkQARITCg9USUVSX1NIT1JUX1RFUk0QAhISCg5USUVSX0xPTkdfVEVSTRADKmcKDEZyYWdtZW50S2luZBIdChlGUkFHTUVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASHQoZRlJBR01FTlRfS0lORF9PQlNFUlZBVElPThABEhkKFUZSQUdNRU5UX0tJTkRfSU5TSUdIVBACKqQBCgtUcnV0aFN0YXR1cxIcChhUUlVUSF9TVEFUVVNfVU5TUEVDSUZJRUQQABIYChRUUlVUSF9TVEFUVVNfQ1VSUkVOVBABEhsKF1RSVVRIX1NUQVRVU19TVVBFUlNFREVEEAISHgoaVFJVVEhfU1RBVFVTX05PVF9ZRVRfVkFMSUQQAxIgChxUUlVUSF9TVEFUVVNfTk9fTE9OR0VSX1ZBTElEEAQqQAoFVHJ1dGgSFQoRVFJVVEhfVU5TUEVDSUZJRUQQABIRCg1UUlVUSF9DVVJSRU5UEAESDQoJVFJVVEhfQUxMEAIqqgEKEENvbmZsaWN0RGVjaXNpb24SIQodQ09ORkxJQ1RfREVDSVNJT05fVU5TUEVDSUZJRUQQABIbChdDT05GTElDVF9ERUNJU0lPTl9ORVdFUhABEhsKF0NPTkZMSUNUX0RFQ0lTSU9OX09MREVSEAISGgoWQ09ORkxJQ1RfREVDSVNJT05fQk9USBADEh0KGUNPTkZMSUNUX0RFQ0lTSU9OX05FSVRIRVIQBEJOChBkZXYubWVtc3RyZWFtLnYxQg1GcmFnbWVudFByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A value of a fragment's metadata.
@@ -250,6 +250,33 @@ export type Observation = Message<"memstream.v1.Observation"> & {
    * @generated from field: int32 token_count = 12;
    */
   tokenCount: number;
+
+  /**
+   * The fragments that this observation corrects, by id or external_id, at most 100. They keep their place and their
+   * history, and are no longer current. If one of them was superseded before, the current end of its chain is
+   * superseded. The observation is rejected if one of them is not in the memory (FRAGMENT_NOT_FOUND), or if it would
+   * supersede itself (INVALID_FIELD). If one leaves the memory after the observation was received, the observation is
+   * stored without it. An observation with `supersedes` or a validity is never counted as a repeat or an echo. A
+   * second observation with the same external_id adds to what the fragment supersedes.
+   *
+   * @generated from field: repeated string supersedes = 13;
+   */
+  supersedes: string[];
+
+  /**
+   * From when its content is true. Unset: always was.
+   *
+   * @generated from field: google.protobuf.Timestamp valid_from = 14;
+   */
+  validFrom?: Timestamp | undefined;
+
+  /**
+   * Until when its content is true, exclusive; after `valid_from`. Unset: no end is known. Unlike an expiry, the end of
+   * the validity removes nothing: the fragment is only no longer current.
+   *
+   * @generated from field: google.protobuf.Timestamp valid_until = 15;
+   */
+  validUntil?: Timestamp | undefined;
 };
 
 /**
@@ -444,6 +471,43 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
    * @generated from field: int32 token_count = 24;
    */
   tokenCount: number;
+
+  /**
+   * The fragment that supersedes it; empty if none does. Never a forgotten one: if the newer fragment is forgotten or
+   * removed, the older one is current again.
+   *
+   * @generated from field: string superseded_by = 25;
+   */
+  supersededBy: string;
+
+  /**
+   * Ids of the fragments that it supersedes. A forgotten fragment keeps them, and supersedes them again if it is
+   * restored.
+   *
+   * @generated from field: repeated string supersedes = 26;
+   */
+  supersedes: string[];
+
+  /**
+   * From when its content is true; unset if it always was.
+   *
+   * @generated from field: google.protobuf.Timestamp valid_from = 27;
+   */
+  validFrom?: Timestamp | undefined;
+
+  /**
+   * Until when its content is true, exclusive; unset if no end is known.
+   *
+   * @generated from field: google.protobuf.Timestamp valid_until = 28;
+   */
+  validUntil?: Timestamp | undefined;
+
+  /**
+   * When it was superseded; unset otherwise.
+   *
+   * @generated from field: google.protobuf.Timestamp supersede_time = 29;
+   */
+  supersedeTime?: Timestamp | undefined;
 };
 
 /**
@@ -566,6 +630,98 @@ export const MetadataConditionSchema: GenMessage<MetadataCondition> = /*@__PURE_
   messageDesc(file_memstream_v1_fragment, 5);
 
 /**
+ * Two fragments of one speaker that may not be true together.
+ *
+ * @generated from message memstream.v1.Suspicion
+ */
+export type Suspicion = Message<"memstream.v1.Suspicion"> & {
+  /**
+   * The fragment that was observed later.
+   *
+   * @generated from field: string newer_id = 1;
+   */
+  newerId: string;
+
+  /**
+   * The fragment that may be outdated.
+   *
+   * @generated from field: string older_id = 2;
+   */
+  olderId: string;
+
+  /**
+   * What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
+   * server may add reasons.
+   *
+   * @generated from field: string reason = 3;
+   */
+  reason: string;
+
+  /**
+   * When it was found.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time = 4;
+   */
+  createTime?: Timestamp | undefined;
+
+  /**
+   * In a recollection: the older fragment is folded under the newer one and takes no place in the answer.
+   *
+   * @generated from field: bool folded = 5;
+   */
+  folded: boolean;
+};
+
+/**
+ * Describes the message memstream.v1.Suspicion.
+ * Use `create(SuspicionSchema)` to create a new message.
+ */
+export const SuspicionSchema: GenMessage<Suspicion> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_fragment, 6);
+
+/**
+ * A suspicion and its decision.
+ *
+ * @generated from message memstream.v1.ConflictRecord
+ */
+export type ConflictRecord = Message<"memstream.v1.ConflictRecord"> & {
+  /**
+   * The two fragments.
+   *
+   * @generated from field: memstream.v1.Suspicion suspicion = 1;
+   */
+  suspicion?: Suspicion | undefined;
+
+  /**
+   * The decision; UNSPECIFIED while it is open.
+   *
+   * @generated from field: memstream.v1.ConflictDecision decision = 2;
+   */
+  decision: ConflictDecision;
+
+  /**
+   * The note of the decision.
+   *
+   * @generated from field: string note = 3;
+   */
+  note: string;
+
+  /**
+   * When it was decided.
+   *
+   * @generated from field: google.protobuf.Timestamp decide_time = 4;
+   */
+  decideTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.ConflictRecord.
+ * Use `create(ConflictRecordSchema)` to create a new message.
+ */
+export const ConflictRecordSchema: GenMessage<ConflictRecord> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_fragment, 7);
+
+/**
  * Where a fragment is.
  *
  * @generated from enum memstream.v1.Tier
@@ -639,4 +795,134 @@ export enum FragmentKind {
  */
 export const FragmentKindSchema: GenEnum<FragmentKind> = /*@__PURE__*/
   enumDesc(file_memstream_v1_fragment, 1);
+
+/**
+ * Whether the content of a fragment is current.
+ *
+ * @generated from enum memstream.v1.TruthStatus
+ */
+export enum TruthStatus {
+  /**
+   * Never sent.
+   *
+   * @generated from enum value: TRUTH_STATUS_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It is not superseded and is within its validity.
+   *
+   * @generated from enum value: TRUTH_STATUS_CURRENT = 1;
+   */
+  CURRENT = 1,
+
+  /**
+   * A newer fragment supersedes it.
+   *
+   * @generated from enum value: TRUTH_STATUS_SUPERSEDED = 2;
+   */
+  SUPERSEDED = 2,
+
+  /**
+   * Its validity has not begun.
+   *
+   * @generated from enum value: TRUTH_STATUS_NOT_YET_VALID = 3;
+   */
+  NOT_YET_VALID = 3,
+
+  /**
+   * Its validity has ended.
+   *
+   * @generated from enum value: TRUTH_STATUS_NO_LONGER_VALID = 4;
+   */
+  NO_LONGER_VALID = 4,
+}
+
+/**
+ * Describes the enum memstream.v1.TruthStatus.
+ */
+export const TruthStatusSchema: GenEnum<TruthStatus> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_fragment, 2);
+
+/**
+ * Which fragments a recall or a list returns.
+ *
+ * @generated from enum memstream.v1.Truth
+ */
+export enum Truth {
+  /**
+   * Unset: by policy for a recall, ALL for a list.
+   *
+   * @generated from enum value: TRUTH_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Only fragments that are current by the server's clock: not superseded, and within their validity.
+   *
+   * @generated from enum value: TRUTH_CURRENT = 1;
+   */
+  CURRENT = 1,
+
+  /**
+   * Superseded fragments and fragments outside their validity too; their status says so.
+   *
+   * @generated from enum value: TRUTH_ALL = 2;
+   */
+  ALL = 2,
+}
+
+/**
+ * Describes the enum memstream.v1.Truth.
+ */
+export const TruthSchema: GenEnum<Truth> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_fragment, 3);
+
+/**
+ * How a suspicion is decided.
+ *
+ * @generated from enum memstream.v1.ConflictDecision
+ */
+export enum ConflictDecision {
+  /**
+   * Not given, or not decided yet.
+   *
+   * @generated from enum value: CONFLICT_DECISION_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The newer fragment is true: it supersedes the older one.
+   *
+   * @generated from enum value: CONFLICT_DECISION_NEWER = 1;
+   */
+  NEWER = 1,
+
+  /**
+   * The older fragment is true: it supersedes the newer one.
+   *
+   * @generated from enum value: CONFLICT_DECISION_OLDER = 2;
+   */
+  OLDER = 2,
+
+  /**
+   * Both are true: there is no conflict.
+   *
+   * @generated from enum value: CONFLICT_DECISION_BOTH = 3;
+   */
+  BOTH = 3,
+
+  /**
+   * Neither is true, or it does not matter: only the suspicion ends.
+   *
+   * @generated from enum value: CONFLICT_DECISION_NEITHER = 4;
+   */
+  NEITHER = 4,
+}
+
+/**
+ * Describes the enum memstream.v1.ConflictDecision.
+ */
+export const ConflictDecisionSchema: GenEnum<ConflictDecision> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_fragment, 4);
 

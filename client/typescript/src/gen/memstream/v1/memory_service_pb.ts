@@ -8,7 +8,7 @@ import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegen
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { FieldMask } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_field_mask } from "@bufbuild/protobuf/wkt";
-import type { Fragment, FragmentFilter, Observation, Tier } from "./fragment_pb.js";
+import type { ConflictDecision, ConflictRecord, Fragment, FragmentFilter, Observation, Tier, Truth } from "./fragment_pb.js";
 import { file_memstream_v1_fragment } from "./fragment_pb.js";
 import type { Memory, MemoryKind, MemoryStats, Policy } from "./memory_pb.js";
 import { file_memstream_v1_memory } from "./memory_pb.js";
@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/memory_service.proto.
  */
 export const file_memstream_v1_memory_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyJjChJHZXRGcmFnbWVudFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIMCgJpZBgDIAEoCUgAEhUKC2V4dGVybmFsX2lkGAQgASgJSABCBQoDa2V5IlEKE0dldEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSEAoIcmV2aXNpb24YAiABKAMioQEKFExpc3RGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLAoGZmlsdGVyGAMgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhEKCWZvcmdvdHRlbhgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKKAQoWRm9yZ2V0RnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIsCgZmaWx0ZXIYBCABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEgoKcmVxdWVzdF9pZBgFIAEoCSI+ChdGb3JnZXRGcmFnbWVudHNSZXNwb25zZRIRCglmb3Jnb3R0ZW4YASABKAMSEAoIcmV2aXNpb24YAiABKAMiiwEKF1Jlc3RvcmVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KGFJlc3RvcmVGcmFnbWVudHNSZXNwb25zZRIQCghyZXN0b3JlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKJAQoVRXJhc2VGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIkQKFkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJNChRSZWZsZWN0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiQwoVUmVmbGVjdE1lbW9yeVJlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24iUwoVRXhwb3J0TWVtb3JpZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSFwoPaW5jbHVkZV92ZWN0b3JzGAMgASgIIkQKFkV4cG9ydE1lbW9yaWVzUmVzcG9uc2USDQoFbGluZXMYASABKAwSDAoEZG9uZRgCIAEoAxINCgV0b3RhbBgDIAEoAyJdChVJbXBvcnRNZW1vcmllc1JlcXVlc3QSKAoEb3BlbhgBIAEoCzIYLm1lbXN0cmVhbS52MS5JbXBvcnRPcGVuSAASDwoFbGluZXMYAiABKAxIAEIJCgdtZXNzYWdlIloKCkltcG9ydE9wZW4SEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEhUKDXZhbGlkYXRlX29ubHkYBCABKAgiRAoWSW1wb3J0TWVtb3JpZXNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uMrINCg1NZW1vcnlTZXJ2aWNlElUKDENyZWF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlc3BvbnNlEkwKCUdldE1lbW9yeRIeLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlc3BvbnNlElUKDExpc3RNZW1vcmllcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVtb3JpZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1Jlc3BvbnNlElUKDFVwZGF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5VcGRhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlc3BvbnNlElIKC0Nsb25lTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbG9uZU1lbW9yeVJlc3BvbnNlElIKC0NsZWFyTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbGVhck1lbW9yeVJlc3BvbnNlElUKDERlbGV0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5EZWxldGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlc3BvbnNlElsKDkxpc3ROYW1lc3BhY2VzEiMubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5MaXN0TmFtZXNwYWNlc1Jlc3BvbnNlElsKDkdldE1lbW9yeVN0YXRzEiMubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlTdGF0c1Jlc3BvbnNlElIKC0dldEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudFJlc3BvbnNlElgKDUxpc3RGcmFnbWVudHMSIi5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1Jlc3BvbnNlElIKC1B1dEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5QdXRGcmFnbWVudFJlc3BvbnNlElsKDlVwZGF0ZUZyYWdtZW50EiMubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVxdWVzdBokLm1lbXN0cmVhbS52MS5VcGRhdGVGcmFnbWVudFJlc3BvbnNlEl4KD0ZvcmdldEZyYWdtZW50cxIkLm1lbXN0cmVhbS52MS5Gb3JnZXRGcmFnbWVudHNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEmEKEFJlc3RvcmVGcmFnbWVudHMSJS5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QaJi5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlElsKDkVyYXNlRnJhZ21lbnRzEiMubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FcmFzZUZyYWdtZW50c1Jlc3BvbnNlElgKDVJlZmxlY3RNZW1vcnkSIi5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlc3BvbnNlEl0KDkV4cG9ydE1lbW9yaWVzEiMubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FeHBvcnRNZW1vcmllc1Jlc3BvbnNlMAESXQoOSW1wb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkltcG9ydE1lbW9yaWVzUmVzcG9uc2UoAUJTChBkZXYubWVtc3RyZWFtLnYxQhJNZW1vcnlTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_field_mask, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyJjChJHZXRGcmFnbWVudFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIMCgJpZBgDIAEoCUgAEhUKC2V4dGVybmFsX2lkGAQgASgJSABCBQoDa2V5IlEKE0dldEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSEAoIcmV2aXNpb24YAiABKAMixQEKFExpc3RGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLAoGZmlsdGVyGAMgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhEKCWZvcmdvdHRlbhgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCRIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aCKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKKAQoWRm9yZ2V0RnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIsCgZmaWx0ZXIYBCABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEgoKcmVxdWVzdF9pZBgFIAEoCSI+ChdGb3JnZXRGcmFnbWVudHNSZXNwb25zZRIRCglmb3Jnb3R0ZW4YASABKAMSEAoIcmV2aXNpb24YAiABKAMiiwEKF1Jlc3RvcmVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KGFJlc3RvcmVGcmFnbWVudHNSZXNwb25zZRIQCghyZXN0b3JlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKvAQoZU3VwZXJzZWRlRnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIUCgxleHRlcm5hbF9pZHMYBCADKAkSEgoIbmV3ZXJfaWQYBSABKAlIABIbChFuZXdlcl9leHRlcm5hbF9pZBgGIAEoCUgAEhIKCnJlcXVlc3RfaWQYByABKAlCBwoFbmV3ZXIiQgoaU3VwZXJzZWRlRnJhZ21lbnRzUmVzcG9uc2USEgoKc3VwZXJzZWRlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyJxChRMaXN0Q29uZmxpY3RzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB2RlY2lkZWQYAyABKAgSEQoJcGFnZV9zaXplGAQgASgFEhIKCnBhZ2VfdG9rZW4YBSABKAkiYQoVTGlzdENvbmZsaWN0c1Jlc3BvbnNlEi8KCWNvbmZsaWN0cxgBIAMoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiswEKFlJlc29sdmVDb25mbGljdFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghuZXdlcl9pZBgDIAEoCRIQCghvbGRlcl9pZBgEIAEoCRIwCghkZWNpc2lvbhgFIAEoDjIeLm1lbXN0cmVhbS52MS5Db25mbGljdERlY2lzaW9uEgwKBG5vdGUYBiABKAkSEgoKcmVxdWVzdF9pZBgHIAEoCSJbChdSZXNvbHZlQ29uZmxpY3RSZXNwb25zZRIuCghjb25mbGljdBgBIAEoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIQCghyZXZpc2lvbhgCIAEoAyKJAQoVRXJhc2VGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIkQKFkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJNChRSZWZsZWN0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiQwoVUmVmbGVjdE1lbW9yeVJlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24iUwoVRXhwb3J0TWVtb3JpZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSFwoPaW5jbHVkZV92ZWN0b3JzGAMgASgIIkQKFkV4cG9ydE1lbW9yaWVzUmVzcG9uc2USDQoFbGluZXMYASABKAwSDAoEZG9uZRgCIAEoAxINCgV0b3RhbBgDIAEoAyJdChVJbXBvcnRNZW1vcmllc1JlcXVlc3QSKAoEb3BlbhgBIAEoCzIYLm1lbXN0cmVhbS52MS5JbXBvcnRPcGVuSAASDwoFbGluZXMYAiABKAxIAEIJCgdtZXNzYWdlIloKCkltcG9ydE9wZW4SEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEhUKDXZhbGlkYXRlX29ubHkYBCABKAgiRAoWSW1wb3J0TWVtb3JpZXNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uMtUPCg1NZW1vcnlTZXJ2aWNlElUKDENyZWF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlc3BvbnNlEkwKCUdldE1lbW9yeRIeLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlc3BvbnNlElUKDExpc3RNZW1vcmllcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVtb3JpZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1Jlc3BvbnNlElUKDFVwZGF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5VcGRhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlc3BvbnNlElIKC0Nsb25lTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbG9uZU1lbW9yeVJlc3BvbnNlElIKC0NsZWFyTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbGVhck1lbW9yeVJlc3BvbnNlElUKDERlbGV0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5EZWxldGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlc3BvbnNlElsKDkxpc3ROYW1lc3BhY2VzEiMubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5MaXN0TmFtZXNwYWNlc1Jlc3BvbnNlElsKDkdldE1lbW9yeVN0YXRzEiMubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlTdGF0c1Jlc3BvbnNlElIKC0dldEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudFJlc3BvbnNlElgKDUxpc3RGcmFnbWVudHMSIi5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1Jlc3BvbnNlElIKC1B1dEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5QdXRGcmFnbWVudFJlc3BvbnNlElsKDlVwZGF0ZUZyYWdtZW50EiMubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVxdWVzdBokLm1lbXN0cmVhbS52MS5VcGRhdGVGcmFnbWVudFJlc3BvbnNlEl4KD0ZvcmdldEZyYWdtZW50cxIkLm1lbXN0cmVhbS52MS5Gb3JnZXRGcmFnbWVudHNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEmEKEFJlc3RvcmVGcmFnbWVudHMSJS5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QaJi5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlEmcKElN1cGVyc2VkZUZyYWdtZW50cxInLm1lbXN0cmVhbS52MS5TdXBlcnNlZGVGcmFnbWVudHNSZXF1ZXN0GigubWVtc3RyZWFtLnYxLlN1cGVyc2VkZUZyYWdtZW50c1Jlc3BvbnNlElgKDUxpc3RDb25mbGljdHMSIi5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1Jlc3BvbnNlEl4KD1Jlc29sdmVDb25mbGljdBIkLm1lbXN0cmVhbS52MS5SZXNvbHZlQ29uZmxpY3RSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLlJlc29sdmVDb25mbGljdFJlc3BvbnNlElsKDkVyYXNlRnJhZ21lbnRzEiMubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FcmFzZUZyYWdtZW50c1Jlc3BvbnNlElgKDVJlZmxlY3RNZW1vcnkSIi5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlc3BvbnNlEl0KDkV4cG9ydE1lbW9yaWVzEiMubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FeHBvcnRNZW1vcmllc1Jlc3BvbnNlMAESXQoOSW1wb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkltcG9ydE1lbW9yaWVzUmVzcG9uc2UoAUJTChBkZXYubWVtc3RyZWFtLnYxQhJNZW1vcnlTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_field_mask, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
 
 /**
  * Creates a memory.
@@ -745,6 +745,13 @@ export type ListFragmentsRequest = Message<"memstream.v1.ListFragmentsRequest"> 
    * @generated from field: string page_token = 6;
    */
   pageToken: string;
+
+  /**
+   * CURRENT lists only current fragments. Unset: ALL.
+   *
+   * @generated from field: memstream.v1.Truth truth = 22;
+   */
+  truth: Truth;
 };
 
 /**
@@ -1056,14 +1063,14 @@ export type RestoreFragmentsRequest = Message<"memstream.v1.RestoreFragmentsRequ
   memory: string;
 
   /**
-   * By id; at most 1,000.
+   * By id; at most 1,000. What supersedes one of them no longer does.
    *
    * @generated from field: repeated string ids = 3;
    */
   ids: string[];
 
   /**
-   * Or by filter, when no ids are given; an empty filter is refused.
+   * Or by filter of forgotten fragments, when no ids are given; an empty filter is refused. Supersessions stay.
    *
    * @generated from field: memstream.v1.FragmentFilter filter = 4;
    */
@@ -1092,7 +1099,7 @@ export const RestoreFragmentsRequestSchema: GenMessage<RestoreFragmentsRequest> 
  */
 export type RestoreFragmentsResponse = Message<"memstream.v1.RestoreFragmentsResponse"> & {
   /**
-   * How many were restored.
+   * How many were restored or are current again.
    *
    * @generated from field: int64 restored = 1;
    */
@@ -1112,6 +1119,276 @@ export type RestoreFragmentsResponse = Message<"memstream.v1.RestoreFragmentsRes
  */
 export const RestoreFragmentsResponseSchema: GenMessage<RestoreFragmentsResponse> = /*@__PURE__*/
   messageDesc(file_memstream_v1_memory_service, 30);
+
+/**
+ * Supersedes fragments.
+ *
+ * @generated from message memstream.v1.SupersedeFragmentsRequest
+ */
+export type SupersedeFragmentsRequest = Message<"memstream.v1.SupersedeFragmentsRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * The older fragments by id. Of one that is superseded already, the current end of its chain is superseded.
+   *
+   * @generated from field: repeated string ids = 3;
+   */
+  ids: string[];
+
+  /**
+   * The older fragments by external_id. At least one id or external_id, at most 1,000 together.
+   *
+   * @generated from field: repeated string external_ids = 4;
+   */
+  externalIds: string[];
+
+  /**
+   * The newer fragment.
+   *
+   * @generated from oneof memstream.v1.SupersedeFragmentsRequest.newer
+   */
+  newer: {
+    /**
+     * By id.
+     *
+     * @generated from field: string newer_id = 5;
+     */
+    value: string;
+    case: "newerId";
+  } | {
+    /**
+     * By the client's own key.
+     *
+     * @generated from field: string newer_external_id = 6;
+     */
+    value: string;
+    case: "newerExternalId";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 7;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.SupersedeFragmentsRequest.
+ * Use `create(SupersedeFragmentsRequestSchema)` to create a new message.
+ */
+export const SupersedeFragmentsRequestSchema: GenMessage<SupersedeFragmentsRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 31);
+
+/**
+ * The fragments are superseded. If one of them, or the newer one, is not in the memory, the call fails with
+ * FRAGMENT_NOT_FOUND; if the newer one is an older state of one of them, with INVALID_FIELD. Then nothing has changed.
+ *
+ * @generated from message memstream.v1.SupersedeFragmentsResponse
+ */
+export type SupersedeFragmentsResponse = Message<"memstream.v1.SupersedeFragmentsResponse"> & {
+  /**
+   * How many were superseded by this call; those that the newer fragment supersedes already are not counted.
+   *
+   * @generated from field: int64 superseded = 1;
+   */
+  superseded: bigint;
+
+  /**
+   * The memory's revision.
+   *
+   * @generated from field: int64 revision = 2;
+   */
+  revision: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.SupersedeFragmentsResponse.
+ * Use `create(SupersedeFragmentsResponseSchema)` to create a new message.
+ */
+export const SupersedeFragmentsResponseSchema: GenMessage<SupersedeFragmentsResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 32);
+
+/**
+ * Lists suspicions, by age of the newer fragment.
+ *
+ * @generated from message memstream.v1.ListConflictsRequest
+ */
+export type ListConflictsRequest = Message<"memstream.v1.ListConflictsRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * List the decided ones instead of the open ones.
+   *
+   * @generated from field: bool decided = 3;
+   */
+  decided: boolean;
+
+  /**
+   * Page size, at most 1,000; 0 takes 100.
+   *
+   * @generated from field: int32 page_size = 4;
+   */
+  pageSize: number;
+
+  /**
+   * From the previous answer; empty for the first page.
+   *
+   * @generated from field: string page_token = 5;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListConflictsRequest.
+ * Use `create(ListConflictsRequestSchema)` to create a new message.
+ */
+export const ListConflictsRequestSchema: GenMessage<ListConflictsRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 33);
+
+/**
+ * A page of suspicions.
+ *
+ * @generated from message memstream.v1.ListConflictsResponse
+ */
+export type ListConflictsResponse = Message<"memstream.v1.ListConflictsResponse"> & {
+  /**
+   * The suspicions.
+   *
+   * @generated from field: repeated memstream.v1.ConflictRecord conflicts = 1;
+   */
+  conflicts: ConflictRecord[];
+
+  /**
+   * Empty on the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListConflictsResponse.
+ * Use `create(ListConflictsResponseSchema)` to create a new message.
+ */
+export const ListConflictsResponseSchema: GenMessage<ListConflictsResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 34);
+
+/**
+ * Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+ * RestoreFragments undoes it.
+ *
+ * @generated from message memstream.v1.ResolveConflictRequest
+ */
+export type ResolveConflictRequest = Message<"memstream.v1.ResolveConflictRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * The newer fragment.
+   *
+   * @generated from field: string newer_id = 3;
+   */
+  newerId: string;
+
+  /**
+   * The older fragment.
+   *
+   * @generated from field: string older_id = 4;
+   */
+  olderId: string;
+
+  /**
+   * The decision.
+   *
+   * @generated from field: memstream.v1.ConflictDecision decision = 5;
+   */
+  decision: ConflictDecision;
+
+  /**
+   * Why, for later readers; at most 1,000 characters.
+   *
+   * @generated from field: string note = 6;
+   */
+  note: string;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 7;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.ResolveConflictRequest.
+ * Use `create(ResolveConflictRequestSchema)` to create a new message.
+ */
+export const ResolveConflictRequestSchema: GenMessage<ResolveConflictRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 35);
+
+/**
+ * The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
+ *
+ * @generated from message memstream.v1.ResolveConflictResponse
+ */
+export type ResolveConflictResponse = Message<"memstream.v1.ResolveConflictResponse"> & {
+  /**
+   * The suspicion with its decision.
+   *
+   * @generated from field: memstream.v1.ConflictRecord conflict = 1;
+   */
+  conflict?: ConflictRecord | undefined;
+
+  /**
+   * The memory's revision.
+   *
+   * @generated from field: int64 revision = 2;
+   */
+  revision: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.ResolveConflictResponse.
+ * Use `create(ResolveConflictResponseSchema)` to create a new message.
+ */
+export const ResolveConflictResponseSchema: GenMessage<ResolveConflictResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 36);
 
 /**
  * Erases fragments.
@@ -1160,7 +1437,7 @@ export type EraseFragmentsRequest = Message<"memstream.v1.EraseFragmentsRequest"
  * Use `create(EraseFragmentsRequestSchema)` to create a new message.
  */
 export const EraseFragmentsRequestSchema: GenMessage<EraseFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 31);
+  messageDesc(file_memstream_v1_memory_service, 37);
 
 /**
  * The operation started.
@@ -1181,7 +1458,7 @@ export type EraseFragmentsResponse = Message<"memstream.v1.EraseFragmentsRespons
  * Use `create(EraseFragmentsResponseSchema)` to create a new message.
  */
 export const EraseFragmentsResponseSchema: GenMessage<EraseFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 32);
+  messageDesc(file_memstream_v1_memory_service, 38);
 
 /**
  * Starts a reflection.
@@ -1216,7 +1493,7 @@ export type ReflectMemoryRequest = Message<"memstream.v1.ReflectMemoryRequest"> 
  * Use `create(ReflectMemoryRequestSchema)` to create a new message.
  */
 export const ReflectMemoryRequestSchema: GenMessage<ReflectMemoryRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 33);
+  messageDesc(file_memstream_v1_memory_service, 39);
 
 /**
  * The operation started.
@@ -1237,7 +1514,7 @@ export type ReflectMemoryResponse = Message<"memstream.v1.ReflectMemoryResponse"
  * Use `create(ReflectMemoryResponseSchema)` to create a new message.
  */
 export const ReflectMemoryResponseSchema: GenMessage<ReflectMemoryResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 34);
+  messageDesc(file_memstream_v1_memory_service, 40);
 
 /**
  * Starts an export.
@@ -1272,7 +1549,7 @@ export type ExportMemoriesRequest = Message<"memstream.v1.ExportMemoriesRequest"
  * Use `create(ExportMemoriesRequestSchema)` to create a new message.
  */
 export const ExportMemoriesRequestSchema: GenMessage<ExportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 35);
+  messageDesc(file_memstream_v1_memory_service, 41);
 
 /**
  * A part of an export.
@@ -1307,7 +1584,7 @@ export type ExportMemoriesResponse = Message<"memstream.v1.ExportMemoriesRespons
  * Use `create(ExportMemoriesResponseSchema)` to create a new message.
  */
 export const ExportMemoriesResponseSchema: GenMessage<ExportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 36);
+  messageDesc(file_memstream_v1_memory_service, 42);
 
 /**
  * A part of an import.
@@ -1344,7 +1621,7 @@ export type ImportMemoriesRequest = Message<"memstream.v1.ImportMemoriesRequest"
  * Use `create(ImportMemoriesRequestSchema)` to create a new message.
  */
 export const ImportMemoriesRequestSchema: GenMessage<ImportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 37);
+  messageDesc(file_memstream_v1_memory_service, 43);
 
 /**
  * Opens an import.
@@ -1386,7 +1663,7 @@ export type ImportOpen = Message<"memstream.v1.ImportOpen"> & {
  * Use `create(ImportOpenSchema)` to create a new message.
  */
 export const ImportOpenSchema: GenMessage<ImportOpen> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 38);
+  messageDesc(file_memstream_v1_memory_service, 44);
 
 /**
  * The operation that imports.
@@ -1407,7 +1684,7 @@ export type ImportMemoriesResponse = Message<"memstream.v1.ImportMemoriesRespons
  * Use `create(ImportMemoriesResponseSchema)` to create a new message.
  */
 export const ImportMemoriesResponseSchema: GenMessage<ImportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 39);
+  messageDesc(file_memstream_v1_memory_service, 45);
 
 /**
  * Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
@@ -1558,7 +1835,7 @@ export const MemoryService: GenService<{
     output: typeof ForgetFragmentsResponseSchema;
   },
   /**
-   * Restores forgotten fragments.
+   * Restores forgotten fragments, and makes superseded ones current again.
    *
    * @generated from rpc memstream.v1.MemoryService.RestoreFragments
    */
@@ -1566,6 +1843,36 @@ export const MemoryService: GenService<{
     methodKind: "unary";
     input: typeof RestoreFragmentsRequestSchema;
     output: typeof RestoreFragmentsResponseSchema;
+  },
+  /**
+   * Marks fragments as superseded by a newer one. RestoreFragments undoes it.
+   *
+   * @generated from rpc memstream.v1.MemoryService.SupersedeFragments
+   */
+  supersedeFragments: {
+    methodKind: "unary";
+    input: typeof SupersedeFragmentsRequestSchema;
+    output: typeof SupersedeFragmentsResponseSchema;
+  },
+  /**
+   * Lists suspicions: fragments that may not be true together.
+   *
+   * @generated from rpc memstream.v1.MemoryService.ListConflicts
+   */
+  listConflicts: {
+    methodKind: "unary";
+    input: typeof ListConflictsRequestSchema;
+    output: typeof ListConflictsResponseSchema;
+  },
+  /**
+   * Decides a suspicion.
+   *
+   * @generated from rpc memstream.v1.MemoryService.ResolveConflict
+   */
+  resolveConflict: {
+    methodKind: "unary";
+    input: typeof ResolveConflictRequestSchema;
+    output: typeof ResolveConflictResponseSchema;
   },
   /**
    * Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.

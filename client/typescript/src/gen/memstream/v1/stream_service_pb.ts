@@ -12,7 +12,7 @@ import type { Status } from "../../google/rpc/status_pb.js";
 import { file_google_rpc_status } from "../../google/rpc/status_pb.js";
 import type { Cursor, Event, EventType } from "./event_pb.js";
 import { file_memstream_v1_event } from "./event_pb.js";
-import type { Fragment, FragmentFilter, Observation, StructuredObservation, Tier } from "./fragment_pb.js";
+import type { Fragment, FragmentFilter, Observation, StructuredObservation, Suspicion, Tier, Truth, TruthStatus } from "./fragment_pb.js";
 import { file_memstream_v1_fragment } from "./fragment_pb.js";
 import type { Limits } from "./server_service_pb.js";
 import { file_memstream_v1_server_service } from "./server_service_pb.js";
@@ -22,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/stream_service.proto.
  */
 export const file_memstream_v1_stream_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgi9QQKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAGIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIAogBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISAOIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgEiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBYgBAUINCgtvYnNlcnZhdGlvbkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvdyJnCg1SZWNhbGxXZWlnaHRzEhIKBWFscGhhGAEgASgBSACIAQESEQoEYmV0YRgCIAEoAUgBiAEBEhIKBWdhbW1hGAMgASgBSAKIAQFCCAoGX2FscGhhQgcKBV9iZXRhQggKBl9nYW1tYSIgCgxSZWNhbGxDYW5jZWwSEAoIcXVlcnlfaWQYASABKAkiDQoLUmVjYWxsQ2xvc2UitAIKDlJlY2FsbFJlc3BvbnNlEiwKBm9wZW5lZBgBIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxPcGVuZWRIABI0Cg1yZWNvbGxlY3Rpb25zGAIgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnNIABIoCgRkb25lGAMgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmVIABIsCgZmYWlsZWQYBCABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsRmFpbGVkSAASLQoKZ29pbmdfYXdheRgFIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABIsCglyZXRyYWN0ZWQYBiABKAsyFy5tZW1zdHJlYW0udjEuUmV0cmFjdGVkSABCCQoHbWVzc2FnZSJaCgxSZWNhbGxPcGVuZWQSEgoKbWVtb3J5X3VpZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIkCgZsaW1pdHMYAyABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzIsgBCg1SZWNvbGxlY3Rpb25zEhAKCHF1ZXJ5X2lkGAEgASgJEjEKDXJlY29sbGVjdGlvbnMYAiADKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhoKEndvcmtpbmdfbWVtb3J5X2lkcxgDIAMoCRIuCg53b3JraW5nX21lbW9yeRgEIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBImCgRkb25lGAUgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUivwEKDFJlY29sbGVjdGlvbhIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBINCgVzY29yZRgCIAEoARIRCglyZWxldmFuY2UYAyABKAESDAoEcmFuaxgEIAEoBRIRCgl0cnVuY2F0ZWQYBSABKAgSLgoLZXhwbGFuYXRpb24YBiABKAsyGS5tZW1zdHJlYW0udjEuRXhwbGFuYXRpb24SEgoKZm9sZGVkX2lkcxgHIAMoCSJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEicgoITmVhck1pc3MSEwoLZnJhZ21lbnRfaWQYASABKAkSDQoFc3RhZ2UYAiABKAkSEgoFc2NvcmUYAyABKAFIAIgBARIWCglyZWxldmFuY2UYBCABKAFIAYgBAUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSLIAgoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgimQUKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAGIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIAogBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISAOIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgEiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBYgBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aEINCgtvYnNlcnZhdGlvbkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvdyJnCg1SZWNhbGxXZWlnaHRzEhIKBWFscGhhGAEgASgBSACIAQESEQoEYmV0YRgCIAEoAUgBiAEBEhIKBWdhbW1hGAMgASgBSAKIAQFCCAoGX2FscGhhQgcKBV9iZXRhQggKBl9nYW1tYSIgCgxSZWNhbGxDYW5jZWwSEAoIcXVlcnlfaWQYASABKAkiDQoLUmVjYWxsQ2xvc2UitAIKDlJlY2FsbFJlc3BvbnNlEiwKBm9wZW5lZBgBIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxPcGVuZWRIABI0Cg1yZWNvbGxlY3Rpb25zGAIgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnNIABIoCgRkb25lGAMgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmVIABIsCgZmYWlsZWQYBCABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsRmFpbGVkSAASLQoKZ29pbmdfYXdheRgFIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABIsCglyZXRyYWN0ZWQYBiABKAsyFy5tZW1zdHJlYW0udjEuUmV0cmFjdGVkSABCCQoHbWVzc2FnZSJaCgxSZWNhbGxPcGVuZWQSEgoKbWVtb3J5X3VpZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIkCgZsaW1pdHMYAyABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzIsgBCg1SZWNvbGxlY3Rpb25zEhAKCHF1ZXJ5X2lkGAEgASgJEjEKDXJlY29sbGVjdGlvbnMYAiADKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhoKEndvcmtpbmdfbWVtb3J5X2lkcxgDIAMoCRIuCg53b3JraW5nX21lbW9yeRgEIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBImCgRkb25lGAUgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUivwIKDFJlY29sbGVjdGlvbhIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBINCgVzY29yZRgCIAEoARIRCglyZWxldmFuY2UYAyABKAESDAoEcmFuaxgEIAEoBRIRCgl0cnVuY2F0ZWQYBSABKAgSLgoLZXhwbGFuYXRpb24YBiABKAsyGS5tZW1zdHJlYW0udjEuRXhwbGFuYXRpb24SEgoKZm9sZGVkX2lkcxgHIAMoCRIpCgZzdGF0dXMYCCABKA4yGS5tZW1zdHJlYW0udjEuVHJ1dGhTdGF0dXMSJgoFY2hhaW4YCSADKAsyFy5tZW1zdHJlYW0udjEuQ2hhaW5MaW5rEisKCnN1c3BpY2lvbnMYCiADKAsyFy5tZW1zdHJlYW0udjEuU3VzcGljaW9uIn0KCUNoYWluTGluaxITCgtmcmFnbWVudF9pZBgBIAEoCRIwCgxvYnNlcnZlX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEikKBnN0YXR1cxgDIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cyJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiiQEKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQESFQoNc3VwZXJzZWRlZF9ieRgFIAEoCUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSLIAgoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
 
 /**
  * A message of the client on an Observe stream.
@@ -903,6 +903,14 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
    * @generated from field: optional double weak_below = 21;
    */
   weakBelow?: number | undefined;
+
+  /**
+   * Which fragments to return. Unset: by policy. Validity is judged by the server's clock, as expiry is; `now` does not
+   * change it. It applies to the working memory too.
+   *
+   * @generated from field: memstream.v1.Truth truth = 22;
+   */
+  truth: Truth;
 };
 
 /**
@@ -1196,6 +1204,28 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
    * @generated from field: repeated string folded_ids = 7;
    */
   foldedIds: string[];
+
+  /**
+   * Whether the fragment is current.
+   *
+   * @generated from field: memstream.v1.TruthStatus status = 8;
+   */
+  status: TruthStatus;
+
+  /**
+   * The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
+   * newer; empty if the fragment has no such relation. At most 20, the newest.
+   *
+   * @generated from field: repeated memstream.v1.ChainLink chain = 9;
+   */
+  chain: ChainLink[];
+
+  /**
+   * The open suspicions about the fragment, as the newer or the older of two.
+   *
+   * @generated from field: repeated memstream.v1.Suspicion suspicions = 10;
+   */
+  suspicions: Suspicion[];
 };
 
 /**
@@ -1204,6 +1234,41 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
  */
 export const RecollectionSchema: GenMessage<Recollection> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 22);
+
+/**
+ * A fragment in a chain of supersessions.
+ *
+ * @generated from message memstream.v1.ChainLink
+ */
+export type ChainLink = Message<"memstream.v1.ChainLink"> & {
+  /**
+   * Its id.
+   *
+   * @generated from field: string fragment_id = 1;
+   */
+  fragmentId: string;
+
+  /**
+   * When it was perceived.
+   *
+   * @generated from field: google.protobuf.Timestamp observe_time = 2;
+   */
+  observeTime?: Timestamp | undefined;
+
+  /**
+   * Whether it is current.
+   *
+   * @generated from field: memstream.v1.TruthStatus status = 3;
+   */
+  status: TruthStatus;
+};
+
+/**
+ * Describes the message memstream.v1.ChainLink.
+ * Use `create(ChainLinkSchema)` to create a new message.
+ */
+export const ChainLinkSchema: GenMessage<ChainLink> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 23);
 
 /**
  * The explanation of a score: contributions sum to the score.
@@ -1231,7 +1296,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 23);
+  messageDesc(file_memstream_v1_stream_service, 24);
 
 /**
  * One part of a score.
@@ -1281,7 +1346,7 @@ export type ScorePart = Message<"memstream.v1.ScorePart"> & {
  * Use `create(ScorePartSchema)` to create a new message.
  */
 export const ScorePartSchema: GenMessage<ScorePart> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 24);
+  messageDesc(file_memstream_v1_stream_service, 25);
 
 /**
  * A fragment that almost made it into the answer.
@@ -1297,7 +1362,9 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
   fragmentId: string;
 
   /**
-   * What removed it: "filter", "candidates", "min_relevance", "folded" (a recollection says the same), "limit", "budget".
+   * What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+   * "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
+   * suspicion), "limit", "budget".
    *
    * @generated from field: string stage = 2;
    */
@@ -1316,6 +1383,13 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
    * @generated from field: optional double relevance = 4;
    */
   relevance?: number | undefined;
+
+  /**
+   * With the stage "superseded": the fragment that supersedes it.
+   *
+   * @generated from field: string superseded_by = 5;
+   */
+  supersededBy: string;
 };
 
 /**
@@ -1323,7 +1397,7 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
  * Use `create(NearMissSchema)` to create a new message.
  */
 export const NearMissSchema: GenMessage<NearMiss> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 25);
+  messageDesc(file_memstream_v1_stream_service, 26);
 
 /**
  * A query's answer is complete.
@@ -1346,7 +1420,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   revision: bigint;
 
   /**
-   * Fragments that passed the filter.
+   * Fragments that passed the filter and `truth`.
    *
    * @generated from field: int64 eligible = 3;
    */
@@ -1416,7 +1490,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
  * Use `create(RecallDoneSchema)` to create a new message.
  */
 export const RecallDoneSchema: GenMessage<RecallDone> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 26);
+  messageDesc(file_memstream_v1_stream_service, 27);
 
 /**
  * A query failed.
@@ -1444,7 +1518,7 @@ export type RecallFailed = Message<"memstream.v1.RecallFailed"> & {
  * Use `create(RecallFailedSchema)` to create a new message.
  */
 export const RecallFailedSchema: GenMessage<RecallFailed> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 27);
+  messageDesc(file_memstream_v1_stream_service, 28);
 
 /**
  * Recollections that have left a standing query's answer.
@@ -1472,7 +1546,7 @@ export type Retracted = Message<"memstream.v1.Retracted"> & {
  * Use `create(RetractedSchema)` to create a new message.
  */
 export const RetractedSchema: GenMessage<Retracted> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 28);
+  messageDesc(file_memstream_v1_stream_service, 29);
 
 /**
  * Asks for a memory's events.
@@ -1528,7 +1602,7 @@ export type WatchRequest = Message<"memstream.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 29);
+  messageDesc(file_memstream_v1_stream_service, 30);
 
 /**
  * A message of the server on a Watch stream.
@@ -1573,7 +1647,7 @@ export type WatchResponse = Message<"memstream.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 30);
+  messageDesc(file_memstream_v1_stream_service, 31);
 
 /**
  * Events in order.
@@ -1601,7 +1675,7 @@ export type WatchEvents = Message<"memstream.v1.WatchEvents"> & {
  * Use `create(WatchEventsSchema)` to create a new message.
  */
 export const WatchEventsSchema: GenMessage<WatchEvents> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 31);
+  messageDesc(file_memstream_v1_stream_service, 32);
 
 /**
  * A mark: everything up to the cursor was sent.
@@ -1629,7 +1703,7 @@ export type WatchProgress = Message<"memstream.v1.WatchProgress"> & {
  * Use `create(WatchProgressSchema)` to create a new message.
  */
 export const WatchProgressSchema: GenMessage<WatchProgress> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 32);
+  messageDesc(file_memstream_v1_stream_service, 33);
 
 /**
  * Observes one batch.
@@ -1700,7 +1774,7 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
  * Use `create(ObserveBatchRequestSchema)` to create a new message.
  */
 export const ObserveBatchRequestSchema: GenMessage<ObserveBatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 33);
+  messageDesc(file_memstream_v1_stream_service, 34);
 
 /**
  * The batch has reached the level asked for.
@@ -1721,7 +1795,7 @@ export type ObserveBatchResponse = Message<"memstream.v1.ObserveBatchResponse"> 
  * Use `create(ObserveBatchResponseSchema)` to create a new message.
  */
 export const ObserveBatchResponseSchema: GenMessage<ObserveBatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 34);
+  messageDesc(file_memstream_v1_stream_service, 35);
 
 /**
  * Asks one query.
@@ -1763,7 +1837,7 @@ export type RecallOnceRequest = Message<"memstream.v1.RecallOnceRequest"> & {
  * Use `create(RecallOnceRequestSchema)` to create a new message.
  */
 export const RecallOnceRequestSchema: GenMessage<RecallOnceRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 35);
+  messageDesc(file_memstream_v1_stream_service, 36);
 
 /**
  * A query's answer.
@@ -1791,7 +1865,7 @@ export type RecallOnceResponse = Message<"memstream.v1.RecallOnceResponse"> & {
  * Use `create(RecallOnceResponseSchema)` to create a new message.
  */
 export const RecallOnceResponseSchema: GenMessage<RecallOnceResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 36);
+  messageDesc(file_memstream_v1_stream_service, 37);
 
 /**
  * The acknowledgement level of an observation.

@@ -1,0 +1,116 @@
+"""Suspicions in the journal: entered, resolved and removed by commits; listed by pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, select, tuple_
+
+from memstream_server.adapters.journal.sql import bulk
+from memstream_server.adapters.journal.sql.bulk import IDS_MAX
+from memstream_server.adapters.journal.sql.reads import find_number
+from memstream_server.adapters.journal.sql.schema import conflicts
+from memstream_server.core.suspicions import ConflictDecision, ConflictReason, Suspicion
+from memstream_server.ports.journal.reading import StoredConflict
+from memstream_server.ports.journal.writing import Commit
+
+_INSERT = bulk.build_insert(conflicts, ("memory", "newer", "older"), "reason = excluded.reason")
+_RESOLVE = bulk.build_update(
+    "conflicts",
+    ("memory", "newer", "older", "decision", "note", "at"),
+    "decision = given.decision, note = given.note, decide_time_us = given.at",
+    "conflicts.memory = given.memory AND conflicts.newer = given.newer AND conflicts.older = given.older",
+)
+_number: BindParameter[int] = bindparam("m")
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+_REMOVE = tuple(
+    delete(conflicts).where(conflicts.c.memory == _number, side.in_(_ids))
+    for side in (conflicts.c.newer, conflicts.c.older)
+)
+_SETTLE = tuple(statement.where(conflicts.c.decision == "") for statement in _REMOVE)
+"""Open suspicions about a superseded fragment: what they ask is answered."""
+_ALL = select(conflicts).where(conflicts.c.memory == _number).order_by(conflicts.c.newer, conflicts.c.older)
+_OPEN = (
+    select(conflicts)
+    .where(conflicts.c.memory == _number, conflicts.c.decision == "")
+    .order_by(conflicts.c.newer, conflicts.c.older)
+)
+_PAIR = tuple_(conflicts.c.newer, conflicts.c.older)
+_after = tuple_(bindparam("newer"), bindparam("older"))
+_PAGE = (
+    select(conflicts)
+    .where(conflicts.c.memory == _number, _after < _PAIR)
+    .order_by(conflicts.c.newer, conflicts.c.older)
+    .limit(bindparam("limit"))
+)
+_PAGES = {
+    decided: _PAGE.where((conflicts.c.decision != "") if decided else (conflicts.c.decision == ""))
+    for decided in (False, True)
+}
+_ONE = select(conflicts).where(
+    conflicts.c.memory == _number, conflicts.c.newer == bindparam("newer"), conflicts.c.older == bindparam("older")
+)
+
+
+def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
+    """Apply what commits do to suspicions: first removals, then new ones, then decisions, then what these settle."""
+    for number, commit in commits:
+        gone = [*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)]
+        _delete_of(connection, _REMOVE, number, gone)
+    new = [
+        (number, one.newer, one.older, one.reason.value, one.time_us, "", "", None)
+        for number, commit in commits
+        for one in commit.suspicions
+    ]
+    bulk.write_rows(connection, _INSERT, new)
+    decided = [
+        (number, one.newer, one.older, one.decision.value, one.note, one.time_us)
+        for number, commit in commits
+        for one in commit.resolutions
+    ]
+    bulk.write_rows(connection, _RESOLVE, decided)
+    for number, commit in commits:
+        outdated = [row.fragment.id for row in commit.rows if row.fragment.superseded_by]
+        _delete_of(connection, _SETTLE, number, outdated)
+
+
+def _delete_of(connection: Connection, statements: Sequence[Delete], number: int, ids: Sequence[str]) -> None:
+    for start in range(0, len(ids), IDS_MAX):
+        for statement in statements:
+            connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]})
+
+
+def read_open(connection: Connection, number: int) -> tuple[Suspicion, ...]:
+    """The open suspicions of a memory."""
+    return tuple(_to_conflict(row).suspicion for row in connection.execute(_OPEN, {"m": number}))
+
+
+def read_by_newer(connection: Connection, number: int) -> dict[str, tuple[StoredConflict, ...]]:
+    """All suspicions of a memory by the id of the newer fragment."""
+    found: dict[str, tuple[StoredConflict, ...]] = {}
+    for row in connection.execute(_ALL, {"m": number}):
+        found[row.newer] = (*found.get(row.newer, ()), _to_conflict(row))
+    return found
+
+
+def list_conflicts(
+    connection: Connection, uid: str, decided: bool, after: tuple[str, str], limit: int
+) -> list[StoredConflict]:
+    number = find_number(connection, uid)
+    if number is None:
+        return []
+    values = {"m": number, "newer": after[0], "older": after[1], "limit": limit}
+    return [_to_conflict(row) for row in connection.execute(_PAGES[decided], values)]
+
+
+def get_conflict(connection: Connection, uid: str, newer: str, older: str) -> StoredConflict | None:
+    values = {"m": find_number(connection, uid), "newer": newer, "older": older}
+    found = connection.execute(_ONE, values).first()
+    return None if found is None else _to_conflict(found)
+
+
+def _to_conflict(row: Any) -> StoredConflict:
+    suspicion = Suspicion(row.newer, row.older, ConflictReason(row.reason), row.time_us)
+    decision = ConflictDecision(row.decision) if row.decision else None
+    return StoredConflict(suspicion, decision, row.note, row.decide_time_us)

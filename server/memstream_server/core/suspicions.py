@@ -1,0 +1,295 @@
+"""Suspicions: two statements of one speaker that may not be true together, found by rules and without a model.
+
+Rule 1. Only claims are compared: sentences about a lasting state, or about a change of one. A question is no claim, and
+neither is a sentence about the listener.
+Rule 2. Both claims are about the same people, by the same speaker, and near: they share the words of the smaller one,
+apart from the values, or a topic of which a speaker has one value at a time.
+Rule 3. They differ in a number, date, name, place or polarity, or the newer one announces a change.
+Rule 4. A suspicion decides nothing: it is recorded, shown, and lets the newer fragment take the place of the older one
+in an answer. Of two fragments the one with the later observation time is the newer, then the one received later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from memstream_server.core.values import Fragment
+
+
+class Nearness(NamedTuple):
+    """How much two near claims have in common, without their values."""
+
+    of_smaller: float
+    """Share of the words of the smaller claim."""
+    of_all: float
+    """Share of the words of both."""
+
+
+NEAR = Nearness(0.6, 0.3)
+NEAR_AT_WORK = Nearness(0.5, 0.25)
+"""For two claims about work, of which the newer one announces a change."""
+NEAR_OF_CHANGE = Nearness(0.6, 0.4)
+"""If a word of change is the only sign."""
+UNSPACED_SLACK = 0.8
+"""Factor of these shares in scripts without spaces, which are compared by characters."""
+COMMON_SHARE, COMMON_MIN = 0.02, 5
+"""A word is common in a memory if more than this share of its fragments have it, and at least so many."""
+CANDIDATES_MAX = 8
+"""Fragments that a newcomer is compared with, of those that share most words with it."""
+
+
+class ConflictReason(StrEnum):
+    """What differs between two suspected statements."""
+
+    NUMBER = "number"
+    DATE = "date"
+    NAME = "name"
+    PLACE = "place"
+    POLARITY = "polarity"
+    CHANGE = "change"
+
+
+class ConflictDecision(StrEnum):
+    """How a suspicion was resolved."""
+
+    NEWER = "newer"
+    OLDER = "older"
+    BOTH = "both"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence as the rules read it. Words, names and values are hashes of their stems."""
+
+    words: frozenset[int]
+    """Words with content, names included; without values, topics, people and fillers."""
+    names: frozenset[int] = frozenset()
+    """Those of `words` that are written as names."""
+    numbers: frozenset[int] = frozenset()
+    dates: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
+    """People whom it is about, other than the speaker."""
+    topics: frozenset[str] = frozenset()
+    negated: bool = False
+    changed: bool = False
+    """It has a word that announces a change."""
+    state: bool = False
+    """It has a verb of a lasting state."""
+    unspaced: bool = False
+    """Its script has no capitals that would show names."""
+    terms: frozenset[int] = frozenset()
+    """Hashes by which the lexical index finds fragments that are near it."""
+
+    @property
+    def is_pointed(self) -> bool:
+        """Whether it has a value, a topic, a negation or a word of change: without one it contradicts no earlier claim.
+
+        A claim that lifts an earlier negation without a word of change is not found.
+        """
+        return bool(
+            self.changed
+            or self.negated
+            or self.numbers
+            or self.dates
+            or self.names
+            or self.topics
+            or (self.unspaced and self.words)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """Two fragments that may not be true together."""
+
+    newer: str
+    older: str
+    reason: ConflictReason
+    time_us: int = 0
+    """When it was found."""
+
+
+RESIDENCE, WORK, NAMED, FAVOURITE = "residence", "work", "named", "favourite"
+"""Topics of which a speaker has one value at a time."""
+_OF_A_THING = frozenset({NAMED, FAVOURITE})
+
+
+def is_newer(one: Fragment, other: Fragment) -> bool:
+    """Whether `one` is the newer of two fragments (Rule 4)."""
+    return (one.observe_time_us, one.position) > (other.observe_time_us, other.position)
+
+
+def find_reason(
+    newer: Sequence[Claim], older: Sequence[Claim], common: frozenset[int] = frozenset()
+) -> ConflictReason | None:
+    """The first reason to suspect two statements, in the order of their claims; None if there is none.
+
+    `common`: words that many fragments of the memory have; they show no nearness.
+    """
+    for new in newer:
+        for old in older:
+            reason = compare_claims(new, old, common)
+            if reason is not None:
+                return reason
+    return None
+
+
+def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozenset()) -> ConflictReason | None:
+    """Why two claims of one speaker may not be true together; None if nothing suggests it."""
+    if newer.others != older.others or not (newer.state or newer.changed) or not (older.state or older.changed):
+        return None
+    shared = (newer.words & older.words) - common
+    topics = newer.topics & older.topics
+    if not shared and not topics:
+        return None
+    near = _is_near(newer, older, shared)
+    if near and newer.negated != older.negated:
+        return ConflictReason.POLARITY
+    by_value = _differing_value(newer, older)
+    if near and by_value is not None:
+        return by_value
+    if RESIDENCE in topics and _has_other_value(newer, older):
+        return ConflictReason.PLACE
+    if WORK in topics and newer.changed and _is_near(newer, older, shared, NEAR_AT_WORK):
+        return ConflictReason.CHANGE
+    if topics & _OF_A_THING and shared and _differ(newer.words, older.words):
+        return ConflictReason.NAME
+    if near and (_differ(newer.names, older.names) or (newer.unspaced and _differ(newer.words, older.words))):
+        return ConflictReason.NAME
+    agreeing = shared | (newer.dates & older.dates)
+    return (
+        ConflictReason.CHANGE if newer.changed and shared and _is_near(newer, older, agreeing, NEAR_OF_CHANGE) else None
+    )
+
+
+def _is_near(newer: Claim, older: Claim, shared: frozenset[int], nearness: Nearness = NEAR) -> bool:
+    """Whether they share enough words; names that only one of them has do not count."""
+    lacking = sorted(len(one.words - shared - one.names) for one in (newer, older))
+    have = len(shared)
+    slack = UNSPACED_SLACK if newer.unspaced else 1.0
+    return (
+        have > 0
+        and have >= slack * nearness.of_smaller * (have + lacking[0])
+        and have >= slack * nearness.of_all * (have + sum(lacking))
+    )
+
+
+def _has_other_value(newer: Claim, older: Claim) -> bool:
+    """Whether they name other places or employers; without capitals only a word of change shows it."""
+    if newer.unspaced:
+        return newer.changed and _differ(newer.words, older.words)
+    return _differ(newer.names, older.names)
+
+
+def _differing_value(newer: Claim, older: Claim) -> ConflictReason | None:
+    if _differ(newer.numbers, older.numbers):
+        return ConflictReason.DATE if newer.dates and older.dates else ConflictReason.NUMBER
+    return ConflictReason.DATE if _differ(newer.dates, older.dates) else None
+
+
+def _differ(one: frozenset[int], other: frozenset[int]) -> bool:
+    """Whether each has a value that the other lacks."""
+    return bool(one - other) and bool(other - one)
+
+
+class OpenSuspicions:
+    """The open suspicions of a memory by fragment. Mutable, with a single owner."""
+
+    def __init__(self, suspicions: Iterable[Suspicion] = ()) -> None:
+        self._of: dict[str, dict[tuple[str, str], Suspicion]] = {}
+        for one in suspicions:
+            self.add(one)
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def of(self, fragment_id: str) -> tuple[Suspicion, ...]:
+        """Those that name the fragment, in order of their ids."""
+        found = self._of.get(fragment_id)
+        return () if found is None else tuple(found[key] for key in sorted(found))
+
+    def has(self, newer: str, older: str) -> bool:
+        """Whether these two are suspected."""
+        return (newer, older) in self._of.get(newer, ())
+
+    def newer_of(self, fragment_id: str) -> list[str]:
+        """The newer fragments of suspicions in which this one is the older."""
+        return [newer for newer, older in self._of.get(fragment_id, ()) if older == fragment_id]
+
+    def older_ids(self) -> list[str]:
+        """Fragments that are the older one of a suspicion."""
+        return [id_ for id_, pairs in self._of.items() if any(older == id_ for _, older in pairs)]
+
+    def add(self, one: Suspicion) -> None:
+        """Add a suspicion; replaces one of the same pair."""
+        for id_ in (one.newer, one.older):
+            self._of.setdefault(id_, {})[one.newer, one.older] = one
+
+    def discard(self, newer: str, older: str) -> None:
+        """Remove a pair. Idempotent."""
+        for id_ in (newer, older):
+            pairs = self._of.get(id_)
+            if pairs is not None:
+                pairs.pop((newer, older), None)
+                if not pairs:
+                    del self._of[id_]
+
+    def discard_all_of(self, fragment_id: str) -> None:
+        """Remove the suspicions that name the fragment."""
+        for newer, older in list(self._of.get(fragment_id, ())):
+            self.discard(newer, older)
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """An order after suspicions: indices that stay, and those that were folded under each of them."""
+
+    order: tuple[int, ...]
+    under: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def arrange(
+    ids: Sequence[str], scores: Sequence[float], newer_of: Mapping[str, Sequence[str]], margin: float, fold: bool
+) -> Arranged:
+    """Put the newer of two suspected results before the older one.
+
+    ids: results, best first; scores: theirs. newer_of: ids of the newer fragments, by the id of an older one. A newer
+    one takes the place of the older one if it is at most `margin` behind; with `fold` the older one takes no place of
+    its own then. Of several newer ones the best of the list is taken.
+    """
+    place = {id_: index for index, id_ in enumerate(ids)}
+    order = list(range(len(ids)))
+    under: dict[int, list[int]] = {}
+    hidden: set[int] = set()
+    for index in range(len(ids)):
+        found = [place[id_] for id_ in newer_of.get(ids[index], ()) if id_ in place]
+        close = [other for other in found if scores[index] - scores[other] <= margin]
+        if not close:
+            continue
+        first = min(close)
+        at, other_at = order.index(index), order.index(first)
+        if other_at > at:
+            order.remove(first)
+            order.insert(at, first)
+        if fold:
+            hidden.add(index)
+            under.setdefault(first, []).append(index)
+    kept = tuple(index for index in order if index not in hidden)
+    return Arranged(kept, _resolve_chains(under, hidden))
+
+
+def _resolve_chains(under: Mapping[int, Sequence[int]], hidden: set[int]) -> dict[int, tuple[int, ...]]:
+    """What is folded under a result that is folded itself goes under the one that stays."""
+
+    def collect(index: int, seen: set[int]) -> list[int]:
+        found: list[int] = []
+        for other in under.get(index, ()):
+            if other not in seen:
+                seen.add(other)
+                found += [other, *collect(other, seen)]
+        return found
+
+    return {index: tuple(collect(index, {index})) for index in under if index not in hidden}

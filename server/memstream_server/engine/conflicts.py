@@ -1,0 +1,110 @@
+"""Suspicions by request: listed from the journal, decided in the memory's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memstream_server.core.events import Event, EventType
+from memstream_server.core.supersession import SupersessionCycle, find_ends, supersede_fragments
+from memstream_server.core.suspicions import ConflictDecision
+from memstream_server.core.transition import Transition
+from memstream_server.core.values import Fragment
+from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
+from memstream_server.engine.lifecycle import read_fragments, run_decision
+from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.requests import Once, fragment_etag
+from memstream_server.ports.journal.reading import StoredConflict
+from memstream_server.ports.journal.writing import Resolution
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.runtime.dependencies import Runtime, Storage
+    from memstream_server.engine.runtime.registry import Registry
+
+Resolved = tuple[StoredConflict, int]
+"""The suspicion with its decision, and the memory's revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a client decides about a suspicion."""
+
+    newer: str
+    older: str
+    decision: ConflictDecision
+    note: str = ""
+
+
+class Conflicts:
+    """The suspicions of all memories; a part of the engine."""
+
+    def __init__(self, storage: Storage, runtime: Runtime, registry: Registry) -> None:
+        self._storage = storage
+        self._runtime = runtime
+        self._registry = registry
+
+    async def list_page(
+        self, namespace: str, name: str, decided: bool, after: tuple[str, str], limit: int
+    ) -> tuple[list[StoredConflict], bool, str]:
+        """(suspicions by (newer, older) after `after`, whether there are more, memory uid)."""
+        record = await self._registry.read_record(namespace, name)
+        found = await self._storage.journal.list_conflicts(record.uid, decided, after, limit + 1)
+        return found[:limit], len(found) > limit, record.uid
+
+    async def resolve(self, namespace: str, name: str, verdict: Verdict, once: Once[Resolved] | None) -> Resolved:
+        """Decide a suspicion, open or decided before. Raises FragmentNotFound if there is none of this pair."""
+
+        async def decide(now: Actor) -> tuple[Decision, Callable[[int], Resolved]]:
+            known = await self._storage.journal.get_conflict(now.uid, verdict.newer, verdict.older)
+            if known is None:
+                raise FragmentNotFound(
+                    f"{verdict.newer} and {verdict.older} are not suspected: list the conflicts of the memory",
+                    id=verdict.newer,
+                )
+            time_us = self._runtime.clock.now_us()
+            done = replace(known, decision=verdict.decision, note=verdict.note, decide_time_us=time_us)
+            event = Event(EventType.CONFLICT_RESOLVED, verdict.newer, verdict.older, conflict_decision=verdict.decision)
+            resolution = Resolution(verdict.newer, verdict.older, verdict.decision, verdict.note, time_us)
+            decision = Decision(
+                transition=await self._supersede_loser(now, verdict, time_us),
+                events=(event,),
+                resolutions=(resolution,),
+                time_us=time_us,
+            )
+            return decision, lambda revision: (done, revision)
+
+        async with self._registry.use(namespace, name) as actor:
+            return await run_decision(actor, once, self._storage, decide)
+
+    async def _supersede_loser(self, now: Actor, verdict: Verdict, time_us: int) -> Transition | None:
+        """What a decision for one of the two does: the other one, or the current end of its chain, is superseded.
+
+        Raises FragmentNotFound if one of them is forgotten.
+        """
+        if verdict.decision not in (ConflictDecision.NEWER, ConflictDecision.OLDER):
+            return None
+        pair = (verdict.newer, verdict.older)
+        winner, loser = pair if verdict.decision is ConflictDecision.NEWER else pair[::-1]
+        known = await self._read_chains(now, pair)
+        for id_ in pair:
+            if id_ not in known or known[id_].forget_time_us is not None:
+                raise FragmentNotFound(f"fragment {id_} is not in the memory, or is forgotten: restore it", id=id_)
+        try:
+            ends = find_ends([loser], winner, lambda id_: known[id_].superseded_by)
+        except SupersessionCycle:
+            text = f"{loser} supersedes {winner} already: restore {winner} first"
+            raise EtagMismatch(text, etag=fragment_etag(known[winner])) from None
+        return supersede_fragments(now.working.state, [known[id_] for id_ in ends], known[winner], time_us)
+
+    async def _read_chains(self, now: Actor, ids: Sequence[str]) -> dict[str, Fragment]:
+        """These fragments and all that supersede them, directly or not."""
+        known: dict[str, Fragment] = {}
+        while missing := [id_ for id_ in ids if id_ and id_ not in known]:
+            found = await read_fragments(now, missing, self._storage)
+            known |= {one.id: one for one in found}
+            if not found:
+                break
+            ids = [one.superseded_by for one in found]
+        return known

@@ -1,0 +1,146 @@
+"""Suspicions: what is suspected in five languages, what is not, and how an answer is arranged."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstream_server.adapters.models.analyzer import SnowballAnalyzer
+from memstream_server.core.suspicions import (
+    ConflictReason,
+    OpenSuspicions,
+    Suspicion,
+    arrange,
+    find_reason,
+    is_newer,
+)
+from memstream_server.core.values import Fragment
+
+ANALYZER = SnowballAnalyzer()
+IDS = [f"f{number}" for number in range(8)]
+
+
+def reason(older: str, newer: str, language: str = "english") -> ConflictReason | None:
+    return find_reason(ANALYZER.claims(newer, language), ANALYZER.claims(older, language))
+
+
+@pytest.mark.parametrize(
+    ("language", "older", "newer", "expected"),
+    [
+        ("english", "I live in Munich.", "I moved to Berlin.", ConflictReason.PLACE),
+        ("english", "My rent is 900 euros.", "My rent is 950 euros.", ConflictReason.NUMBER),
+        ("english", "My exam is on Monday.", "My exam is on Friday.", ConflictReason.DATE),
+        ("english", "My doctor is Ann Lee.", "My doctor is Bob Ray.", ConflictReason.NAME),
+        ("english", "I like spicy food.", "I don't like spicy food.", ConflictReason.POLARITY),
+        (
+            "english",
+            "I drink coffee at breakfast.",
+            "I drink tea at breakfast instead of coffee.",
+            ConflictReason.CHANGE,
+        ),
+        ("german", "Ich wohne in München.", "Ich bin nach Berlin umgezogen.", ConflictReason.PLACE),
+        ("german", "Meine Miete beträgt 900 Euro.", "Meine Miete beträgt 950 Euro.", ConflictReason.NUMBER),
+        ("german", "Ich esse Fleisch.", "Ich esse kein Fleisch mehr.", ConflictReason.POLARITY),
+        ("french", "J'habite à Munich.", "J'ai déménagé à Berlin.", ConflictReason.PLACE),
+        ("french", "Mon loyer est de 900 euros.", "Mon loyer est de 950 euros.", ConflictReason.NUMBER),
+        ("french", "Je mange de la viande.", "Je ne mange plus de viande.", ConflictReason.POLARITY),
+        ("spanish", "Vivo en Múnich.", "Me mudé a Berlín.", ConflictReason.PLACE),
+        ("spanish", "Mi alquiler es de 900 euros.", "Mi alquiler es de 950 euros.", ConflictReason.NUMBER),
+        ("spanish", "Fumo cigarrillos.", "Ya no fumo cigarrillos.", ConflictReason.POLARITY),
+        ("english", "我住在北京。", "我搬到上海了。", ConflictReason.PLACE),
+        ("english", "我的房租是900元。", "我的房租是950元。", ConflictReason.NUMBER),
+        ("english", "我喜欢吃辣的。", "我不喜欢吃辣的。", ConflictReason.POLARITY),
+        ("auto", "Ich wohne in München.", "Ich bin nach Berlin umgezogen.", ConflictReason.PLACE),
+        ("auto", "My rent is 900 euros.", "My rent is 950 euros.", ConflictReason.NUMBER),
+    ],
+)
+def test_an_update_is_suspected(language: str, older: str, newer: str, expected: ConflictReason) -> None:
+    assert reason(older, newer, language) is expected
+
+
+@pytest.mark.parametrize(
+    ("language", "older", "newer"),
+    [
+        ("english", "I live in Munich.", "My sister lives in Hamburg."),
+        ("german", "Ich wohne in München.", "Meine Schwester wohnt in Hamburg."),
+        ("english", "I live in Munich.", "Do I live in Hamburg?"),
+        ("english", "I live in Munich.", "You live in Hamburg."),
+        ("english", "My first song was long.", "My second song was short."),
+        ("english", "I will be back in a second.", "I have two seconds left."),
+        ("english", "I like coffee.", "I like tea."),
+        ("english", "I have a cat.", "I have a dog."),
+        ("english", "I speak French.", "I don't eat fish."),
+        ("english", "I ran five kilometres on Monday.", "I ran seven kilometres on Tuesday."),
+        ("english", "The concert was loud.", "The soup was salty."),
+        ("english", "I live in Munich.", "I live in Munich."),
+        ("spanish", "Me gusta el café.", "Me gusta el té."),
+        ("french", "J'aime le café.", "J'aime le thé."),
+        ("english", "我喜欢猫。", "我姐姐不喜欢猫。"),
+    ],
+)
+def test_two_true_statements_are_not_suspected(language: str, older: str, newer: str) -> None:
+    assert reason(older, newer, language) is None
+
+
+def test_common_words_show_no_nearness() -> None:
+    older, newer = ANALYZER.claims("My rent is 900 euros."), ANALYZER.claims("My rent is 950 euros.")
+    assert find_reason(newer, older, newer[0].words) is None
+
+
+def test_a_document_has_no_claims() -> None:
+    assert ANALYZER.claims("I live in Munich. " * 50) == ()
+
+
+@given(st.text(max_size=300), st.text(max_size=300), st.sampled_from(["english", "french", "auto"]))
+def test_any_two_texts_can_be_compared(one: str, other: str, language: str) -> None:
+    assert reason(one, other, language) in (None, *ConflictReason)
+    assert reason(one, one, language) is None
+
+
+def test_the_later_observation_is_the_newer() -> None:
+    early, late = Fragment("a", "x", observe_time_us=1, position=9), Fragment("b", "x", observe_time_us=2, position=3)
+    assert (is_newer(late, early), is_newer(early, late)) == (True, False)
+    assert is_newer(late.but(observe_time_us=1, position=10), early)
+
+
+# ---- the order of an answer
+pairs = st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(IDS)).filter(lambda pair: pair[0] > pair[1]))
+
+
+@given(pairs, st.integers(0, 8), st.floats(0, 1), st.booleans())
+def test_an_arranged_answer_loses_nothing(found: list[tuple[str, str]], count: int, margin: float, fold: bool) -> None:
+    newer_of: dict[str, list[str]] = {}
+    for newer, older in found:
+        newer_of.setdefault(older, []).append(newer)
+    scores = [1 - number / 10 for number in range(count)]
+    arranged = arrange(IDS[:count], scores, newer_of, margin, fold)
+    below = [index for others in arranged.under.values() for index in others]
+    assert sorted([*arranged.order, *below]) == list(range(count))
+    assert arranged.under.keys() <= set(arranged.order)
+    assert fold or not below
+
+
+def test_the_newer_one_takes_the_place_of_the_older() -> None:
+    assert arrange(["old", "else", "new"], [0.9, 0.8, 0.7], {"old": ["new"]}, 0.3, fold=False).order == (2, 0, 1)
+    folded = arrange(["old", "else", "new"], [0.9, 0.8, 0.7], {"old": ["new"]}, 0.3, fold=True)
+    assert (folded.order, folded.under) == ((2, 1), {2: (0,)})
+
+
+def test_beyond_the_margin_the_order_stays() -> None:
+    assert arrange(["old", "new"], [0.9, 0.5], {"old": ["new"]}, 0.3, fold=True).order == (0, 1)
+
+
+def test_a_chain_is_folded_under_its_newest() -> None:
+    arranged = arrange(["a", "b", "c"], [0.9, 0.8, 0.7], {"a": ["b"], "b": ["c"]}, 0.3, fold=True)
+    assert (arranged.order, arranged.under) == ((2,), {2: (1, 0)})
+
+
+# ---- the open ones
+def test_open_suspicions_are_found_by_either_side() -> None:
+    one = Suspicion("n", "o", ConflictReason.NAME)
+    held = OpenSuspicions([one])
+    assert (held.of("n"), held.of("o"), held.newer_of("o"), held.older_ids()) == ((one,), (one,), ["n"], ["o"])
+    held.discard_all_of("o")
+    held.discard("n", "o")
+    assert not held

@@ -1,0 +1,99 @@
+"""Conflict rpcs over the wire: pages, decisions, refusals, and answers to repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from memstream.v1 import fragment_pb2 as fragments
+from memstream.v1 import memory_service_pb2 as pb
+from memstream.v1 import stream_service_pb2 as stream_pb
+from tests.rpc.wire import Wire, refused
+
+NAMED = {"namespace": "ns", "memory": "m"}
+NOBODY = "0" * 26
+NEWER = fragments.CONFLICT_DECISION_NEWER
+pytestmark = pytest.mark.usefixtures("real")
+
+
+async def tell(wire: Wire, content: str, key: str) -> str:
+    said = fragments.Observation(content=content, external_id=key, speaker="Ada")
+    return (await wire.memories.PutFragment(pb.PutFragmentRequest(**NAMED, observation=said))).fragment.id
+
+
+async def suspected(wire: Wire) -> list[tuple[str, str]]:
+    """Two suspicions as (newer, older)."""
+    pairs = []
+    for older, newer in (
+        ("I live in Munich.", "I moved to Berlin."),
+        ("My rent is 900 euros.", "My rent is 950 euros."),
+    ):
+        first = await tell(wire, older, older)
+        pairs.append((await tell(wire, newer, newer), first))
+    return pairs
+
+
+def resolve_request(newer: str = NOBODY, older: str = NOBODY, **given: Any) -> pb.ResolveConflictRequest:
+    return pb.ResolveConflictRequest(**NAMED | {"newer_id": newer, "older_id": older, "decision": NEWER} | given)
+
+
+async def test_suspicions_are_listed_by_pages(wire: Wire) -> None:
+    pairs = await suspected(wire)
+    first = await wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, page_size=1))
+    rest = await wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, page_token=first.next_page_token))
+    found = [*first.conflicts, *rest.conflicts]
+    assert [(one.suspicion.newer_id, one.suspicion.older_id) for one in found] == pairs
+    assert [one.suspicion.reason for one in found] == ["place", "number"]
+    assert rest.next_page_token == ""
+
+
+async def test_recollections_carry_their_suspicions(wire: Wire) -> None:
+    newer, older = (await suspected(wire))[0]
+    query = stream_pb.RecallQuery(text="Where does Ada live?")
+    answer = await wire.streams.RecallOnce(stream_pb.RecallOnceRequest(**NAMED, query=query))
+    found = {one.fragment.id: one for one in answer.recollections.recollections}
+    (suspicion,) = found[newer].suspicions
+    assert (suspicion.newer_id, suspicion.older_id, suspicion.folded) == (newer, older, True)
+    assert older not in found
+
+
+async def test_a_decision_is_made_once(wire: Wire) -> None:
+    (newer, older), other = await suspected(wire)
+    request = resolve_request(newer, older, note="Ada said so", request_id="r1")
+    done = await wire.memories.ResolveConflict(request)
+    assert (done.conflict.decision, done.conflict.note) == (NEWER, "Ada said so")
+    assert await wire.memories.ResolveConflict(request) == done
+    decided = await wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, decided=True))
+    assert list(decided.conflicts) == [done.conflict]
+    left = await wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED))
+    assert [(one.suspicion.newer_id, one.suspicion.older_id) for one in left.conflicts] == [other]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"newer_id": "x"}, "newer_id"),
+        ({"older_id": ""}, "older_id"),
+        ({"decision": 0}, "decision"),
+        ({"decision": 99}, "decision"),
+        ({"note": "n" * 1_001}, "note"),
+        ({"note": "a\0b"}, "note"),
+        ({"memory": ""}, "memory"),
+    ],
+)
+async def test_a_wrong_decision_is_refused(wire: Wire, given: dict[str, Any], field: str) -> None:
+    error = await refused(wire.memories.ResolveConflict(resolve_request(**given)))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+    assert field in error.message
+
+
+async def test_an_unknown_suspicion_is_not_found(wire: Wire) -> None:
+    error = await refused(wire.memories.ResolveConflict(resolve_request()))
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "FRAGMENT_NOT_FOUND")
+
+
+async def test_a_foreign_page_token_is_refused(wire: Wire) -> None:
+    error = await refused(wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, page_token="MDEyMzQ1Njc4")))
+    assert error.reason == "PAGE_TOKEN_INVALID"
