@@ -13,20 +13,14 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import codec, reads
 from memstream_server.adapters.journal.sql.schema import (
+    KEYED_TABLES,
+    NUMBERED_TABLES,
     POSITION_BITS,
-    anchors,
     conversations,
     deletions,
-    events,
-    fragments,
-    jobs,
     memories,
     messages,
-    observations,
     plans,
-    producers,
-    receipts,
-    vectors,
 )
 from memstream_server.adapters.journal.verify.conversations import check_conversation
 from memstream_server.adapters.journal.verify.fragments import check_fragments
@@ -65,7 +59,7 @@ def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], 
     try:
         with opened.engine.begin() as connection:
             check_operations(connection, report)
-            _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
+            _check_strays(connection, report, (*KEYED_TABLES, *NUMBERED_TABLES), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
         report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
@@ -103,10 +97,6 @@ def _check_store(connection: Connection, report: Report) -> Space | None:
         return None
 
 
-_KEYED = (fragments, vectors, observations, events)
-_NUMBERED = (producers, receipts, anchors, jobs)
-
-
 def _check_strays(
     connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
 ) -> None:
@@ -125,7 +115,7 @@ def _list_numbers(connection: Connection, table: Table) -> list[int]:
 
 def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
     """The memory numbers in a table: one index lookup each, however many rows a memory has."""
-    column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
+    column, shift = (table.c.memory, 0) if table in NUMBERED_TABLES else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:
         number = int(least) >> shift
