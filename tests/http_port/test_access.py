@@ -89,6 +89,44 @@ def test_public_address_needs_tls_and_keys(tmp_path: Path) -> None:
         server.start()
 
 
+async def test_client_certificate_identifies_the_caller(tmp_path: Path) -> None:
+    authority, agent = Authority(tmp_path / "tls"), "spiffe://mesh/ns/agents/joy"
+    certificate, key = authority.issue("server")
+    (policy_file := tmp_path / "policy.toml").write_text(
+        f'[[grant]]\nwho = ["uri:{agent}"]\nnamespaces = ["a"]\nverbs = ["*"]\n'
+    )
+    address = free_address()
+    settings = QUICK | {
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(key),
+        "tls_client_ca_file": str(authority.ca),
+        "access_policy_file": str(policy_file),
+    }
+    body, headers = '{"namespace": "a", "memory": "joy"}', {"content-type": "application/json"}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings) as server:
+
+        def create(name: str, *uris: str, issuer: Authority = authority) -> httpx2.Response:
+            trusted = ssl.create_default_context(cafile=str(authority.ca))
+            trusted.load_cert_chain(*issuer.issue(name, *uris))
+            return httpx2.post(f"https://{address}{CREATE}", content=body, headers=headers, verify=trusted)
+
+        assert create("joy", agent).status_code == 200
+        assert create("other", "spiffe://mesh/ns/agents/other").status_code == 403
+        assert create("nameless").status_code == 401
+        assert create("double", agent, "spiffe://mesh/ns/agents/second").status_code == 401
+        with pytest.raises(httpx2.TransportError):
+            create("forged", agent, issuer=Authority(tmp_path / "stranger"))
+        with pytest.raises(httpx2.TransportError):
+            httpx2.post(
+                f"https://{address}{CREATE}",
+                content=body,
+                headers=headers,
+                verify=ssl.create_default_context(cafile=str(authority.ca)),
+            )
+        assert server.stop() == 0
+        check_log(server)
+
+
 async def test_tls_serves_a_renewed_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "tls")
     certificate, key = authority.issue("server")

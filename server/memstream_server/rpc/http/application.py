@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PEER_URIS = "peer_uri"
+"""The key of a connection's client certificate URIs, a tuple of bytes, in the state of a request."""
+_peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -63,6 +67,7 @@ class HttpApplication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        _peer_uris.set(scope.get("state", {}).get(PEER_URIS, ()))
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
@@ -81,6 +86,11 @@ class HttpApplication:
     def _health(self) -> Asgi:
         serves = self._serves("")
         return PlainTextResponse("ok\n" if serves else "not serving\n", 200 if serves else 503)
+
+
+def peer_uris() -> tuple[bytes, ...]:
+    """URIs of the client certificate of the current request; empty without one."""
+    return _peer_uris.get()
 
 
 def host_name(host: str) -> str:

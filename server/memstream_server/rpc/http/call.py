@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Never
 
 import grpc
@@ -41,9 +41,11 @@ class HttpCall:
     prepaid = True
     """The bytes of the body are already on the caller's account."""
 
-    def __init__(self, metadata: Metadata, peer: str, remaining_s: float | None) -> None:
+    def __init__(self, metadata: Metadata, peer: str, remaining_s: float | None, uris: Sequence[bytes] = ()) -> None:
+        """`uris`: those of the client certificate."""
         self._metadata = metadata
         self._peer = peer
+        self._uris = list(uris)
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._deadline_s = None if remaining_s is None else loop.time() + remaining_s
@@ -72,8 +74,8 @@ class HttpCall:
         return self._peer
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Empty: client certificates identify callers of the gRPC port only."""
-        return {}
+        """The URIs of the client certificate, under gRPC's name."""
+        return {"peer_uri": self._uris} if self._uris else {}
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None without one."""

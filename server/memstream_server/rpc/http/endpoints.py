@@ -25,6 +25,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memstream_server.engine.errors import CapabilityMissing
 from memstream_server.rpc.calls import REQUEST_ID
+from memstream_server.rpc.http.application import peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
 from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply
 from memstream_server.rpc.http.errors import connect_error, connect_error_of
@@ -94,9 +95,8 @@ class _Admission:
         try:
             headers = metadata_of(context.request_headers.allitems())
             remaining_ms = context.timeout_ms
-            call = HttpCall(
-                headers, _peer_of_text(context.client_address), None if remaining_ms is None else remaining_ms / 1e3
-            )
+            remaining_s = None if remaining_ms is None else remaining_ms / 1e3
+            call = HttpCall(headers, _peer_of_text(context.client_address), remaining_s, peer_uris())
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
