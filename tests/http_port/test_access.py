@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 import struct
 from collections.abc import AsyncIterator
@@ -39,6 +40,18 @@ async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
         assert server.stop() == 0
         check_log(server)
         assert not any(key in server.log() for key in keys.values())
+
+
+async def test_compressed_bodies_of_one_caller_take_turns(tmp_path: Path) -> None:
+    """Each is charged as the largest body until it has arrived, so all of them must still be answered."""
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings):
+        body = gzip.compress(b'{"namespace": "a", "memory": "joy", "existOk": true}')
+        given = {"content_encoding": "gzip", "authorization": f"Bearer {keys['alice']}"}
+        calls = [asyncio.to_thread(call, address, CREATE, body, **given) for _ in range(3 * WATCHES)]
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
 async def test_body_of_an_unknown_caller_is_not_read(tmp_path: Path) -> None:

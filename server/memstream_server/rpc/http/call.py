@@ -13,7 +13,9 @@ import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
+from memstream_server.engine.errors import InvalidField
 from memstream_server.rpc.errors import STATUS_KEY
+from memstream_server.rpc.validation import quote_text
 
 _HOP_BY_HOP = frozenset(
     {
@@ -113,7 +115,7 @@ class HttpCall:
 
 
 def metadata_of(headers: Iterable[tuple[str, str]]) -> Metadata:
-    """Headers as gRPC metadata; values of names in -bin are base64. Raises ValueError for a malformed one."""
+    """Headers as gRPC metadata; values of names in -bin are base64. Raises InvalidField for a malformed one."""
     found: list[tuple[str, str | bytes]] = []
     for name, value in headers:
         if name in _HOP_BY_HOP or name.startswith((":", "connect-")):
@@ -124,7 +126,7 @@ def metadata_of(headers: Iterable[tuple[str, str]]) -> Metadata:
         try:
             found.append((name, base64.b64decode(value + "=" * (-len(value) % 4), validate=True)))
         except binascii.Error as error:
-            raise ValueError(f"the header {name} must be base64") from error
+            raise InvalidField(f"the header {quote_text(name)} must be base64") from error
     return tuple(found)
 
 

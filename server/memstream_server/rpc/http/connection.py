@@ -38,7 +38,7 @@ class _BoundedProtocol(H11Protocol):
             self._cancel_opening()
 
     def _is_waiting(self) -> bool:
-        """Whether no request is being answered. A body that goes on after its answer counts as waiting."""
+        """Whether no request is being answered. The rest of a body that was answered early counts as waiting."""
         cycle: Any = self.cycle  # None until the first head is complete
         return cycle is None or bool(cycle.response_complete)
 

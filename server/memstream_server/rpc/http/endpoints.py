@@ -35,6 +35,7 @@ from memstream_server.rpc.rpc_table import path_of
 Identify = Callable[[str, HttpCall], Awaitable[str]]
 """Path and call to the holder of the bytes of its body. Raises Unauthenticated."""
 _Context = RequestContext[Any, Any]
+_ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,12 @@ class _Admission:
         self._reader.budget.give_back(admitted.holder, admitted.held)
 
     def _body_bytes(self, context: _Context) -> int:
-        given = context.request_headers.get("content-length", "")
+        """Of the body as it arrives; of the largest one if its size is unknown, because it is compressed or chunked."""
+        headers = context.request_headers
+        given = headers.get("content-length", "")
         bound = JSON_BYTES_FACTOR * self._reader.message_bytes_max
+        if any(headers.get(name, "identity") != "identity" for name in _ENCODINGS):
+            return bound
         size = int(given) if given.isascii() and given.isdigit() and len(given) < 12 else bound
         return max(1, min(size, bound))
 
@@ -175,7 +180,7 @@ class Endpoints:
     def _receive(self, message: bytes, context: _Context) -> HttpCall:
         """The call of a request that has arrived; its account keeps the bytes of the message alone.
 
-        A body without content-length was charged as the largest one, and a watch lasts for hours.
+        A body of unknown size was charged as the largest one, and a watch lasts for hours.
         """
         admitted = self._calls[id(context)]
         surplus = admitted.held - max(1, len(message))  # an account without bytes does not exist
