@@ -23,10 +23,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all crash fuzz check generate agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## install the locked packages and memstream itself into .venv
 
@@ -60,17 +60,22 @@ crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), the
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
 
-fuzz: $(STAMP)  ## 200,000 hostile calls over all rpcs, and attacks of 10 s (FUZZ_CALLS, MEMSTREAM_FUZZ_SEED, MEMSTREAM_ATTACK_S)
-	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} MEMSTREAM_ATTACK_S=$${MEMSTREAM_ATTACK_S:-10} \
-	  $(BIN)/python -m pytest -rA -n 2 --timeout 14400 tests/rpc/test_fuzz_server.py tests/access/test_attacks.py $(PYTEST_ARGS)
+fuzz: $(STAMP)  ## 200,000 hostile calls by gRPC, 50,000 by HTTP, attacks of 10 s (FUZZ_CALLS, HTTP_FUZZ_CALLS, MEMSTREAM_FUZZ_SEED, MEMSTREAM_ATTACK_S)
+	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} MEMSTREAM_HTTP_FUZZ_CALLS=$${HTTP_FUZZ_CALLS:-50000} \
+	  MEMSTREAM_ATTACK_S=$${MEMSTREAM_ATTACK_S:-10} $(BIN)/python -m pytest -rA -n 2 --timeout 14400 \
+	  tests/rpc/test_fuzz_server.py tests/http_port/test_fuzz_http.py tests/access/test_attacks.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-generate: $(STAMP)  ## write client/memstream/v1 from protos/, and the generated pages of docs/
+generate: $(STAMP)  ## write client/memstream/v1 from protos/, the generated pages of docs/ and the golden bytes
 	$(BIN)/buf format --write protos
 	$(BIN)/python scripts/generate.py
 	$(BIN)/python -m scripts.document
+	$(BIN)/python -m tests.conformance.golden
+
+generate-clients: $(STAMP)  ## write the Go and TypeScript code of the contract, with go and node
+	$(BIN)/python -m tests.toolchains.generate
 
 site: $(SITE)/.installed  ## the documents as a site, in site/, built offline
 	$(SITE)/bin/python scripts/site.py

@@ -1,8 +1,12 @@
-"""Write docs/settings.md, policy.md, api.md, the table of errors.md and the chart's schema (`--check` compares)."""
+"""Write docs/settings.md, policy.md, api.md, export.schema.json, the table of errors.md and the chart's schema.
+
+`--check` compares instead of writing.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from enum import Enum
@@ -14,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from memstream.status import _BY_REASON
 from memstream_server.core.policy import DBGPT, DEFAULT, iterate_tunables
+from memstream_server.engine.operations.transfer.lines import build_schema
 from memstream_server.settings import ENV_PREFIX, Settings
 from scripts.chart import FILES
 from scripts.contract_page import contract_page, reasons
@@ -78,7 +83,18 @@ def errors_page() -> str:
     return head + ERRORS_TABLE + "".join(_reason_row(*each) for each in reasons())
 
 
-PAGES = {"settings.md": settings_page, "policy.md": policy_page, "api.md": contract_page, "errors.md": errors_page}
+def export_schema() -> str:
+    """The JSON Schema of a line of an export."""
+    return json.dumps(build_schema(), indent=2) + "\n"
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "policy.md": policy_page,
+    "api.md": contract_page,
+    "errors.md": errors_page,
+    "export.schema.json": export_schema,
+}
 GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
 """The text of every generated file, by path."""
 

@@ -1,7 +1,7 @@
 """Golden bytes of the contract: every message with every field set, as bytes on the wire and as protobuf JSON.
 
-Each release writes one file (`python -m tests.conformance.golden 0.1`), which never changes: messages that old clients
-send or have stored must keep their meaning. Tests require that the newest file covers the whole contract.
+Each release has one file, which never changes after it: messages that old clients send or have stored must keep their
+meaning. `make generate` writes the file of the next release, which tests require to cover the whole contract.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from memstream.v1 import (
 )
 
 GOLDEN = Path(__file__).with_name("golden")
+NEXT_RELEASE = "0.1"
+"""Raise it with the release: until then, its file follows the contract."""
 CONTRACT = [
     module.DESCRIPTOR
     for module in (
@@ -176,10 +178,11 @@ def future() -> Iterator[Entry]:
 
 
 def main() -> None:
-    """Writes the file of a release, or future.json."""
-    messages = list(future() if sys.argv[1] == "future" else entries())
-    text = json.dumps({"contract": sys.argv[1], "messages": messages}, indent=1, ensure_ascii=False)
-    (GOLDEN / f"{sys.argv[1]}.json").write_text(text + "\n", "utf-8")
+    """Writes the file of a release (without an argument: of the next one), or future.json."""
+    name = sys.argv[1] if sys.argv[1:] else NEXT_RELEASE
+    messages = list(future() if name == "future" else entries())
+    text = json.dumps({"contract": name, "messages": messages}, indent=1, ensure_ascii=False)
+    (GOLDEN / f"{name}.json").write_text(text + "\n", "utf-8")
 
 
 if __name__ == "__main__":

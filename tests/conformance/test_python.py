@@ -37,6 +37,6 @@ def test_golden_bytes_decode_to_their_meaning(file: Path, capsys: pytest.Capture
 
 
 def test_newest_golden_bytes_cover_the_contract() -> None:
-    """If this fails after a contract change, run `python -m tests.conformance.golden VERSION` for the next release."""
+    """If this fails after a contract change, run `make generate`."""
     newest = json.loads(max(RELEASES, key=lambda file: [int(part) for part in file.stem.split(".")]).read_text("utf-8"))
     assert newest["messages"] == list(golden.entries())

@@ -12,7 +12,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, RecallPolicy
-from memstream_server.core.ranking import Stage
+from memstream_server.core.ranking import FORMULA, Stage
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
@@ -46,7 +46,7 @@ async def test_reranker_reorders_the_best_and_explains_its_part(tmp_path: Path) 
     async with opened(tmp_path, reranker) as engine:
         answer = await ask(engine, limit=2, near_misses=2)
     assert contents(answer) == ["Rain on the roof", "Coffee before tea"], "the limit counts after reranking"
-    assert (answer.formula, answer.degraded) == ("absolute/3+rerank/1", "")
+    assert (answer.formula, answer.degraded) == (f"{FORMULA}+rerank/1", "")
     assert "rerank" in answer.timings_s
     best = answer.recollections[0].scored
     assert (best.parts[-1].name, best.parts[-1].weight) == ("rerank", 1.0)
@@ -87,7 +87,7 @@ async def test_failing_reranker_keeps_the_order_and_degrades(tmp_path: Path, lat
         healed = await ask(engine, limit=3)
     assert contents(answer) == contents(plain)
     assert why in answer.degraded
-    assert (answer.formula, plain.formula, plain.degraded) == ("absolute/3", "absolute/3", "")
+    assert (answer.formula, plain.formula, plain.degraded) == (FORMULA, FORMULA, "")
     assert contents(healed)[0] == "Rain on the roof"
 
 

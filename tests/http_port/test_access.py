@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 import struct
 from collections.abc import AsyncIterator
@@ -39,6 +40,18 @@ async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
         assert server.stop() == 0
         check_log(server)
         assert not any(key in server.log() for key in keys.values())
+
+
+async def test_compressed_bodies_of_one_caller_take_turns(tmp_path: Path) -> None:
+    """Each is charged as the largest body until it has arrived, so all of them must still be answered."""
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings):
+        body = gzip.compress(b'{"namespace": "a", "memory": "joy", "existOk": true}')
+        given = {"content_encoding": "gzip", "authorization": f"Bearer {keys['alice']}"}
+        calls = [asyncio.to_thread(call, address, CREATE, body, **given) for _ in range(3 * WATCHES)]
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200}
 
 
 async def test_body_of_an_unknown_caller_is_not_read(tmp_path: Path) -> None:
@@ -87,6 +100,44 @@ def test_public_address_needs_tls_and_keys(tmp_path: Path) -> None:
         AssertionError, match=r"http_listen is 0\.0\.0\.0:0, beyond loopback, without TLS and authentication"
     ):
         server.start()
+
+
+async def test_client_certificate_identifies_the_caller(tmp_path: Path) -> None:
+    authority, agent = Authority(tmp_path / "tls"), "spiffe://mesh/ns/agents/joy"
+    certificate, key = authority.issue("server")
+    (policy_file := tmp_path / "policy.toml").write_text(
+        f'[[grant]]\nwho = ["uri:{agent}"]\nnamespaces = ["a"]\nverbs = ["*"]\n'
+    )
+    address = free_address()
+    settings = QUICK | {
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(key),
+        "tls_client_ca_file": str(authority.ca),
+        "access_policy_file": str(policy_file),
+    }
+    body, headers = '{"namespace": "a", "memory": "joy"}', {"content-type": "application/json"}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings) as server:
+
+        def create(name: str, *uris: str, issuer: Authority = authority) -> httpx2.Response:
+            trusted = ssl.create_default_context(cafile=str(authority.ca))
+            trusted.load_cert_chain(*issuer.issue(name, *uris))
+            return httpx2.post(f"https://{address}{CREATE}", content=body, headers=headers, verify=trusted)
+
+        assert create("joy", agent).status_code == 200
+        assert create("other", "spiffe://mesh/ns/agents/other").status_code == 403
+        assert create("nameless").status_code == 401
+        assert create("double", agent, "spiffe://mesh/ns/agents/second").status_code == 401
+        with pytest.raises(httpx2.TransportError):
+            create("forged", agent, issuer=Authority(tmp_path / "stranger"))
+        with pytest.raises(httpx2.TransportError):
+            httpx2.post(
+                f"https://{address}{CREATE}",
+                content=body,
+                headers=headers,
+                verify=ssl.create_default_context(cafile=str(authority.ca)),
+            )
+        assert server.stop() == 0
+        check_log(server)
 
 
 async def test_tls_serves_a_renewed_certificate(tmp_path: Path) -> None:

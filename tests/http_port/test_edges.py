@@ -87,6 +87,23 @@ def test_client_streams_point_to_grpc(method: str, http_server: Server) -> None:
     assert "gRPC" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("user-agent", b"caf\xe9", 400),
+        ("anything-bin", b"!!", 400),
+        ("content-type", b"application/grpc", 415),
+        ("content-type", b"application/grpc+proto", 415),
+    ],
+)
+def test_header_that_cannot_be_used_is_explained(name: str, value: bytes, status: int, http_server: Server) -> None:
+    headers = {b"content-type": b"application/json"} | {name.encode(): value}
+    answer = httpx2.post(f"http://{http_server[1]}{INFO}", content="{}", headers=list(headers.items()), timeout=30)
+    assert answer.status_code == status
+    assert answer.json()["code"] == ("invalid_argument" if status == 400 else "unimplemented")
+    assert answer.json()["message"].isprintable()
+
+
 def test_unknown_path_and_method_are_http_errors(http_server: Server) -> None:
     assert call(http_server[1], "/memstream.v1.StreamService/Nothing").status_code == 404
     assert httpx2.get(f"http://{http_server[1]}{INFO}").status_code == 405

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.adapters.models.hashing import DIMENSION, MODEL, HashingEmbedder
+from memstream_server.adapters.models.words import STOP_WORDS
 
 EMBEDDER = HashingEmbedder()
 
@@ -66,3 +69,18 @@ async def test_many_texts_pass_in_batches() -> None:
 
 def test_the_space_weighs_itself_low() -> None:
     assert (MODEL.dense_weight, MODEL.lexical_weight, MODEL.context_weight) == (0.05, 0.34, 0.61)
+
+
+def test_vectors_of_a_space_never_change() -> None:
+    """Vectors are stored. If this fails, restore the vectors, or raise the number in the name `hashing-1`."""
+    texts = [
+        "Perhaps the children were running 3 miles, and didn't stop.",
+        "The Wi-Fi of iPhone15 is named getUserName",
+        " ".join(sorted(STOP_WORDS["english"])),
+        "perhaps maybe also really just however",
+        "Bob trinkt grünen Tee in Zürich; Ha Noi, Hà Nội",
+        "我喜欢绿茶。 안녕하세요 สวัสดี",
+    ]
+    rounded = np.rint(EMBEDDER.vectors(texts) * 1_000).astype(np.int16)
+    assert MODEL.name == "hashing-1"
+    assert sha256(rounded.tobytes()).hexdigest() == "6eb4b2dc6dbdf6c128b37d6c3fe550c6e781bdaadc3071925e4dcfd3c4ad58eb"

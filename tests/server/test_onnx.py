@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import memstream
+from memstream_server.core.ranking import FORMULA
 from memstream_server.diagnosis.outside import check_embedding_model
 from memstream_server.settings import EmbeddingKind, Settings
 from tests.server.conftest import MakeServer, restarted, started, stopped
@@ -81,7 +82,7 @@ async def test_a_server_reranks_by_itself(make_server: MakeServer, tmp_path: Pat
         assert not answer.degraded
         for found in answer:
             assert found.explanation is not None
-            assert found.explanation.formula == "absolute/3+rerank/1"
+            assert found.explanation.formula == f"{FORMULA}+rerank/1"
             assert found.explanation.parts[-1].name == "rerank"
             assert found.score == pytest.approx(sum(part.contribution for part in found.explanation.parts))
     assert await stopped(server) == 0

@@ -221,10 +221,6 @@ def test_missing_policy_fields_take_the_profiles_default(profile: Policy) -> Non
     assert lines.policy_of(found.policy) == replace(policy, recall=replace(policy.recall, fold=profile.recall.fold))
 
 
-def test_the_shipped_schema_matches_the_code() -> None:
-    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == lines.build_schema()
-
-
 def test_the_schema_accepts_good_lines_and_rejects_bad_ones() -> None:
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
     validator.check_schema(validator.schema)

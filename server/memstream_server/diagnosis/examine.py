@@ -68,8 +68,7 @@ def _check_journal(settings: Settings, data_dir: Path, holder: str) -> Iterator[
             space = read_space(opened)
             yield from check_content(opened)
             yield from check_embedding_model(settings, space)
-            if not settings.milvus_uri:
-                yield from check_index(data_dir, holder, space, has_long_term_fragments(opened))
+            yield from check_index(settings, holder, space, has_long_term_fragments(opened))
 
 
 def _missing_journal(data_dir: Path) -> Finding:
@@ -91,7 +90,6 @@ def _check_database(settings: Settings) -> Iterator[Finding]:
             yield from check_content(opened)
             space = read_space(opened)
             yield from check_embedding_model(settings, space)
-            if not settings.milvus_uri and settings.data_dir.is_dir():
-                yield from check_index(settings.data_dir, opened.in_use, space, has_long_term_fragments(opened))
+            yield from check_index(settings, opened.in_use, space, has_long_term_fragments(opened))
     except Unreadable as error:
         yield problem("database", str(error), "correct journal_url, or start the database")

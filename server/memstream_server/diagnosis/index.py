@@ -12,13 +12,17 @@ from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.diagnosis.findings import Finding, fine, note
 from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.spaces import Space
+from memstream_server.settings import Settings
 
 _REBUILT = "nothing to do: the next start fills it again from the journal; recall answers meanwhile"
 
 
-def check_index(data_dir: Path, holder: str, space: Space | None, has_rows: bool) -> Iterator[Finding]:
-    """Findings on the embedded index of a directory. has_rows: whether the journal has rows for it."""
+def check_index(settings: Settings, holder: str, space: Space | None, has_rows: bool) -> Iterator[Finding]:
+    """Findings on the index of the settings, if its files are ours. has_rows: whether the journal has rows for it."""
+    data_dir = settings.data_dir
     folder = data_dir / INDEX_FOLDER
+    if settings.milvus_uri or not data_dir.is_dir():
+        return
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")
         return

@@ -7,7 +7,8 @@
 | errors | statuses as errors of Connect |
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | application | the ASGI application: hosts, origins, headers, health |
-| listener | the socket: TLS, timeouts, start and graceful stop |
+| connection | how long a connection may wait, and its client certificate |
+| listener | the socket: TLS, start and graceful stop |
 | port | what this port shares with the gRPC server |
 | opening | from the settings to a listening port |
 """

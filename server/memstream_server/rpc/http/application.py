@@ -4,12 +4,15 @@ Rule 1. A request must name a host of ours (`http_hosts`, the loopback names, th
 a page that rebinds its DNS name to this address names its own host.
 Rule 2. A request from a page (it has an Origin) must come from the same host, or from `http_cors_origins`.
 Rule 3. The body of a request must arrive within `opening_max_s`.
+Rule 4. Headers are UTF-8, which ConnectRPC decodes without a check, and gRPC itself needs HTTP/2 and its own port.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +25,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+PEER_URIS = "peer_uri"
+"""The key of a connection's client certificate URIs, a tuple of bytes, in the state of a request."""
+_peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_GRPC = re.compile(rb"application/grpc(?!-web)", re.IGNORECASE)
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -63,11 +70,16 @@ class HttpApplication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        _peer_uris.set(scope.get("state", {}).get(PEER_URIS, ()))
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
         respond: Asgi = self._rpcs
-        if host_name(host) not in self._settings.hosts:
+        if not all(map(_is_text, headers.values())):
+            respond = _error(400, "invalid_argument", "a header is not UTF-8")
+        elif _GRPC.match(headers.get(b"content-type", b"")):
+            respond = _error(415, "unimplemented", "gRPC needs the gRPC port; this one takes Connect and gRPC-Web")
+        elif host_name(host) not in self._settings.hosts:
             respond = _error(403, "permission_denied", "the request names a host that is not in http_hosts")
         elif scope["path"] == "/healthz":
             respond = self._health()
@@ -83,6 +95,11 @@ class HttpApplication:
         return PlainTextResponse("ok\n" if serves else "not serving\n", 200 if serves else 503)
 
 
+def peer_uris() -> tuple[bytes, ...]:
+    """URIs of the client certificate of the current request; empty without one."""
+    return _peer_uris.get()
+
+
 def host_name(host: str) -> str:
     """The name of a Host header, in lower case, without port and brackets; empty if malformed."""
     try:
@@ -94,6 +111,14 @@ def host_name(host: str) -> str:
 def allowed_hosts(listen_host: str, given: Sequence[str]) -> frozenset[str]:
     """The hosts that requests may name."""
     return frozenset({*LOOPBACK_HOSTS, listen_host.lower(), *(each.lower() for each in given)})
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _error(status: int, code: str, message: str) -> Asgi:

@@ -6,14 +6,16 @@ import asyncio
 import base64
 import binascii
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Never
 
 import grpc
 import grpc.aio
 from google.rpc import status_pb2
 
+from memstream_server.engine.errors import InvalidField
 from memstream_server.rpc.errors import STATUS_KEY
+from memstream_server.rpc.validation import quote_text
 
 _HOP_BY_HOP = frozenset(
     {
@@ -41,9 +43,11 @@ class HttpCall:
     prepaid = True
     """The bytes of the body are already on the caller's account."""
 
-    def __init__(self, metadata: Metadata, peer: str, remaining_s: float | None) -> None:
+    def __init__(self, metadata: Metadata, peer: str, remaining_s: float | None, uris: Sequence[bytes] = ()) -> None:
+        """`uris`: those of the client certificate."""
         self._metadata = metadata
         self._peer = peer
+        self._uris = list(uris)
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._deadline_s = None if remaining_s is None else loop.time() + remaining_s
@@ -72,8 +76,8 @@ class HttpCall:
         return self._peer
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Empty: client certificates identify callers of the gRPC port only."""
-        return {}
+        """The URIs of the client certificate, under gRPC's name."""
+        return {"peer_uri": self._uris} if self._uris else {}
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None without one."""
@@ -111,7 +115,7 @@ class HttpCall:
 
 
 def metadata_of(headers: Iterable[tuple[str, str]]) -> Metadata:
-    """Headers as gRPC metadata; values of names in -bin are base64. Raises ValueError for a malformed one."""
+    """Headers as gRPC metadata; values of names in -bin are base64. Raises InvalidField for a malformed one."""
     found: list[tuple[str, str | bytes]] = []
     for name, value in headers:
         if name in _HOP_BY_HOP or name.startswith((":", "connect-")):
@@ -122,7 +126,7 @@ def metadata_of(headers: Iterable[tuple[str, str]]) -> Metadata:
         try:
             found.append((name, base64.b64decode(value + "=" * (-len(value) % 4), validate=True)))
         except binascii.Error as error:
-            raise ValueError(f"the header {name} must be base64") from error
+            raise InvalidField(f"the header {quote_text(name)} must be base64") from error
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memstream_server.engine.errors import CapabilityMissing
 from memstream_server.rpc.calls import REQUEST_ID
+from memstream_server.rpc.http.application import peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
 from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply
 from memstream_server.rpc.http.errors import connect_error, connect_error_of
@@ -34,6 +35,7 @@ from memstream_server.rpc.rpc_table import path_of
 Identify = Callable[[str, HttpCall], Awaitable[str]]
 """Path and call to the holder of the bytes of its body. Raises Unauthenticated."""
 _Context = RequestContext[Any, Any]
+_ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,8 @@ class _Admission:
         try:
             headers = metadata_of(context.request_headers.allitems())
             remaining_ms = context.timeout_ms
-            call = HttpCall(
-                headers, _peer_of_text(context.client_address), None if remaining_ms is None else remaining_ms / 1e3
-            )
+            remaining_s = None if remaining_ms is None else remaining_ms / 1e3
+            call = HttpCall(headers, _peer_of_text(context.client_address), remaining_s, peer_uris())
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
@@ -111,8 +112,12 @@ class _Admission:
         self._reader.budget.give_back(admitted.holder, admitted.held)
 
     def _body_bytes(self, context: _Context) -> int:
-        given = context.request_headers.get("content-length", "")
+        """Of the body as it arrives; of the largest one if its size is unknown, because it is compressed or chunked."""
+        headers = context.request_headers
+        given = headers.get("content-length", "")
         bound = JSON_BYTES_FACTOR * self._reader.message_bytes_max
+        if any(headers.get(name, "identity") != "identity" for name in _ENCODINGS):
+            return bound
         size = int(given) if given.isascii() and given.isdigit() and len(given) < 12 else bound
         return max(1, min(size, bound))
 
@@ -175,7 +180,7 @@ class Endpoints:
     def _receive(self, message: bytes, context: _Context) -> HttpCall:
         """The call of a request that has arrived; its account keeps the bytes of the message alone.
 
-        A body without content-length was charged as the largest one, and a watch lasts for hours.
+        A body of unknown size was charged as the largest one, and a watch lasts for hours.
         """
         admitted = self._calls[id(context)]
         surplus = admitted.held - max(1, len(message))  # an account without bytes does not exist

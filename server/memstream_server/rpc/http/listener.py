@@ -1,7 +1,6 @@
 """The socket of the HTTP port: uvicorn in the server's event loop.
 
-Rule 1. A connection that sends no complete head of a request within `opening_max_s` is closed.
-Rule 2. At the end open requests may finish within the grace period; the interceptors refuse new ones.
+At the end open requests may finish within the grace period; the interceptors refuse new ones.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memstream_server.rpc.http.application import Asgi
+from memstream_server.rpc.http.connection import protocol_class
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +51,7 @@ class HttpListener:
         certificate, key, client_ca = self._tls or (None, None, None)
         config = uvicorn.Config(
             self._application,
-            http=_protocol_class(self._opening_max_s),
+            http=protocol_class(self._opening_max_s),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -97,17 +95,20 @@ class HttpListener:
 
     def _read_tls(self) -> tuple[bytes, ...]:
         assert self._tls is not None
-        return tuple(path.read_bytes() for path in self._tls[:2])
+        return tuple(path.read_bytes() for path in self._tls if path is not None)
 
     async def _reload_tls(self, context: ssl.SSLContext) -> None:
-        """Loads a renewed certificate; an invalid one leaves the last valid one in force."""
+        """Loads renewed files; invalid ones leave the last valid ones in force. A new client CA is valid too."""
         assert self._tls is not None
+        client_ca = self._tls[2]
         while True:
             await asyncio.sleep(_TLS_POLL_INTERVAL_S)
             try:
                 files = await asyncio.to_thread(self._read_tls)
                 if files != self._loaded:
                     context.load_cert_chain(*self._tls[:2])
+                    if client_ca is not None:
+                        context.load_verify_locations(client_ca)
                     self._loaded = files
                     log.info("tls_files_reloaded", port="http")
             except (OSError, ssl.SSLError) as error:
@@ -122,32 +123,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol_class(opening_max_s: float) -> Any:
-    class BoundedProtocol(H11Protocol):
-        """Closes a connection whose first request head does not arrive in time."""
-
-        _opening: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._opening = self.loop.call_later(opening_max_s, self._close_if_silent)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._opening is not None:
-                self._opening.cancel()
-            super().connection_lost(exc)
-
-        def _close_if_silent(self) -> None:
-            cycle: object = self.cycle  # None until the first head is complete
-            if cycle is None:
-                self.transport.close()
-
-    return BoundedProtocol
-
-
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets with this protocol; without it every answer waits 40 ms for an ACK.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))

@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal.sql import schema
 from memstream_server.ports.journal.errors import Unreadable
 
-HEAD = "0008"
-"""The newest revision in migrations/versions."""
 SCRIPTS = Path(__file__).parent.parent / "migrations"
+HEAD = max(file.name[1:5] for file in (SCRIPTS / "versions").glob("r*.py"))
+"""The newest revision in migrations/versions: r0008_NAME.py has the revision 0008."""
 _VERSION = (  # the same statement as Alembic's
     "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
     "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"

@@ -228,6 +228,12 @@ jobs = Table(
 )
 
 
+KEYED_TABLES = (vectors, observations, events, fragments)
+"""Tables with rows of a memory, by `key`."""
+NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts)
+"""Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""
+
+
 def row_key(number: int, position: int) -> int:
     """The primary key of a memory's `position`. Raises ValueError if it is out of range."""
     if not 0 <= position < 1 << POSITION_BITS:

@@ -26,12 +26,11 @@ from memstream_server.adapters.journal.sql import bulk, codec
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
 from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
-    anchors,
-    conflicts,
+    KEYED_TABLES,
+    NUMBERED_TABLES,
     deletions,
     events,
     fragments,
-    jobs,
     key_range,
     memories,
     meta,
@@ -40,7 +39,6 @@ from memstream_server.adapters.journal.sql.schema import (
     producers,
     receipts,
     row_key,
-    vectors,
 )
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
@@ -85,9 +83,9 @@ _CUTS_AND_DELETIONS = tuple(
         select(t.c.key).where(t.c.key.between(_low, _high)).order_by(t.c.key).offset(SLICE_ROWS).limit(1),
         delete(t).where(t.c.key.between(_low, _high)),
     )
-    for t in (vectors, observations, events, fragments)
+    for t in KEYED_TABLES
 )
-_BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs, conflicts))
+_BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in NUMBERED_TABLES)
 _DELETED = (
     select(deletions.c.number, deletions.c.uid)
     .order_by(deletions.c.number)

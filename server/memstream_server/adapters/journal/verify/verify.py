@@ -13,21 +13,14 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import codec, reads
 from memstream_server.adapters.journal.sql.schema import (
+    KEYED_TABLES,
+    NUMBERED_TABLES,
     POSITION_BITS,
-    anchors,
-    conflicts,
     conversations,
     deletions,
-    events,
-    fragments,
-    jobs,
     memories,
     messages,
-    observations,
     plans,
-    producers,
-    receipts,
-    vectors,
 )
 from memstream_server.adapters.journal.verify.conflicts import check_conflicts
 from memstream_server.adapters.journal.verify.conversations import check_conversation
@@ -67,7 +60,7 @@ def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], 
     try:
         with opened.engine.begin() as connection:
             check_operations(connection, report)
-            _check_strays(connection, report, (*_KEYED, *_NUMBERED), (memories, deletions), "memory")
+            _check_strays(connection, report, (*KEYED_TABLES, *NUMBERED_TABLES), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
     except DBAPIError as error:
         report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
@@ -106,10 +99,6 @@ def _check_store(connection: Connection, report: Report) -> Space | None:
         return None
 
 
-_KEYED = (fragments, vectors, observations, events)
-_NUMBERED = (producers, receipts, anchors, jobs, conflicts)
-
-
 def _check_strays(
     connection: Connection, report: Report, tables: tuple[Table, ...], owners: tuple[Table, ...], what: str
 ) -> None:
@@ -128,7 +117,7 @@ def _list_numbers(connection: Connection, table: Table) -> list[int]:
 
 def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
     """The memory numbers in a table: one index lookup each, however many rows a memory has."""
-    column, shift = (table.c.memory, 0) if table in _NUMBERED else (table.c.key, POSITION_BITS)
+    column, shift = (table.c.memory, 0) if table in NUMBERED_TABLES else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:
         number = int(least) >> shift

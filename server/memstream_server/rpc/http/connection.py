@@ -1,0 +1,67 @@
+"""One connection of the HTTP port: how long it may wait, and its client certificate.
+
+Rule 1. A new connection is closed if it sends no complete head of a request within `opening_max_s`. A connection that
+is kept alive has as long from its first byte after an answer, and 75 s (listener.py) until that byte.
+Rule 2. The URIs of a client certificate are in the state of every request of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from memstream_server.rpc.http.application import PEER_URIS
+
+
+class _BoundedProtocol(H11Protocol):
+    opening_max_s = 0.0
+    _opening: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+        if (tls := transport.get_extra_info("ssl_object")) is not None:
+            self.app_state = {**self.app_state, PEER_URIS: _certificate_uris(tls.getpeercert() or {})}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_opening()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_waiting():
+            self._expect_head()
+        else:
+            self._cancel_opening()
+
+    def _is_waiting(self) -> bool:
+        """Whether no request is being answered. The rest of a body that was answered early counts as waiting."""
+        cycle: Any = self.cycle  # None until the first head is complete
+        return cycle is None or bool(cycle.response_complete)
+
+    def _expect_head(self) -> None:
+        if self._opening is None:
+            self._opening = self.loop.call_later(self.opening_max_s, self._close_if_waiting)
+
+    def _cancel_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+
+    def _close_if_waiting(self) -> None:
+        self._opening = None
+        if self._is_waiting():
+            self.transport.close()
+
+
+def protocol_class(opening_max_s: float) -> type[H11Protocol]:
+    """The protocol of every connection."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"opening_max_s": opening_max_s})
+
+
+def _certificate_uris(certificate: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """The URIs of a verified certificate, as gRPC's auth_context has them."""
+    return tuple(value.encode() for kind, value in certificate.get("subjectAltName", ()) if kind == "URI")

@@ -1,0 +1,101 @@
+"""The listener in this process: how long a connection may wait, and how its answers leave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from memstream_server.rpc.http.application import Receive, Scope, Send
+from memstream_server.rpc.http.listener import HttpListener
+
+HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
+REQUEST = HEAD + b"content-length: 0\r\n\r\n"
+ANSWER_END = b"\r\n\r\nok"
+OPENING_MAX_S = 0.3
+
+
+async def answer_at_once(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """An application that does not read the body."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def connected(
+    opening_max_s: float = OPENING_MAX_S,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A client of a new listener."""
+    listener = HttpListener(answer_at_once, opening_max_s=opening_max_s, connections_max=10)
+    host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await listener.stop(0)
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
+    """Sends a byte now and then until the server closes; returns what it said."""
+    read = asyncio.create_task(reader.read())
+    for place in range(len(data)):
+        if (await asyncio.wait({read}, timeout=OPENING_MAX_S / 4))[0]:
+            break
+        writer.write(data[place : place + 1])
+    return await read
+
+
+async def test_slow_second_head_is_bounded() -> None:
+    async with asyncio.timeout(30), connected() as (reader, writer):
+        writer.write(REQUEST)
+        await reader.readuntil(ANSWER_END)
+        assert await drip(reader, writer, HEAD + b"x: y\r\n" * 100) == b""
+
+
+async def test_slow_body_of_an_answered_call_is_bounded() -> None:
+    async with asyncio.timeout(30), connected() as (reader, writer):
+        writer.write(HEAD + b"content-length: 1000\r\n\r\n")
+        await reader.readuntil(ANSWER_END)
+        assert await drip(reader, writer, b"x" * 999) == b""
+
+
+async def test_quiet_connection_outlives_the_bound_of_a_head() -> None:
+    async with asyncio.timeout(30), connected() as (reader, writer):
+        for _ in range(2):
+            writer.write(REQUEST)
+            await reader.readuntil(ANSWER_END)
+            await asyncio.sleep(2 * OPENING_MAX_S)
+        assert not reader.at_eof()
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with asyncio.timeout(30), connected(opening_max_s=30) as (reader, writer):
+        writer.write(REQUEST * 20 + HEAD)
+        for _ in range(20):
+            await reader.readuntil(ANSWER_END)
+        writer.write(b"content-length: 0\r\n\r\n")
+        await reader.readuntil(ANSWER_END)
+
+
+async def test_answers_do_not_wait_for_an_acknowledgement() -> None:
+    """asyncio sets TCP_NODELAY on the sockets of some listeners only."""
+    seen: list[int] = []
+
+    async def read_option(_scope: Scope, _receive: Receive, send: Send) -> None:
+        for connection in server.server_state.connections:
+            used: socket.socket = connection.transport.get_extra_info("socket")
+            seen.append(used.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        await answer_at_once(_scope, _receive, send)
+
+    listener = HttpListener(read_option, opening_max_s=30, connections_max=10)
+    host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
+    server = listener._server
+    assert server is not None
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(REQUEST)
+    await reader.readuntil(ANSWER_END)
+    writer.close()
+    await listener.stop(0)
+    assert seen == [1]
