@@ -691,6 +691,8 @@ class RecallQuery(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
+    TIME_ZONE_FIELD_NUMBER: _builtins.int
+    INTERPRET_TIME_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -728,6 +730,15 @@ class RecallQuery(_message.Message):
     """Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy."""
     weak_below: _builtins.float
     """Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy."""
+    time_zone: _builtins.str
+    """The time zone in which days begin for phrases such as "yesterday", by its IANA name, for instance "Europe/Berlin".
+    Empty: UTC. An unknown name is INVALID_ARGUMENT.
+    """
+    interpret_time: _builtins.bool
+    """Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
+    that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
+    ranking.
+    """
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -738,7 +749,7 @@ class RecallQuery(_message.Message):
 
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
-        """The time that recency counts from. Unset: the server's clock."""
+        """The time that recency counts from, and that a phrase such as "last week" refers to. Unset: the server's clock."""
 
     @_builtins.property
     def weights(self) -> Global___RecallWeights:
@@ -778,13 +789,17 @@ class RecallQuery(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
+        time_zone: _builtins.str = ...,
+        interpret_time: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
+    _WhichOneofReturnType__interpret_time: _TypeAlias = _typing.Literal["interpret_time"]  # noqa: Y015
+    _WhichOneofArgType__interpret_time: _TypeAlias = _typing.Literal["_interpret_time", b"_interpret_time"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
@@ -797,6 +812,8 @@ class RecallQuery(_message.Message):
     _WhichOneofArgType_observation: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interpret_time) -> _WhichOneofReturnType__interpret_time | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
@@ -1095,7 +1112,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/3"."""
+    """Version of the formula, for instance "absolute/4"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1146,8 +1163,8 @@ class ScorePart(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
-    scored it. A later server may add parts.
+    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
+    interpreted, and "rerank" if a reranker scored it. A later server may add parts.
     """
     value: _builtins.float
     """Its value before weighting."""
@@ -1254,6 +1271,7 @@ class RecallDone(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKING_IDS_FIELD_NUMBER: _builtins.int
     WEAK_FIELD_NUMBER: _builtins.int
+    INTERPRETED_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1286,6 +1304,12 @@ class RecallDone(_message.Message):
         retracted.
         """
 
+    @_builtins.property
+    def interpreted(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterpretedTime]:
+        """The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
+        or if nothing was interpreted.
+        """
+
     def __init__(
         self,
         *,
@@ -1300,14 +1324,44 @@ class RecallDone(_message.Message):
         tokens: _builtins.int = ...,
         ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
         weak: _builtins.bool = ...,
+        interpreted: _abc.Iterable[Global___InterpretedTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecallDone: _TypeAlias = RecallDone  # noqa: Y015
+
+@_typing.final
+class InterpretedTime(_message.Message):
+    """A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHRASE_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    phrase: _builtins.str
+    """The words, as the query has them."""
+    @_builtins.property
+    def to(self) -> _timestamp_pb2.Timestamp:
+        """The end. Unset: none ("since May")."""
+
+    def __init__(
+        self,
+        *,
+        phrase: _builtins.str = ...,
+        to: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "phrase", b"phrase", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterpretedTime: _TypeAlias = InterpretedTime  # noqa: Y015
 
 @_typing.final
 class RecallFailed(_message.Message):

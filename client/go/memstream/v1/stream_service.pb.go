@@ -1414,7 +1414,7 @@ type RecallQuery struct {
 	Observation isRecallQuery_Observation `protobuf_oneof:"observation"`
 	// The client's own embedding of the query.
 	Embedding []float32 `protobuf:"fixed32,4,rep,packed,name=embedding,proto3" json:"embedding,omitempty"`
-	// The time that recency counts from. Unset: the server's clock.
+	// The time that recency counts from, and that a phrase such as "last week" refers to. Unset: the server's clock.
 	Now *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=now,proto3" json:"now,omitempty"`
 	// Number of recollections, 1 to `Limits.recall_limit_max`. Unset: by policy.
 	Limit *int32 `protobuf:"varint,6,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
@@ -1452,7 +1452,14 @@ type RecallQuery struct {
 	// Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy.
 	Fold *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	// Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy.
-	WeakBelow     *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	WeakBelow *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	// The time zone in which days begin for phrases such as "yesterday", by its IANA name, for instance "Europe/Berlin".
+	// Empty: UTC. An unknown name is INVALID_ARGUMENT.
+	TimeZone string `protobuf:"bytes,26,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
+	// that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
+	// ranking.
+	InterpretTime *bool `protobuf:"varint,27,opt,name=interpret_time,json=interpretTime,proto3,oneof" json:"interpret_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1629,6 +1636,20 @@ func (x *RecallQuery) GetWeakBelow() float64 {
 		return *x.WeakBelow
 	}
 	return 0
+}
+
+func (x *RecallQuery) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
+}
+
+func (x *RecallQuery) GetInterpretTime() bool {
+	if x != nil && x.InterpretTime != nil {
+		return *x.InterpretTime
+	}
+	return false
 }
 
 type isRecallQuery_Observation interface {
@@ -2208,7 +2229,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute/3".
+	// Version of the formula, for instance "absolute/4".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2261,8 +2282,8 @@ func (x *Explanation) GetFormula() string {
 // One part of a score.
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
-	// scored it. A later server may add parts.
+	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
+	// interpreted, and "rerank" if a reranker scored it. A later server may add parts.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -2440,7 +2461,10 @@ type RecallDone struct {
 	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
 	// Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
 	// returned all the same.
-	Weak          bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	// The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
+	// or if nothing was interpreted.
+	Interpreted   []*InterpretedTime `protobuf:"bytes,13,rep,name=interpreted,proto3" json:"interpreted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2552,6 +2576,77 @@ func (x *RecallDone) GetWeak() bool {
 	return false
 }
 
+func (x *RecallDone) GetInterpreted() []*InterpretedTime {
+	if x != nil {
+		return x.Interpreted
+	}
+	return nil
+}
+
+// A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
+type InterpretedTime struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The words, as the query has them.
+	Phrase string `protobuf:"bytes,1,opt,name=phrase,proto3" json:"phrase,omitempty"`
+	// The first moment. Unset: no beginning ("before Christmas").
+	From *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// The end. Unset: none ("since May").
+	To            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterpretedTime) Reset() {
+	*x = InterpretedTime{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterpretedTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterpretedTime) ProtoMessage() {}
+
+func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterpretedTime.ProtoReflect.Descriptor instead.
+func (*InterpretedTime) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *InterpretedTime) GetPhrase() string {
+	if x != nil {
+		return x.Phrase
+	}
+	return ""
+}
+
+func (x *InterpretedTime) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *InterpretedTime) GetTo() *timestamppb.Timestamp {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
 // A query failed.
 type RecallFailed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2565,7 +2660,7 @@ type RecallFailed struct {
 
 func (x *RecallFailed) Reset() {
 	*x = RecallFailed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2672,7 @@ func (x *RecallFailed) String() string {
 func (*RecallFailed) ProtoMessage() {}
 
 func (x *RecallFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2685,7 @@ func (x *RecallFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallFailed.ProtoReflect.Descriptor instead.
 func (*RecallFailed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RecallFailed) GetQueryId() string {
@@ -2620,7 +2715,7 @@ type Retracted struct {
 
 func (x *Retracted) Reset() {
 	*x = Retracted{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2632,7 +2727,7 @@ func (x *Retracted) String() string {
 func (*Retracted) ProtoMessage() {}
 
 func (x *Retracted) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2645,7 +2740,7 @@ func (x *Retracted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retracted.ProtoReflect.Descriptor instead.
 func (*Retracted) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Retracted) GetQueryId() string {
@@ -2683,7 +2778,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2790,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2803,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WatchRequest) GetNamespace() string {
@@ -2770,7 +2865,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2877,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2890,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -2870,7 +2965,7 @@ type WatchEvents struct {
 
 func (x *WatchEvents) Reset() {
 	*x = WatchEvents{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2977,7 @@ func (x *WatchEvents) String() string {
 func (*WatchEvents) ProtoMessage() {}
 
 func (x *WatchEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2990,7 @@ func (x *WatchEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvents.ProtoReflect.Descriptor instead.
 func (*WatchEvents) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchEvents) GetEvents() []*Event {
@@ -2925,7 +3020,7 @@ type WatchProgress struct {
 
 func (x *WatchProgress) Reset() {
 	*x = WatchProgress{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3032,7 @@ func (x *WatchProgress) String() string {
 func (*WatchProgress) ProtoMessage() {}
 
 func (x *WatchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3045,7 @@ func (x *WatchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchProgress.ProtoReflect.Descriptor instead.
 func (*WatchProgress) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchProgress) GetCursor() *Cursor {
@@ -2993,7 +3088,7 @@ type ObserveBatchRequest struct {
 
 func (x *ObserveBatchRequest) Reset() {
 	*x = ObserveBatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3100,7 @@ func (x *ObserveBatchRequest) String() string {
 func (*ObserveBatchRequest) ProtoMessage() {}
 
 func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3113,7 @@ func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchRequest.ProtoReflect.Descriptor instead.
 func (*ObserveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ObserveBatchRequest) GetNamespace() string {
@@ -3088,7 +3183,7 @@ type ObserveBatchResponse struct {
 
 func (x *ObserveBatchResponse) Reset() {
 	*x = ObserveBatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3195,7 @@ func (x *ObserveBatchResponse) String() string {
 func (*ObserveBatchResponse) ProtoMessage() {}
 
 func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3208,7 @@ func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchResponse.ProtoReflect.Descriptor instead.
 func (*ObserveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ObserveBatchResponse) GetAck() *Ack {
@@ -3140,7 +3235,7 @@ type RecallOnceRequest struct {
 
 func (x *RecallOnceRequest) Reset() {
 	*x = RecallOnceRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3152,7 +3247,7 @@ func (x *RecallOnceRequest) String() string {
 func (*RecallOnceRequest) ProtoMessage() {}
 
 func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3165,7 +3260,7 @@ func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceRequest.ProtoReflect.Descriptor instead.
 func (*RecallOnceRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecallOnceRequest) GetNamespace() string {
@@ -3209,7 +3304,7 @@ type RecallOnceResponse struct {
 
 func (x *RecallOnceResponse) Reset() {
 	*x = RecallOnceResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3316,7 @@ func (x *RecallOnceResponse) String() string {
 func (*RecallOnceResponse) ProtoMessage() {}
 
 func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3234,7 +3329,7 @@ func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceResponse.ProtoReflect.Descriptor instead.
 func (*RecallOnceResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecallOnceResponse) GetRecollections() *Recollections {
@@ -3346,7 +3441,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xb8\x06\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\x94\a\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3371,14 +3466,17 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
 	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01B\r\n" +
+	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01\x12\x1b\n" +
+	"\ttime_zone\x18\x1a \x01(\tR\btimeZone\x12*\n" +
+	"\x0einterpret_time\x18\x1b \x01(\bH\x06R\rinterpretTime\x88\x01\x01B\r\n" +
 	"\vobservationB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
 	"\n" +
 	"_reinforceB\a\n" +
 	"\x05_foldB\r\n" +
-	"\v_weak_below\"{\n" +
+	"\v_weak_belowB\x11\n" +
+	"\x0f_interpret_time\"{\n" +
 	"\rRecallWeights\x12\x19\n" +
 	"\x05alpha\x18\x01 \x01(\x01H\x00R\x05alpha\x88\x01\x01\x12\x17\n" +
 	"\x04beta\x18\x02 \x01(\x01H\x01R\x04beta\x88\x01\x01\x12\x19\n" +
@@ -3438,7 +3536,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01B\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xc5\x03\n" +
+	"_relevance\"\x86\x04\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3456,10 +3554,15 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\vranking_ids\x18\n" +
 	" \x03(\tR\n" +
 	"rankingIds\x12\x12\n" +
-	"\x04weak\x18\v \x01(\bR\x04weak\x1a:\n" +
+	"\x04weak\x18\v \x01(\bR\x04weak\x12?\n" +
+	"\vinterpreted\x18\r \x03(\v2\x1d.memstream.v1.InterpretedTimeR\vinterpreted\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"U\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x85\x01\n" +
+	"\x0fInterpretedTime\x12\x16\n" +
+	"\x06phrase\x18\x01 \x01(\tR\x06phrase\x12.\n" +
+	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
+	"\x02to\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\"U\n" +
 	"\fRecallFailed\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12*\n" +
 	"\x06status\x18\x02 \x01(\v2\x12.google.rpc.StatusR\x06status\"I\n" +
@@ -3532,7 +3635,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -3562,30 +3665,31 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*ScorePart)(nil),             // 25: memstream.v1.ScorePart
 	(*NearMiss)(nil),              // 26: memstream.v1.NearMiss
 	(*RecallDone)(nil),            // 27: memstream.v1.RecallDone
-	(*RecallFailed)(nil),          // 28: memstream.v1.RecallFailed
-	(*Retracted)(nil),             // 29: memstream.v1.Retracted
-	(*WatchRequest)(nil),          // 30: memstream.v1.WatchRequest
-	(*WatchResponse)(nil),         // 31: memstream.v1.WatchResponse
-	(*WatchEvents)(nil),           // 32: memstream.v1.WatchEvents
-	(*WatchProgress)(nil),         // 33: memstream.v1.WatchProgress
-	(*ObserveBatchRequest)(nil),   // 34: memstream.v1.ObserveBatchRequest
-	(*ObserveBatchResponse)(nil),  // 35: memstream.v1.ObserveBatchResponse
-	(*RecallOnceRequest)(nil),     // 36: memstream.v1.RecallOnceRequest
-	(*RecallOnceResponse)(nil),    // 37: memstream.v1.RecallOnceResponse
-	nil,                           // 38: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 39: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 40: memstream.v1.Observation
-	(*Limits)(nil),                // 41: memstream.v1.Limits
-	(*status.Status)(nil),         // 42: google.rpc.Status
-	(EventType)(0),                // 43: memstream.v1.EventType
-	(Tier)(0),                     // 44: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 45: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 46: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 48: memstream.v1.FragmentFilter
-	(*Fragment)(nil),              // 49: memstream.v1.Fragment
-	(*Cursor)(nil),                // 50: memstream.v1.Cursor
-	(*Event)(nil),                 // 51: memstream.v1.Event
+	(*InterpretedTime)(nil),       // 28: memstream.v1.InterpretedTime
+	(*RecallFailed)(nil),          // 29: memstream.v1.RecallFailed
+	(*Retracted)(nil),             // 30: memstream.v1.Retracted
+	(*WatchRequest)(nil),          // 31: memstream.v1.WatchRequest
+	(*WatchResponse)(nil),         // 32: memstream.v1.WatchResponse
+	(*WatchEvents)(nil),           // 33: memstream.v1.WatchEvents
+	(*WatchProgress)(nil),         // 34: memstream.v1.WatchProgress
+	(*ObserveBatchRequest)(nil),   // 35: memstream.v1.ObserveBatchRequest
+	(*ObserveBatchResponse)(nil),  // 36: memstream.v1.ObserveBatchResponse
+	(*RecallOnceRequest)(nil),     // 37: memstream.v1.RecallOnceRequest
+	(*RecallOnceResponse)(nil),    // 38: memstream.v1.RecallOnceResponse
+	nil,                           // 39: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 40: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 41: memstream.v1.Observation
+	(*Limits)(nil),                // 42: memstream.v1.Limits
+	(*status.Status)(nil),         // 43: google.rpc.Status
+	(EventType)(0),                // 44: memstream.v1.EventType
+	(Tier)(0),                     // 45: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 47: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 49: memstream.v1.FragmentFilter
+	(*Fragment)(nil),              // 50: memstream.v1.Fragment
+	(*Cursor)(nil),                // 51: memstream.v1.Cursor
+	(*Event)(nil),                 // 52: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -3593,81 +3697,84 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	40, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	41, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
 	11, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
 	12, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	13, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	41, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	42, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	42, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	43, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	44, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
-	45, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	45, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	43, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	44, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	45, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	46, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	46, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
 	9,  // 21: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 22: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
 	15, // 23: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
 	16, // 24: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
 	18, // 25: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
 	19, // 26: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	46, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	47, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	47, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	48, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
 	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	48, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	45, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	49, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	46, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
 	21, // 32: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
 	22, // 33: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
 	27, // 34: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	28, // 35: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	29, // 35: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
 	12, // 36: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	29, // 37: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	41, // 38: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	30, // 37: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	42, // 38: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
 	23, // 39: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	49, // 40: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	50, // 40: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
 	27, // 41: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	49, // 42: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	50, // 42: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
 	24, // 43: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
 	25, // 44: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	38, // 45: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	39, // 45: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
 	26, // 46: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	39, // 47: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	42, // 48: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	50, // 49: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	43, // 50: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	45, // 51: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	32, // 52: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	33, // 53: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 54: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	51, // 55: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	49, // 56: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	50, // 57: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	47, // 58: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	40, // 59: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 60: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 61: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 62: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 63: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 64: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 65: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 66: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	30, // 67: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	34, // 68: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	36, // 69: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 70: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 71: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	31, // 72: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	35, // 73: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	37, // 74: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	70, // [70:75] is the sub-list for method output_type
-	65, // [65:70] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	40, // 47: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	28, // 48: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	48, // 49: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	48, // 50: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	43, // 51: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	51, // 52: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	44, // 53: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	46, // 54: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	33, // 55: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	34, // 56: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 57: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	52, // 58: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	50, // 59: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	51, // 60: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	48, // 61: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	41, // 62: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 63: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 64: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 65: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 66: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 67: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 68: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 69: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	31, // 70: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	35, // 71: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	37, // 72: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 73: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 74: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	32, // 75: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	36, // 76: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	38, // 77: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	73, // [73:78] is the sub-list for method output_type
+	68, // [68:73] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -3712,7 +3819,7 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallResponse_Retracted)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[25].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[30].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[31].OneofWrappers = []any{
 		(*WatchResponse_Events)(nil),
 		(*WatchResponse_Progress)(nil),
 		(*WatchResponse_GoingAway)(nil),
@@ -3723,7 +3830,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
