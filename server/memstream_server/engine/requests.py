@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy
 from memstream_server.core.ranking import NearMiss, Scored
+from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, Vector
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
@@ -184,6 +186,10 @@ class Query:
     """Whether recollections with the same meaning are folded into one."""
     weak_below: float | None = None
     """Best relevance below which the answer is marked weak; 0 never marks it."""
+    zone: tzinfo = UTC
+    """The time zone in which days begin for phrases of time."""
+    interpret_time: bool = True
+    """Whether phrases of time in the text are interpreted."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
 
@@ -217,6 +223,8 @@ class RecallAnswer:
     formula: str
     weak: bool = False
     """Whether the best relevance, without the speaker bonus, is below the floor."""
+    interpreted: tuple[TimePhrase, ...] = ()
+    """The phrases of time in the text, with their windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -130,6 +130,10 @@ class SnowballAnalyzer:
             language = languages.stemmer_of(text)
         return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
 
+    def language_of(self, text: str) -> str:
+        """The name of the Snowball algorithm for a text's own language. Raises ValueError as `prepare` does."""
+        return languages.stemmer_of(text)
+
     async def prepare(self, language: str) -> None:
         """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""
         if language == AUTO_LANGUAGE:
