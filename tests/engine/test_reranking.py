@@ -46,7 +46,7 @@ async def test_reranker_reorders_the_best_and_explains_its_part(tmp_path: Path) 
     async with opened(tmp_path, reranker) as engine:
         answer = await ask(engine, limit=2, near_misses=2)
     assert contents(answer) == ["Rain on the roof", "Coffee before tea"], "the limit counts after reranking"
-    assert (answer.formula, answer.degraded) == ("absolute/3+rerank/1", "")
+    assert (answer.formula, answer.degraded) == ("absolute/4+rerank/1", "")
     assert "rerank" in answer.timings_s
     best = answer.recollections[0].scored
     assert (best.parts[-1].name, best.parts[-1].weight) == ("rerank", 1.0)
@@ -87,7 +87,7 @@ async def test_failing_reranker_keeps_the_order_and_degrades(tmp_path: Path, lat
         healed = await ask(engine, limit=3)
     assert contents(answer) == contents(plain)
     assert why in answer.degraded
-    assert (answer.formula, plain.formula, plain.degraded) == ("absolute/3", "absolute/3", "")
+    assert (answer.formula, plain.formula, plain.degraded) == ("absolute/4", "absolute/4", "")
     assert contents(healed)[0] == "Rain on the roof"
 
 

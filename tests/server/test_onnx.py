@@ -83,7 +83,7 @@ async def test_a_server_reranks_by_itself(make_server: MakeServer, tmp_path: Pat
         assert not answer.degraded
         for found in answer:
             assert found.explanation is not None
-            assert found.explanation.formula == "absolute/3+rerank/1"
+            assert found.explanation.formula == "absolute/4+rerank/1"
             assert found.explanation.parts[-1].name == "rerank"
             assert found.score == pytest.approx(sum(part.contribution for part in found.explanation.parts))
     assert await stopped(server) == 0
