@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from memstream.client import Client
 from memstream.memory import Memory
 from memstream.standing import AnswerChange
 from memstream.values import Answer, Explanation, Filter, InterpretedTime, RecallOptions, Recollection, Weights
@@ -144,10 +143,7 @@ def recall_command(
             )
         return
 
-    async def ask_once(client: Client) -> Answer:
-        return await client.memory(memory).recall_once(query, **options)
-
-    answer = server.run_with_client(ask_once)
+    answer = server.run_with_client(lambda client: client.memory(memory).recall_once(query, **options))
     if as_json:
         print_json(answer)
     else:

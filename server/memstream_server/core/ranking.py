@@ -279,11 +279,12 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
 def add_timely(
     columns: Columns, words: Floats, around: Floats, chosen: Slots, question: Question, allowed: Mask
 ) -> Slots:
-    """The candidates `chosen` with those of the question's windows: the nearest, then those whose words match best."""
+    """The candidates `chosen` with those of the question's windows: first from inside, then whose words match best."""
     if not question.windows:
         return chosen
     near = time_closeness(columns.observe_us, question.windows)
-    timely = best((near + words + around).astype(np.float32), allowed & (near > 0), question.per_leg)
+    inside = near >= 1
+    timely = best((4 * inside + near + words + around).astype(np.float32), allowed & (near > 0), question.per_leg)
     return np.union1d(chosen, timely)
 
 

@@ -161,13 +161,6 @@ class Calendar:
             year = next(each for each in range(year, year - 9, -1) if _is_leap(each) and each >= YEAR_MIN)
         return self.days(date(year, month, day), count)
 
-    def day_of_month(self, day: int) -> Window:
-        """The latest such day of a month that has begun."""
-        first = self.today.replace(day=1)
-        if day > self.today.day:
-            first = add_months(first, -1)
-        return self.days(date(first.year, first.month, day))
-
     def season(self, season: str, year: int | None = None) -> Window:
         """A season of that year (a winter begins in it), or the latest that has begun."""
         month = SEASON_MONTHS[season]

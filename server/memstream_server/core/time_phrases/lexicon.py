@@ -289,7 +289,7 @@ _ES = Lexicon(
         "trimestre": "quarter", "ano": "year", "anos": "year",
     },
     days={
-        "anteayer": -2, "antier": -2, "ayer": -1, "anoche": -1, "hoy": 0, "manana": 1, "pasado manana": 2,
+        "anteayer": -2, "antier": -2, "ayer": -1, "hoy": 0, "manana": 1, "pasado manana": 2,
     },
     numbers={
         "un": 1, "una": 1, "dos": 2, "tres": 3, "cuatro": 4, "cinco": 5, "seis": 6, "siete": 7, "ocho": 8, "nueve": 9,

@@ -33,8 +33,10 @@ _NUMERIC = re.compile(
     r"(?<![\w.,:/\\#$€£-])(?:"
     r"(?P<year>(?:1[89]|20|21)\d\d)(?:-(?P<month>[01]\d)(?:-(?P<day>[0-3]\d))?|/(?P<m2>[01]?\d)/(?P<d2>[0-3]?\d))"
     r"|(?P<first>[0-3]?\d)(?P<sign>[./])(?P<second>[0-3]?\d)(?P=sign)(?P<y2>(?:1[89]|20|21)\d\d)"
-    r")(?:[T ]\d\d:\d\d(?::\d\d)?Z?)?(?![\w:/\\]|[.,-]\w)"
+    r")(?:[t ]\d\d:\d\d(?::\d\d)?z?)?(?![\w:/\\]|[.,-]\w)"
 )
+_SHORT_DATE = re.compile(r"\d\.[01]?\d\.")
+"""A German date without a year: "am 7.5."."""
 _FOLDED = str.maketrans(
     "àáâãäåçèéêëìíîïñòóôõöùúûüýÿāăąćčďēėęěğīįłńňōőŕřśşšťūůűųźżž\u2018\u2019\u2013",
     "aaaaaaceeeeiiiinooooouuuuyyaaaccdeeeegiilnnoorrssstuuuuzzz''-",
@@ -123,7 +125,7 @@ def _word_kinds(low: str, lexicon: Compiled | None) -> frozenset[str]:
         known = lexicon.kinds
         for word in known.keys() & words:
             found |= known[word]
-    if any(word.isdecimal() and len(word) == 4 for word in words):
+    if any(word.isdecimal() and len(word) == 4 for word in words) or ("." in low and _SHORT_DATE.search(low)):
         found.add(DIGIT)
     return frozenset(found)
 
