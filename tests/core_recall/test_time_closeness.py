@@ -12,7 +12,7 @@ from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import PARTS, TIMED_PARTS, Question, Ranking, Weights, rank
 from memstream_server.core.time_phrases.calendar import Window
-from memstream_server.core.time_phrases.closeness import time_closeness
+from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Fragment
 from tests.core_recall.test_languages import ANALYZER
 
@@ -42,6 +42,7 @@ WEEK = Window(10 * DAY, 17 * DAY)
 def test_value_is_one_inside_and_falls_to_zero(windows: list[Window], at_days: float, value: float) -> None:
     found = time_closeness(np.array([int(at_days * DAY)], np.int64), windows)
     assert found.tolist() == pytest.approx([value], abs=1e-4)
+    assert is_near(np.array([int(at_days * DAY)], np.int64), windows).tolist() == [value > 0]
 
 
 def test_extreme_times_stay_within_zero_and_one() -> None:

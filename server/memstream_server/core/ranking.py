@@ -42,7 +42,7 @@ from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.time_phrases.calendar import Window
-from memstream_server.core.time_phrases.closeness import time_closeness
+from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Vector
 
 FORMULA = "absolute/4"
@@ -282,10 +282,11 @@ def add_timely(
     """The candidates `chosen` with those of the question's windows: first from inside, then whose words match best."""
     if not question.windows:
         return chosen
-    near = time_closeness(columns.observe_us, question.windows)
-    inside = near >= 1
-    timely = best((4 * inside + near + words + around).astype(np.float32), allowed & (near > 0), question.per_leg)
-    return np.union1d(chosen, timely)
+    slots = np.flatnonzero(allowed & is_near(columns.observe_us, question.windows))
+    near = time_closeness(columns.observe_us[slots], question.windows)
+    order = np.zeros(len(allowed), np.float32)
+    order[slots] = 4 * (near >= 1) + near + words[slots] + around[slots]
+    return np.union1d(chosen, _best_slots(order, slots, question.per_leg))
 
 
 def widen_candidates(

@@ -35,6 +35,20 @@ def time_closeness(observe_us: npt.NDArray[np.int64], windows: Sequence[Window])
     return nearest
 
 
+def is_near(observe_us: npt.NDArray[np.int64], windows: Sequence[Window]) -> npt.NDArray[np.bool_]:
+    """bool[n]: where `time_closeness` is above 0; two comparisons a window, for all fragments of a memory."""
+    near = np.zeros(len(observe_us), np.bool_)
+    for window in windows:
+        reach = _reach_us(window)
+        inside = np.ones(len(observe_us), np.bool_)
+        if window.start_us is not None:
+            inside &= observe_us > window.start_us - reach
+        if window.end_us is not None:
+            inside &= observe_us < window.end_us - 1 + reach
+        near |= inside
+    return near
+
+
 def _reach_us(window: Window) -> int:
     if window.start_us is None or window.end_us is None:
         return REACH_OPEN_US
