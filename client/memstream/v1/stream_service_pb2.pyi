@@ -1287,8 +1287,8 @@ class RecallDone(_message.Message):
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     weak: _builtins.bool
-    """Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-    returned all the same.
+    """Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+    nothing about this query. The recollections are returned all the same.
     """
     @_builtins.property
     def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:

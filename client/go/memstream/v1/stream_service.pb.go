@@ -2459,8 +2459,8 @@ type RecallDone struct {
 	// For a standing query: the ids of the whole answer, best first. Recollections sent before and not among them are
 	// retracted.
 	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
-	// Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-	// returned all the same.
+	// Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+	// nothing about this query. The recollections are returned all the same.
 	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
 	// The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
 	// or if nothing was interpreted.

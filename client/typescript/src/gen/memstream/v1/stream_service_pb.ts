@@ -1420,8 +1420,8 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   rankingIds: string[];
 
   /**
-   * Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-   * returned all the same.
+   * Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+   * nothing about this query. The recollections are returned all the same.
    *
    * @generated from field: bool weak = 11;
    */
