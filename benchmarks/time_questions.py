@@ -90,7 +90,7 @@ def _ask_all(
 
 
 def fit_time(questions: Sequence[Questions], fitted: fitted_weights.FittedWeights) -> float:
-    """The weight of the time part beside the others' present weights, in hundredths."""
+    """The weight of the time part, with the present weights of the others, in hundredths."""
     from fit_ranking import fit_logistic, weights_of
 
     w = weights_of(fitted)

@@ -104,7 +104,7 @@ async def test_time_part_is_weighted_like_relevance(engine: Engine) -> None:
         assert one.scored.parts[-1].weight == 0.5 * 0.1
 
 
-async def test_question_without_a_phrase_ranks_the_same_to_the_last_bit(engine: Engine) -> None:
+async def test_without_a_phrase_the_ranking_is_the_same_to_the_bit(engine: Engine) -> None:
     await remember(engine)
     with_time, without = await ask(engine, PLAIN), await ask(engine, replace(PLAIN, interpret_time=False))
     assert parts_of(with_time) == parts_of(without)

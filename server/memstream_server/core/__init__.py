@@ -34,6 +34,7 @@ Recall:
     reranking: the reranker's part in a score
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names
+    time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     rendering: the indexed text of a fragment
     printable: escapes text for logs, errors and terminals
