@@ -36,16 +36,18 @@ from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
 from memstream_server.core.ranking import (
-    PARTS,
+    TIMED_PARTS,
     Question,
     Signals,
     Weights,
+    add_timely,
     assess_candidates,
     best,
     candidates,
     rank,
 )
 from memstream_server.core.rendering import indexed_text, lexical_text
+from memstream_server.core.time_phrases.recognition import find_times
 from memstream_server.core.values import Fragment
 
 DEPTHS = (4, 10, 20)
@@ -56,8 +58,8 @@ WEAK_SHARE = 0.05
 HASHING_DENSE = 0.05
 """Not fitted: hashed vectors repeat the words, so the fit gives them nothing, but they find misspelt words."""
 _PARTS = {
-    "hashing": ("lexical", "context", "reply", "speaker"),
-    "model": ("dense", "lexical", "context", "reply", "speaker"),
+    "hashing": ("lexical", "context", "reply", "speaker", "time"),
+    "model": ("dense", "lexical", "context", "reply", "speaker", "time"),
 }
 """Those that leave-one-conversation-out supports, by kind of embedding (docs/decisions.md)."""
 _TABLE = Path(fitted_weights.__file__)
@@ -75,7 +77,7 @@ class Asked:
     cosines: npt.NDArray[np.float32]
     evidence: frozenset[str]
     values: Matrix
-    """(candidates, parts), the order of PARTS."""
+    """(candidates, parts), the order of TIMED_PARTS."""
     gold: npt.NDArray[np.bool_]
     """The candidates that are evidence."""
 
@@ -114,22 +116,34 @@ class Memory:
     lexical: LexicalIndex
     dense: DenseMatrix
     now_us: int
+    language: str = "english"
 
-    def ask(self, text: str, vector: npt.NDArray[np.float32], evidence: frozenset[str] = frozenset()) -> Asked:
-        """The candidates of a question with the values of their parts."""
-        terms = query_terms(ANALYZER.terms(text).hashes)
-        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS))
+    def ask(
+        self,
+        text: str,
+        vector: npt.NDArray[np.float32],
+        evidence: frozenset[str] = frozenset(),
+        interpret: bool = True,
+    ) -> Asked:
+        """The candidates of a question with the values of their parts. `interpret`: its phrases of time."""
+        times = find_times(text, self.language, self.now_us, UTC) if interpret else ()
+        terms = query_terms(ANALYZER.question_terms(text, self.language).hashes)
+        windows = tuple(each.window for each in times)
+        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS), windows=windows)
         legs, cosines = self.lexical.legs(terms), self.dense.cosines(vector)
         allowed = mask(self.columns, Filter(), self.now_us)
         words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)
         slots = candidates(words, around, close, allowed, question.per_leg)
+        slots = add_timely(self.columns, words, around, slots, question, allowed)
         signals = Signals.of(self.columns, legs, cosines, slots)
         values = assess_candidates(self.columns, signals, question, Weights()).values.T
+        if not windows:
+            values = np.column_stack([values, np.zeros(len(values))])
         gold = np.array([self.columns.ids[slot] in evidence for slot in slots], np.bool_)
         return Asked(question, legs, cosines, evidence, values, gold)
 
 
-def index_talk(talk: Any, vectors: Vectors) -> Memory:
+def index_talk(talk: Any, vectors: Vectors, language: str = "english") -> Memory:
     """Index the turns of a conversation."""
     fragments = [
         Fragment(
@@ -137,18 +151,18 @@ def index_talk(talk: Any, vectors: Vectors) -> Memory:
             turn.text,
             speaker=turn.speaker,
             session=str(turn.session),
-            observe_time_us=_microseconds(turn.timestamp),
+            observe_time_us=to_microseconds(turn.timestamp),
         )
         for turn in talk.fragments
     ]
     columns, lexical = Columns(), LexicalIndex()
     for fragment in fragments:
-        slot, terms = columns.append(fragment), ANALYZER.terms(lexical_text(fragment))
+        slot, terms = columns.append(fragment), ANALYZER.terms(lexical_text(fragment), language)
         lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
     rows = vectors.embed([indexed_text(fragment) for fragment in fragments])
     dense = DenseMatrix(rows.shape[1])
     dense.extend(rows)
-    return Memory(columns, lexical, dense, _microseconds(talk.now))
+    return Memory(columns, lexical, dense, to_microseconds(talk.now), language)
 
 
 def load_talk(talk: Any, vectors: Vectors) -> Talk:
@@ -165,7 +179,7 @@ def load_talk(talk: Any, vectors: Vectors) -> Talk:
 def fit_parts(asked: Sequence[Asked], names: Sequence[str]) -> dict[str, float]:
     """The coefficients of these parts; those that would be negative are left out."""
     while True:
-        fitted = fit_logistic(asked, [PARTS.index(name) for name in names]).tolist()
+        fitted = fit_logistic(asked, [TIMED_PARTS.index(name) for name in names]).tolist()
         found: dict[str, float] = dict(zip(names, fitted, strict=True))
         kept = [name for name, value in found.items() if value > 0]
         if len(kept) == len(names):
@@ -211,7 +225,7 @@ def fit_logistic(asked: Sequence[Asked], columns: Sequence[int]) -> Matrix:
 
 def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeights:
     """The coefficients scaled so that the legs' weights sum to 1."""
-    part = {name: found.get(name, 0.0) for name in PARTS}
+    part = {name: found.get(name, 0.0) for name in TIMED_PARTS}
     held = HASHING_DENSE if kind == "hashing" else 0.0
     total = (part["dense"] + part["lexical"] + part["context"]) / (1 - held)
     lexical = round(part["lexical"] / total, 2)
@@ -221,6 +235,7 @@ def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeight
         lexical=lexical,
         context=round(1 - dense - lexical, 2),
         reply=round(part["reply"] / part["context"], 2),
+        time=round(part["time"] / total, 2),
         weak_below=0.0,
     )
 
@@ -240,7 +255,9 @@ def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights
 
 def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
     """The formula with these weights and the other defaults."""
-    return Weights(dense=fitted.dense, lexical=fitted.lexical, context=fitted.context, reply=fitted.reply)
+    return Weights(
+        dense=fitted.dense, lexical=fitted.lexical, context=fitted.context, reply=fitted.reply, time=fitted.time
+    )
 
 
 def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> Matrix:
@@ -272,7 +289,8 @@ def write_table(kind: str, fitted: fitted_weights.FittedWeights) -> None:
     _TABLE.write_text(text, encoding="utf-8")
 
 
-def _microseconds(moment: datetime) -> int:
+def to_microseconds(moment: datetime) -> int:
+    """Microseconds since the epoch of a naive UTC time."""
     return int(moment.replace(tzinfo=UTC).timestamp() * 1_000_000)
 
 
@@ -287,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
-    parser.add_argument("--drop", nargs="*", default=[], choices=PARTS, help="parts to fit without")
+    parser.add_argument("--drop", nargs="*", default=[], choices=TIMED_PARTS, help="parts to fit without")
     parser.add_argument("--write", action="store_true", help="write the weights to the server's table")
     arguments = parser.parse_args()
     kind = "model" if arguments.model_dir else "hashing"

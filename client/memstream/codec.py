@@ -27,6 +27,7 @@ from memstream.values import (
     Filter,
     Fragment,
     FragmentKind,
+    InterpretedTime,
     MemoryKind,
     MetadataValue,
     NearMiss,
@@ -206,6 +207,8 @@ def query_to_wire(
                 fold=options.get("fold"),
                 weak_below=options.get("weak_below"),
                 truth=truth_to_wire(options.get("truth")),
+                time_zone=options.get("time_zone") or "",
+                interpret_time=options.get("interpret_time"),
             )
         )
         if weights != Weights():
@@ -274,6 +277,16 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         timings=dict(done.timings),
         tokens=done.tokens,
         weak=done.weak,
+        interpreted=tuple(map(_interpreted_time, done.interpreted)) if done.interpreted else (),
+    )
+
+
+def _interpreted_time(wire: stream_service_pb2.InterpretedTime) -> InterpretedTime:
+    begin = getattr(wire, "from")  # a keyword of Python
+    return InterpretedTime(
+        phrase=wire.phrase,
+        from_time=optional_timestamp_from_wire(begin, wire.HasField("from")),
+        to_time=optional_timestamp_from_wire(wire.to, wire.HasField("to")),
     )
 
 

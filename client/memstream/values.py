@@ -291,11 +291,12 @@ class RecallOptions(TypedDict, total=False):
 
     `limit`: number of recollections. `min_revision`: waits (within `timeout_s`) until that revision is visible.
     `explain`: adds the parts of each score. `near_misses`: adds up to that many fragments that were nearly returned,
-    with
-    the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time of
-    recency. `filter`: applies to working memory too. `fold`: False ranks recollections with the same content
-    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it. `truth`: ALL
-    returns superseded fragments, and those outside their validity, too.
+    with the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time
+    of recency and of phrases of time. `filter`: applies to working memory too. `fold`: False ranks recollections with
+    the same content separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
+    `time_zone`: IANA name of the zone in which days begin for phrases such as "yesterday" (default UTC).
+    `interpret_time`: False treats such phrases as words alone. `truth`: ALL returns superseded fragments, and those
+    outside their validity, too.
     """
 
     embedding: Vector | None
@@ -313,6 +314,8 @@ class RecallOptions(TypedDict, total=False):
     fold: bool | None
     weak_below: float | None
     truth: Truth | None
+    time_zone: str | None
+    interpret_time: bool | None
     timeout_s: Seconds | None
 
 
@@ -380,12 +383,25 @@ class NearMiss:
 
 
 @dataclass(frozen=True, slots=True)
+class InterpretedTime:
+    """A phrase of time in a query, and the time it was taken for: from `from_time` up to, not including, `to_time`.
+
+    None is an open side: "before Christmas" has no `from_time`, "since May" no `to_time`.
+    """
+
+    phrase: str
+    from_time: datetime | None
+    to_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer(Sequence[Recollection]):
     """The answer to a query: a sequence of recollections, best first, with working memory and statistics.
 
     `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
     not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
+    `interpreted`: the phrases of time in the query, in order.
     """
 
     recollections: tuple[Recollection, ...]
@@ -399,6 +415,7 @@ class Answer(Sequence[Recollection]):
     timings: Mapping[str, float]
     tokens: int
     weak: bool = False
+    interpreted: tuple[InterpretedTime, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

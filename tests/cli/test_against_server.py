@@ -87,8 +87,11 @@ def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 observations stored in demo/chat" in done.stdout
 
-    told = run("recall", "demo/chat", "who keeps bees?", "-n", "1", "--explain", "--working", target=server.address)
+    asked = ["who kept bees before May 2023?", "--time-zone", "Europe/Berlin", "--weak-below", "1"]
+    told = run("recall", "demo/chat", *asked, "-n", "1", "--explain", "--working", target=server.address)
     assert told.returncode == 0
+    assert 'interpreted: "before May 2023" is before 2023-04-30 22:00' in told.stdout
+    assert "(weak)" in told.stdout
     assert "I keep bees on the roof" in told.stdout
     assert "lexical" in told.stdout
     assert "came close" in told.stdout

@@ -103,7 +103,10 @@ async def converse(client: Client) -> None:
     assert (first["importance"], first["kind"]) == (0.9, "observation")
     assert 0 < first["relevance"] <= 1
     assert [one["content"] for one in answer["working_memory"]] == ["Bob takes tea at noon", FORBIDDEN]
-    assert answer["incomplete"] == ""
+    assert (answer["incomplete"], answer["weak"], answer["interpreted"]) == ("", False, [])
+    timed = await done(client, "recall", query="Zoltan before May 2023", time_zone="Europe/Berlin")
+    assert timed["weak"]
+    assert timed["interpreted"] == [{"phrase": "before May 2023", "since": None, "until": "2023-04-30T22:00:00Z"}]
     for chosen in ({"metadata": {"cups": 3}}, {"speaker": "user"}, {"session": "monday"}, {"since": "2020-01-01"}):
         assert (await done(client, "recall", query="Bob", **chosen))["recollections"], chosen
     assert not (await done(client, "recall", query="Bob", until="2020-01-01T00:00:00Z"))["recollections"]
@@ -239,12 +242,12 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "recall",
         {"query": "x", "speakers": "bob"},
         "speakers: is no argument of recall: did you mean speaker? it takes query, limit, speaker, session, since, "
-        "until, metadata",
+        "until, metadata, time_zone",
     ),
     (
         "recall",
         {"query": "x", "top_k": 3},
-        "top_k: is no argument of recall: it takes query, limit, speaker, session, since, until, metadata",
+        "top_k: is no argument of recall: it takes query, limit, speaker, session, since, until, metadata, time_zone",
     ),
     ("recall", {"query": "x", "limit": 0}, "limit must be greater than or equal to 1, not 0 (int)"),
     ("recall", {"query": "x", "limit": True}, "limit must be a number, not True (bool)"),

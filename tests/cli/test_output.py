@@ -11,7 +11,17 @@ from rich.text import Text
 
 from memstream.errors import NotFound
 from memstream.resources import Cursor
-from memstream.values import Answer, Explanation, Fragment, FragmentKind, Recollection, ScorePart, Structured, Tier
+from memstream.values import (
+    Answer,
+    Explanation,
+    Fragment,
+    FragmentKind,
+    InterpretedTime,
+    Recollection,
+    ScorePart,
+    Structured,
+    Tier,
+)
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.output import (
     create_table,
@@ -64,7 +74,7 @@ def answer(*hits: Recollection, degraded: str = "") -> Answer:
 
 
 EXPLAINED = Explanation(
-    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute/3"
+    (ScorePart("lexical", 0.9, 0.45, 0.405, {}), ScorePart("importance", 0.5, 0.1, 0.05, {})), "absolute/4"
 )
 HIT = Recollection(fragment("My name is [bold]Bob[/bold]"), 0.455, 0.405, 1, False, EXPLAINED)
 
@@ -102,6 +112,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "timings",
         "tokens",
         "weak",
+        "interpreted",
     ]
 
 
@@ -112,8 +123,23 @@ def test_folded_recollections_are_counted(capsys: pytest.CaptureFixture[str]) ->
     assert "alike" not in capsys.readouterr().out
 
 
+def test_interpreted_times_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    times = (
+        InterpretedTime("last week", datetime(2023, 11, 6, tzinfo=UTC), datetime(2023, 11, 13, tzinfo=UTC)),
+        InterpretedTime("before Christmas", None, datetime(2022, 12, 24, tzinfo=UTC)),
+        InterpretedTime("since\x1b[31m May", datetime(2023, 5, 1, tzinfo=UTC), None),
+    )
+    print_answer(replace(answer(HIT), interpreted=times), explain=False, working=False)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.startswith("interpreted: ")]
+    assert lines == [
+        'interpreted: "last week" is 2023-11-06 00:00 to 2023-11-13 00:00',
+        'interpreted: "before Christmas" is before 2022-12-24 00:00',
+        r'interpreted: "since\x1b[31m May" is from 2023-05-01 00:00 on',
+    ]
+
+
 def test_score_is_shown_as_a_sum() -> None:
-    assert format_score(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/3)"
+    assert format_score(EXPLAINED) == "0.455 = lexical 0.900 x 0.45 + importance 0.500 x 0.1 (absolute/4)"
 
 
 def test_answer_table_shows_content_unchanged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 import memstream
 from memstream import errors, public
 from memstream.backoff import Backoff
-from memstream.codec import event_types_to_wire, fragment_from_wire, observation_to_wire
+from memstream.codec import (
+    answer_from_wire,
+    event_types_to_wire,
+    fragment_from_wire,
+    observation_to_wire,
+    query_to_wire,
+)
 from memstream.ledger import Ledger
 from memstream.policy_codec import policy_from_wire, policy_paths, policy_to_wire
 from memstream.status import error_from_status, is_cut, translate_error
@@ -349,3 +355,23 @@ def test_numbers_arrive_in_order_for_any_schedule(steps: list[tuple[str, int]], 
 def test_sdk_imports_nothing_of_the_server() -> None:
     for file in Path(memstream.__file__).parent.rglob("*.py"):
         assert not re.search(r"\b(import|from)\s+memstream_server\b", file.read_text()), file
+
+
+def test_time_zone_and_interpretation_are_encoded() -> None:
+    unset = query_to_wire("q", "tea")
+    assert (unset.time_zone, unset.HasField("interpret_time")) == ("", False)
+    wire = query_to_wire("q", "tea", time_zone="Europe/Berlin", interpret_time=False)
+    assert (wire.time_zone, wire.HasField("interpret_time"), wire.interpret_time) == ("Europe/Berlin", True, False)
+
+
+def test_interpreted_times_are_decoded() -> None:
+    done = pb.RecallDone()
+    found = done.interpreted.add(phrase="before Christmas")
+    found.to.FromJsonString("2022-12-24T00:00:00Z")
+    begin = done.interpreted.add(phrase="since May")
+    getattr(begin, "from").FromJsonString("2023-05-01T00:00:00Z")
+    assert answer_from_wire([], done).interpreted == (
+        memstream.InterpretedTime("before Christmas", None, datetime(2022, 12, 24, tzinfo=UTC)),
+        memstream.InterpretedTime("since May", datetime(2023, 5, 1, tzinfo=UTC), None),
+    )
+    assert answer_from_wire([], pb.RecallDone()).interpreted == ()

@@ -256,7 +256,7 @@ def _answer_parts(query: pb.RecallQuery) -> list[pb.Recollections]:
             score=1.0,
             relevance=0.5,
             rank=1,
-            explanation=pb.Explanation(parts=[part], formula="absolute/3") if query.explain else None,
+            explanation=pb.Explanation(parts=[part], formula="absolute/4") if query.explain else None,
         ),
         pb.Recollection(fragment=second, score=0.5, relevance=0.25, rank=2),
     ]

@@ -71,6 +71,12 @@ Until = Annotated[
     BeforeValidator(_text_alone),
     Field(description="Only observed before this time, ISO 8601 (UTC if it has no zone)."),
 ]
+TimeZone = Annotated[
+    str,
+    Field(
+        description='The user\'s time zone, for words such as "yesterday": an IANA name, "Europe/Berlin". Empty: UTC.'
+    ),
+]
 RecallLimit = Annotated[
     int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Maximum number of recollections.")
 ]
@@ -122,12 +128,24 @@ class Observed(BaseModel):
     )
 
 
+class Interpreted(BaseModel):
+    """Words of the query that name a time, and the time they were taken for."""
+
+    phrase: str = Field(description="The words, as in the query.")
+    since: datetime | None = Field(description="The first moment; null: no beginning.")
+    until: datetime | None = Field(description="The end, not included; null: none.")
+
+
 class Recollections(BaseModel):
     """The answer to a query."""
 
     memory: str = Field(description="The memory queried.")
     recollections: list[Recalled] = Field(description="The best first.")
     working_memory: list[Remembered] = Field(description="Other recent fragments, in order.")
+    weak: bool = Field(description="The memory probably has nothing about the query.")
+    interpreted: list[Interpreted] = Field(
+        description="Times in the query: recollections of these times come first, others may follow."
+    )
     incomplete: str = Field(description="What the search lacked, for instance an unavailable model; empty: nothing.")
 
 

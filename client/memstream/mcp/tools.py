@@ -16,6 +16,7 @@ from memstream.mcp.schema import (
     Forgotten,
     Ids,
     Importance,
+    Interpreted,
     Key,
     Listing,
     ListLimit,
@@ -32,6 +33,7 @@ from memstream.mcp.schema import (
     Session,
     Since,
     Speaker,
+    TimeZone,
     Until,
     With,
     Words,
@@ -108,10 +110,15 @@ class Tools:
         until: Until = None,
         metadata: With = None,
         memory: Memory = "",
+        time_zone: TimeZone = "",
     ) -> Recollections:
-        """Ask what is remembered about something; returns the best answers first, and recent fragments."""
+        """Ask what is remembered about something; returns the best answers first, and recent fragments.
+
+        Times in the query, such as "last week", are understood."""
         path = await self._resolve_memory(memory)
-        options = RecallOptions(limit=limit, filter=_filter(speaker, session, since, until, metadata))
+        options = RecallOptions(
+            limit=limit, filter=_filter(speaker, session, since, until, metadata), time_zone=time_zone
+        )
         answer = await self._client.memory(path).recall_once(query, **options)
         found = [
             Recalled(**remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
@@ -119,7 +126,16 @@ class Tools:
         ]
         ranked = {hit.fragment.id for hit in answer}
         working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
-        return Recollections(memory=path, recollections=found, working_memory=working, incomplete=answer.degraded)
+        return Recollections(
+            memory=path,
+            recollections=found,
+            working_memory=working,
+            weak=answer.weak,
+            interpreted=[
+                Interpreted(phrase=each.phrase, since=each.from_time, until=each.to_time) for each in answer.interpreted
+            ],
+            incomplete=answer.degraded,
+        )
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""

@@ -10,10 +10,19 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from memstream.client import Client
 from memstream.memory import Memory
 from memstream.standing import AnswerChange
-from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Truth, TruthStatus, Weights
+from memstream.values import (
+    Answer,
+    Explanation,
+    Filter,
+    InterpretedTime,
+    RecallOptions,
+    Recollection,
+    Truth,
+    TruthStatus,
+    Weights,
+)
 from memstream_server.cli.failures import Misuse
 from memstream_server.cli.options import TimeParam, filter_options, json_option
 from memstream_server.cli.output import (
@@ -45,7 +54,25 @@ _NEAR_MISSES = 10
 @click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
 @click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
 @click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
-@click.option("--now", type=TimeParam(), metavar="TIME", help="Reference time of recency. Default: the server's clock.")
+@click.option(
+    "--now",
+    type=TimeParam(),
+    metavar="TIME",
+    help="Reference time of recency and of phrases of time. Default: the server's clock.",
+)
+@click.option(
+    "--time-zone", metavar="NAME", help='Time zone of phrases such as "yesterday", by its IANA name. Default: UTC.'
+)
+@click.option(
+    "--interpret-time/--no-interpret-time",
+    default=None,
+    help="Interpret phrases of time in QUERY. Default: on.",
+)
+@click.option(
+    "--weak-below",
+    type=click.FloatRange(0, 1),
+    help="Best relevance below which the answer is marked weak. Default: the memory's policy.",
+)
 @click.option(
     "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
 )
@@ -79,6 +106,9 @@ def recall_command(
     beta: float | None,
     gamma: float | None,
     now: datetime | None,
+    time_zone: str | None,
+    interpret_time: bool | None,
+    weak_below: float | None,
     token_budget: int,
     min_revision: int,
     reinforce: bool | None,
@@ -98,6 +128,7 @@ def recall_command(
       memstream recall demo/joy "when does the train leave?" -n 3 --explain
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "where does Ann live?" --all
+      memstream recall demo/joy "what did we do last week?" --time-zone Europe/Berlin
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
@@ -124,6 +155,9 @@ def recall_command(
         reinforce=reinforce,
         fold=fold,
         truth=wanted,
+        time_zone=time_zone,
+        interpret_time=interpret_time,
+        weak_below=weak_below,
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
@@ -132,10 +166,7 @@ def recall_command(
             )
         return
 
-    async def ask_once(client: Client) -> Answer:
-        return await client.memory(memory).recall_once(query, **options)
-
-    answer = server.run_with_client(ask_once)
+    answer = server.run_with_client(lambda client: client.memory(memory).recall_once(query, **options))
     if as_json:
         print_json(answer)
     else:
@@ -183,6 +214,8 @@ def print_answer(answer: Answer, explain: bool, working: bool) -> None:
         _print_near_misses(out, answer)
     if working:
         _print_working_memory(out, answer)
+    for each in answer.interpreted:
+        print_parts(out, Text("interpreted: ", style="dim") + escape_line(format_interpreted(each), _WORDS_SHOWN))
     print_parts(out, Text(format_figures(answer), style="dim"))
     if answer.degraded:
         print_parts(out, Text(f"degraded: {answer.degraded}", style="yellow"))
@@ -208,7 +241,7 @@ def _format_hit(hit: Recollection) -> Text:
 
 
 def format_score(explanation: Explanation) -> str:
-    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.02 (absolute/3)"."""
+    """The score as a sum, for instance "0.812 = lexical 0.900 x 0.45 + recency 0.500 x 0.02 (absolute/4)"."""
     total = sum(part.contribution for part in explanation.parts)
     parts = " + ".join(f"{part.name} {part.value:.3f} x {part.weight:g}" for part in explanation.parts)
     return f"{total:.3f} = {parts} ({explanation.formula})"
@@ -230,6 +263,14 @@ def _print_working_memory(out: Console, answer: Answer) -> None:
         content = escape_line(fragment_text(fragment), _WORDS_SHOWN)
         grid.add_row(format_time(fragment.observe_time), escape_line(fragment.speaker, 40), content)
     print_parts(out, grid if answer.working_memory else "working memory is empty")
+
+
+def format_interpreted(time: InterpretedTime) -> str:
+    """A phrase and its window, for instance '"last week" is 2023-11-06 00:00:00Z to 2023-11-13 00:00:00Z'."""
+    begin, end = format_time(time.from_time), format_time(time.to_time)
+    if begin and end:
+        return f'"{time.phrase}" is {begin} to {end}'
+    return f'"{time.phrase}" is from {begin} on' if begin else f'"{time.phrase}" is before {end}'
 
 
 def format_figures(answer: Answer) -> str:

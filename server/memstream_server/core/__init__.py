@@ -38,6 +38,7 @@ Recall:
     newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names
+    time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     rendering: the indexed text of a fragment
     printable: escapes text for logs, errors and terminals

@@ -1,11 +1,13 @@
 """Ranking: a sum of parts on an absolute scale; every part of a score is reported.
 
     relevance = dense + lexical + context + reply parts + speaker_bonus, the latter if the query names exactly the
-                fragment's speaker
+                fragment's speaker, + time, if the query has a phrase of time
     score     = alpha x recency + beta x relevance + gamma x importance
     recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
     reply     = mean of the dense and lexical legs of the fragment before it in the session, if that ends in a question
                 mark; the lexical leg alone if the cosine is unknown or the dense weight is 0
+
+    time      = how near the fragment's observation time is to the windows of the phrases, in [0, 1]
 
 The reply part's weight is the context leg's, times the fitted factor of core/fitted_weights.py.
 
@@ -18,6 +20,8 @@ so the score stays comparable with min_relevance and with other scores.
 Rule 4. A score is the correctly rounded sum (math.fsum) of value x weight over its parts.
 Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that order.
 Rule 6. The newer fragment of an open suspicion takes the place of the older one (suspicions.py); no score changes.
+Rule 7. A phrase of time adds candidates and a part, and removes nothing. Without one the time part does not exist, and
+the ranking is the same to the last bit as if times were not interpreted.
 """
 
 from __future__ import annotations
@@ -39,9 +43,11 @@ from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
 from memstream_server.core.speakers import named_speaker
+from memstream_server.core.time_phrases.calendar import Window
+from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Vector
 
-FORMULA = "absolute/3"
+FORMULA = "absolute/4"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
@@ -61,6 +67,7 @@ class Weights:
     reply: float = MODEL.reply
     """Weight of the reply part, as a multiple of the context weight."""
     speaker_bonus: float = 0.1
+    time: float = MODEL.time
     cosine_low: float = 0.0
     cosine_high: float = 1.0
     """Cosines that map to 0 and 1 on the dense leg; clipped outside."""
@@ -88,6 +95,8 @@ class Question:
     """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
     suspected: Suspected = NOTHING_SUSPECTED
     """Open suspicions, and how they change the order."""
+    windows: tuple[Window, ...] = ()
+    """The windows of its phrases of time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +164,7 @@ class Scored(Struct, frozen=True, gc=False):
 class Considered:
     """Width of the search: candidates scored, and the best relevance among them (0 if none).
 
-    best_match: the best relevance without the speaker bonus, which says nothing about what was said.
+    best_match: the best relevance without the speaker bonus and the time part, which say nothing about what was said.
     """
 
     candidates: int = 0
@@ -201,6 +210,8 @@ class Ranking:
 
 
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
+TIMED_PARTS = (*PARTS, "time")
+"""The parts if the question has a phrase of time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,7 +228,8 @@ class Assessed:
     """For ordering; only `scored` computes the correctly rounded sums."""
     relevance: npt.NDArray[np.float64]
     matches: npt.NDArray[np.float64]
-    """Relevance without the speaker bonus."""
+    """Relevance without the speaker bonus and the time part, which say nothing about what was said."""
+    names: tuple[str, ...] = PARTS
 
     def best_first(self) -> Slots:
         """Indices into these arrays, by score, then newest."""
@@ -236,7 +248,7 @@ class Assessed:
                 math.fsum(map(mul, value, weight)),
                 relevant,
                 None if math.isnan(cosine) else cosine,
-                PARTS,
+                self.names,
                 tuple(value),
                 tuple(weight),
             )
@@ -275,6 +287,19 @@ def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, pe
     for leg in (lexical, context):
         chosen[_best_slots(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
     return np.flatnonzero(chosen)
+
+
+def add_timely(
+    columns: Columns, words: Floats, around: Floats, chosen: Slots, question: Question, allowed: Mask
+) -> Slots:
+    """The candidates `chosen` with those of the question's windows: first from inside, then whose words match best."""
+    if not question.windows:
+        return chosen
+    slots = np.flatnonzero(allowed & is_near(columns.observe_us, question.windows))
+    near = time_closeness(columns.observe_us[slots], question.windows)
+    order = np.zeros(len(allowed), np.float32)
+    order[slots] = 4 * (near >= 1) + near + words[slots] + around[slots]
+    return np.union1d(chosen, _best_slots(order, slots, question.per_leg))
 
 
 def widen_candidates(
@@ -324,6 +349,7 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     """
     words, around = legs.alone.shares, legs.around.shares
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
+    chosen = add_timely(columns, words, around, chosen, question, allowed)
     if question.fold:
         chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
     chosen = add_newer(columns, chosen, question.suspected, allowed)
@@ -357,7 +383,24 @@ def assess_candidates(columns: Columns, signals: Signals, question: Question, w:
     weights[0], weights[1:6], weights[6] = w.alpha, w.beta * legs, w.gamma
     matches = (values[1:5] * legs[:4]).sum(axis=0)
     relevance = matches + w.speaker_bonus * theirs
-    return Assessed(slots, signals.cosines, values, weights, (values * weights).sum(axis=0), relevance, matches)
+    scores = (values * weights).sum(axis=0)
+    assessed = Assessed(slots, signals.cosines, values, weights, scores, relevance, matches)
+    return _add_time(columns, assessed, question, w) if question.windows else assessed
+
+
+def _add_time(columns: Columns, assessed: Assessed, question: Question, w: Weights) -> Assessed:
+    """The same with the time part: a summand of relevance, weighted like its other parts by beta."""
+    near = time_closeness(columns.observe_us[assessed.slots], question.windows)
+    return Assessed(
+        assessed.slots,
+        assessed.cosines,
+        np.vstack([assessed.values, near]),
+        np.vstack([assessed.weights, np.full(assessed.weights.shape[1], w.beta * w.time)]),
+        assessed.scores + w.beta * w.time * near,
+        assessed.relevance + w.time * near,
+        assessed.matches,
+        TIMED_PARTS,
+    )
 
 
 def _scale_cosines(cosines: Floats, w: Weights) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -13,6 +14,7 @@ from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy, Truth
 from memstream_server.core.ranking import NearMiss, Scored
 from memstream_server.core.suspicions import Suspicion
+from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, TruthStatus, Vector
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
@@ -191,6 +193,10 @@ class Query:
     """Best relevance below which the answer is marked weak; 0 never marks it."""
     truth: Truth | None = None
     """Whether only current fragments are returned."""
+    zone: tzinfo = UTC
+    """The time zone in which days begin for phrases of time."""
+    interpret_time: bool = True
+    """Whether phrases of time in the text are interpreted."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
 
@@ -241,6 +247,8 @@ class RecallAnswer:
     """Whether the best relevance, without the speaker bonus, is below the floor."""
     validity_change_us: int | None = None
     """When the next validity in the memory begins or ends."""
+    interpreted: tuple[TimePhrase, ...] = ()
+    """The phrases of time in the text, with their windows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

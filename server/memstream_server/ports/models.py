@@ -57,8 +57,8 @@ class EmbeddingModel:
     """An embedding space and the interpretation of its cosines.
 
     cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is the threshold of the
-    enhancement rule; the three weights are relevance's defaults and sum to 1; the reply part weighs
-    `reply_factor` times the context weight (core/ranking.py).
+    enhancement rule; the weights of the legs are relevance's defaults and sum to 1; the reply part weighs
+    `reply_factor` times the context weight, the time part `time_weight` (core/ranking.py).
     """
 
     name: str
@@ -70,6 +70,7 @@ class EmbeddingModel:
     lexical_weight: float = MODEL.lexical
     context_weight: float = MODEL.context
     reply_factor: float = MODEL.reply
+    time_weight: float = MODEL.time
     weak_below: float = MODEL.weak_below
     """Best relevance below which an answer is marked weak."""
     instant: bool = False
@@ -208,6 +209,10 @@ class Analyzer(Protocol):
 
         `pointed`: empty unless one of them may contradict an earlier claim (Claim.is_pointed), which is decided faster.
         """
+        ...
+
+    def language_of(self, text: str) -> str:
+        """The name of the Snowball algorithm for a text's own language."""
         ...
 
 

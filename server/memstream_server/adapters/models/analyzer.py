@@ -139,6 +139,10 @@ class SnowballAnalyzer:
         """The claims of a text; see claims.py. AUTO_LANGUAGE reads every language's lists at once."""
         return read_claims(text, self._marks.of(namespace, language), pointed)
 
+    def language_of(self, text: str) -> str:
+        """The name of the Snowball algorithm for a text's own language. Raises ValueError as `prepare` does."""
+        return languages.stemmer_of(text)
+
     async def prepare(self, language: str) -> None:
         """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""
         if language == AUTO_LANGUAGE:

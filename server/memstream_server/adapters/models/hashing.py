@@ -34,6 +34,7 @@ MODEL = EmbeddingModel(
     lexical_weight=HASHING.lexical,
     context_weight=HASHING.context,
     reply_factor=HASHING.reply,
+    time_weight=HASHING.time,
     weak_below=HASHING.weak_below,
     instant=True,
 )

@@ -17,6 +17,7 @@ from memstream_server.core.lexical import Legs
 from memstream_server.core.newer_first import add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored, Weights
+from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.engine.requests import Query
 from memstream_server.ports.models import EmbeddingModel
@@ -43,6 +44,8 @@ class Found:
     beta: float = 0.0
     degraded: str = ""
     """Why it was not reranked."""
+    interpreted: tuple[TimePhrase, ...] = ()
+    """The phrases of time that the ranking considers."""
 
 
 async def score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
@@ -90,6 +93,7 @@ def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weigh
         lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
         context=embedding.context_weight if given.context_weight is None else given.context_weight,
         reply=embedding.reply_factor,
+        time=embedding.time_weight,
         speaker_bonus=given.speaker_bonus,
         cosine_low=embedding.cosine_low,
         cosine_high=embedding.cosine_high,
@@ -212,6 +216,7 @@ def rank_memory(
         words, around = legs.alone.shares, legs.around.shares
         dense = ranking.best(cosines, allowed, question.per_leg)
         chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        chosen = ranking.add_timely(columns, words, around, chosen, question, allowed)
         if question.fold:
             chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
         chosen = add_newer(columns, chosen, question.suspected, allowed)

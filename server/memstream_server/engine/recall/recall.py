@@ -23,10 +23,11 @@ from memstream_server.core.dense import Cosines
 from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
-from memstream_server.core.policy import RankingRule, Truth
+from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.rank_memory import (
@@ -139,14 +140,17 @@ class Recaller:
     async def _search_memory(
         self, working: WorkingSet, query: Query, vector: Vector | None, watch: _Stopwatch
     ) -> tuple[Found, str]:
-        question = self._build_question(working, query, vector)
+        now_us = self._runtime.clock.now_us() if query.now_us is None else query.now_us
+        times = self._find_times(working, query, now_us)
+        question = self._build_question(working, query, vector, now_us, times)
         if working.dense is not None:
             cosines, legs = await score_legs(working, working.dense, question)
         if working.dense is None:  # it may have outgrown RAM since the check above
-            return await self._search_index(working, query, question, watch)
+            found, degraded = await self._search_index(working, query, question, watch)
+            return replace(found, interpreted=times), degraded
         found = self._rank(working, query, question, cosines, legs)
         watch.record_step("score")
-        return found, ""
+        return replace(found, interpreted=times), ""
 
     async def _search_index(
         self, working: WorkingSet, query: Query, question: Question, watch: _Stopwatch
@@ -179,6 +183,7 @@ class Recaller:
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
         lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
+        lexical = ranking.add_timely(working.columns, words, around, lexical, question, allowed)
         if question.fold:  # folding needs their vectors too
             unseen = no_cosines(len(words))
             lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
@@ -196,7 +201,25 @@ class Recaller:
         watch.record_step("score")
         return found, degraded
 
-    def _build_question(self, working: WorkingSet, query: Query, vector: Vector | None) -> Question:
+    def _find_times(self, working: WorkingSet, query: Query, now_us: int) -> tuple[TimePhrase, ...]:
+        """The phrases of time in the query, relative to `now_us`; none with DB-GPT's ranking, which has no such part.
+
+        A standing query is interpreted again with each ranking: "today" is the day of the ranking, unless it has a
+        `now` of its own.
+        """
+        policy = working.record.policy
+        if not query.interpret_time or policy.recall.ranking is RankingRule.DBGPT:
+            return ()
+        language = policy.language
+        if language == AUTO_LANGUAGE:
+            if not has_time_words(query.text):
+                return ()
+            language = self._models.analyzer.language_of(query.text)
+        return find_times(query.text, language, now_us, query.zone)
+
+    def _build_question(
+        self, working: WorkingSet, query: Query, vector: Vector | None, now_us: int, times: tuple[TimePhrase, ...]
+    ) -> Question:
         policy = working.record.policy
         terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
         given = policy.recall
@@ -206,7 +229,7 @@ class Recaller:
             text=query.text,
             terms=query_terms(terms.hashes),
             vector=vector,
-            now_us=self._runtime.clock.now_us() if query.now_us is None else query.now_us,
+            now_us=now_us,
             limit=ranked,
             per_leg=max(given.candidates, ranked),
             min_relevance=given.min_relevance if query.min_relevance is None else query.min_relevance,
@@ -214,6 +237,7 @@ class Recaller:
             fold=given.fold if query.fold is None else query.fold,
             preferred=query.preferred,
             suspected=_suspected(working),
+            windows=tuple(each.window for each in times),
         )
 
     def _rank(
@@ -405,4 +429,5 @@ def _build_answer(
         timings_s={},
         tokens=fitted.tokens if query.token_budget > 0 else 0,
         formula=found.formula,
+        interpreted=found.interpreted,
     )

@@ -80,7 +80,8 @@ class Watchers:
     ) -> AsyncGenerator[tuple[str, int, int, tuple[Event, ...]], None]:
         """(uid, revision, time in µs, events) of each transition after the cursor; a progress mark has no events.
 
-        The first progress mark follows when every transition that was committed at the start was returned. Skips the first `ordinal` events of the first transition. Raises CursorVoid, CursorCompacted.
+        The first progress mark follows when every transition that was committed at the start was returned. Skips the
+        first `ordinal` events of the first transition. Raises CursorVoid, CursorCompacted.
         """
         if uid and uid != record.uid:
             raise CursorVoid(

@@ -11,6 +11,7 @@ from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Part
+from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
@@ -58,6 +59,8 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         if message.HasField("weak_below")
         else None,
         truth=read_truth(found, f"{prefix}truth", message.truth),
+        zone=scalars.read_zone(found, f"{prefix}time_zone", message.time_zone),
+        interpret_time=message.interpret_time if message.HasField("interpret_time") else True,
     )
     if message.HasField("timeout"):
         scalars.duration_us(found, f"{prefix}timeout", message.timeout)
@@ -131,7 +134,17 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         near_misses=[_near_miss(each) for each in answer.near_misses],
         timings=dict(answer.timings_s),
         tokens=answer.tokens if budgeted else 0,
+        interpreted=[_interpreted_time(each) for each in answer.interpreted],
     )
+
+
+def _interpreted_time(found: TimePhrase) -> pb.InterpretedTime:
+    message = pb.InterpretedTime(phrase=found.phrase)
+    if found.window.start_us is not None:
+        scalars.write_time(getattr(message, "from"), found.window.start_us)  # a keyword of Python
+    if found.window.end_us is not None:
+        scalars.write_time(message.to, found.window.end_us)
+    return message
 
 
 def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Recollection:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, MutableMapping
+from datetime import UTC, tzinfo
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -23,6 +25,7 @@ _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
 DURATION_MAX_S = 3_153_600_000
 """A hundred years."""
 METADATA_KEY_BYTES_MAX = 128
+_ZONE_CHARACTERS_MAX = 64
 
 
 class Enums(Generic[E]):
@@ -68,6 +71,19 @@ def time_us(found: Violations, field: str, value: Timestamp) -> int:
         found.add(field, "must be a time in the years 1 to 9999")
         return 0
     return value.seconds * 1_000_000 + value.nanos // 1_000
+
+
+def read_zone(found: Violations, field: str, name: str) -> tzinfo:
+    """A time zone by its IANA name; UTC if empty."""
+    if not name:
+        return UTC
+    try:
+        if len(name) > _ZONE_CHARACTERS_MAX:
+            raise ValueError(name)
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):  # unknown; no name at all; a directory of the database
+        found.add(field, f"is {quote_text(name)}: the IANA database has no such time zone; one is 'Europe/Berlin'")
+        return UTC
 
 
 def timestamp_message(value_us: int) -> Timestamp:

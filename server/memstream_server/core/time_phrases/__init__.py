@@ -1,0 +1,10 @@
+"""Phrases of time in a question, such as "last week", and the time that they mean.
+
+recognition: finds the phrases of a text and their windows
+patterns: what a phrase looks like, in regular expressions built from a lexicon
+lexicon: the words of English, German, French, Spanish and Portuguese
+east_asian: the phrases of Chinese and Japanese
+windows: the window of a match, by the groups of its pattern
+calendar: windows of days, weeks, months, seasons and holidays in a time zone
+closeness: how near a fragment is to the windows of a question
+"""

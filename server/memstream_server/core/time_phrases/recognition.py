@@ -1,0 +1,309 @@
+"""Finds the phrases of time in a question and the windows that they mean. Pure: the caller gives moment and zone.
+
+Rule 1. Text in quotes or backticks is no phrase of the question, nor is a text of more than TEXT_CHARACTERS_MAX.
+Rule 2. A cheap test of the words comes first: most questions have no word of time and cost nothing more.
+Rule 3. Words that also mean something else ("may", "march", "fall", a bare year) count only where the words around
+them say so. A phrase that is missed costs little; a wrong window moves the wrong fragments up.
+Rule 4. The same text, language, moment and zone give the same answer. Nothing is raised.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import tzinfo
+
+from memstream_server.core.time_phrases import east_asian
+from memstream_server.core.time_phrases.calendar import Calendar, Window
+from memstream_server.core.time_phrases.lexicon import LEXICONS
+from memstream_server.core.time_phrases.patterns import DIGIT, WORD, Compiled, compiled
+from memstream_server.core.time_phrases.windows import plain_words, window_of
+
+TEXT_CHARACTERS_MAX = 2_000
+"""A longer text is a document, whose dates say nothing about the question."""
+PHRASES_MAX = 8
+_BEFORE_CHARACTERS = 48
+"""What precedes a phrase is read this far."""
+_QUOTED = re.compile(
+    r"\"[^\"]{0,300}\"|“[^”]{0,300}”|„[^“”]{0,300}[“”]|«[^»]{0,300}»|`[^`]{0,300}`|「[^」]{0,300}」|『[^』]{0,300}』"
+    r"|(?<!\w)'[^']{0,300}'(?!\w)"
+)
+_QUOTES = frozenset("\"“„«`「『'")
+_NUMERIC = re.compile(
+    r"(?<![\w.,:/\\#$€£-])(?:"
+    r"(?P<year>(?:1[89]|20|21)\d\d)(?:-(?P<month>[01]\d)(?:-(?P<day>[0-3]\d))?|/(?P<m2>[01]?\d)/(?P<d2>[0-3]?\d))"
+    r"|(?P<first>[0-3]?\d)(?P<sign>[./])(?P<second>[0-3]?\d)(?P=sign)(?P<y2>(?:1[89]|20|21)\d\d)"
+    r")(?:[t ]\d\d:\d\d(?::\d\d)?z?)?(?![\w:/\\]|[.,-]\w)"
+)
+_SHORT_DATE = re.compile(r"\d\.[01]?\d\.")
+"""A German date without a year: "am 7.5."."""
+_FOLDED = str.maketrans(
+    "àáâãäåçèéêëìíîïñòóôõöùúûüýÿāăąćčďēėęěğīįłńňōőŕřśşšťūůűųźżž\u2018\u2019\u2013",
+    "aaaaaaceeeeiiiinooooouuuuyyaaaccdeeeegiilnnoorrssstuuuuzzz''-",
+)
+"""Accents, typographic apostrophes, and the en dash that people write between two dates."""
+_SENTENCE_ENDS = ".?!:;\n¿¡"
+_ASIAN = "\u3040"
+"""From this code point on, scripts of Chinese and Japanese."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePhrase:
+    """A phrase at text[start:end] and its window."""
+
+    phrase: str
+    start: int
+    end: int
+    window: Window
+
+
+@dataclass(slots=True)
+class _Found:
+    """A match before the words around it are read."""
+
+    start: int
+    end: int
+    window: Window
+    weak: str
+    groups: dict[str, str] = field(default_factory=dict)
+
+
+def has_time_words(text: str) -> bool:
+    """The cheap test: whether the text may have a phrase in any language."""
+    if len(text) > TEXT_CHARACTERS_MAX:
+        return False
+    low = _fold(text)
+    return _is_asian(text) or any(_word_kinds(low, compiled(language)) for language in LEXICONS)
+
+
+def find_times(text: str, language: str, now_us: int, zone: tzinfo) -> tuple[TimePhrase, ...]:
+    """The phrases in order, at most PHRASES_MAX. `language`: a Snowball stemmer's name; Chinese, Japanese and ISO dates
+    are found in every language.
+    """
+    if len(text) > TEXT_CHARACTERS_MAX:
+        return ()
+    asian, low = _is_asian(text), _fold(text)
+    lexicon = compiled(language)
+    kinds = _word_kinds(low, lexicon)
+    if not kinds and not asian:
+        return ()
+    if not _QUOTES.isdisjoint(low):
+        low = _QUOTED.sub(lambda match: "\x00" * len(match[0]), low)
+    calendar = Calendar(now_us, zone)
+    found = _find_numeric(low, lexicon is not None and lexicon.lexicon.month_first, calendar) if DIGIT in kinds else []
+    if lexicon is not None:
+        found += _find_matches(text, low, lexicon, kinds, calendar)
+    phrases = [] if lexicon is None else _read_around(text, low, _without_overlaps(found), lexicon, calendar)
+    if lexicon is None:
+        phrases = [_phrase(text, each, each.start, each.window) for each in _without_overlaps(found)]
+    if asian:
+        phrases += [
+            TimePhrase(text[start:end], start, end, window)
+            for start, end, window in east_asian.find_windows(low, calendar)
+        ]
+        phrases.sort(key=lambda each: each.start)
+    return tuple(phrases[:PHRASES_MAX])
+
+
+def _fold(text: str) -> str:
+    """Lowercase without accents, of the same length."""
+    low = text.lower()
+    if len(low) != len(text):  # "İ" becomes two characters
+        low = "".join(each.lower() if len(each.lower()) == 1 else each for each in text)
+    return low if low.isascii() else low.translate(_FOLDED)
+
+
+def _is_asian(text: str) -> bool:
+    return not text.isascii() and max(text) >= _ASIAN
+
+
+def _word_kinds(low: str, lexicon: Compiled | None) -> frozenset[str]:
+    """The kinds of the words of time in the text, of which each pattern needs some."""
+    words = WORD.findall(low)
+    found: set[str] = set()
+    if lexicon is not None:
+        known = lexicon.kinds
+        for word in known.keys() & words:
+            found |= known[word]
+    if any(word.isdecimal() and len(word) == 4 for word in words) or ("." in low and _SHORT_DATE.search(low)):
+        found.add(DIGIT)
+    return frozenset(found)
+
+
+def _find_numeric(low: str, month_first: bool, calendar: Calendar) -> list[_Found]:
+    found = []
+    for match in _NUMERIC.finditer(low):
+        given = match.groupdict()
+        try:
+            if given["first"]:
+                day, month = int(given["first"]), int(given["second"])
+                if given["sign"] == "/" and ((month_first and day <= 12) or month > 12):
+                    day, month = month, day
+                window = calendar.day(month, day, int(given["y2"]))
+            elif day_text := given["day"] or given["d2"]:
+                window = calendar.day(int(given["month"] or given["m2"]), int(day_text), int(given["year"]))
+            else:
+                window = calendar.month(int(given["month"]), int(given["year"]))
+        except (ValueError, OverflowError):
+            continue
+        found.append(_Found(match.start(), match.end(), window, "", {"year": given["year"] or given["y2"]}))
+    return found
+
+
+def _find_matches(text: str, low: str, lexicon: Compiled, kinds: frozenset[str], calendar: Calendar) -> list[_Found]:
+    found = []
+    for pattern in lexicon.patterns:
+        if not pattern.needs <= kinds:
+            continue
+        for match in pattern.regex.finditer(low):
+            groups = {name: words for name, words in match.groupdict().items() if words is not None}
+            start, end = match.span()
+            if not _is_plausible(text, low, start, end, groups, lexicon, pattern.weak):
+                continue
+            try:
+                window = window_of(groups, lexicon, calendar)
+            except (ValueError, OverflowError, KeyError):
+                continue  # no such day, or beyond the years of the calendar
+            found.append(_Found(start, end, window, pattern.weak, groups))
+    return found
+
+
+def _without_overlaps(found: list[_Found]) -> list[_Found]:
+    """Leftmost and longest first; of equals, the one that is not weak."""
+    kept: list[_Found] = []
+    for each in sorted(found, key=lambda each: (each.start, -each.end, each.weak != "")):
+        if not kept or each.start >= kept[-1].end:
+            kept.append(each)
+    return kept
+
+
+def _is_plausible(
+    text: str, low: str, start: int, end: int, groups: dict[str, str], lexicon: Compiled, weak: str
+) -> bool:
+    """Whether capitals and neighbours allow the words to be a time."""
+    before = low[max(0, start - _BEFORE_CHARACTERS) : start]
+    if lexicon.rejected_before.search(before):
+        return False
+    opens = not before.strip(" ¿¡(,-") or before.rstrip()[-1:] in _SENTENCE_ENDS
+    if "month" not in groups and "weekday" not in groups and "holiday" not in groups and "season" not in groups:
+        titled = text[start].isupper() and not opens and not text.isupper()
+        if titled:  # the title of a song, a show or a newspaper: "Yesterday", "Last Week Tonight"
+            return False
+    name = groups.get("month") or groups.get("weekday") or ""
+    if name not in lexicon.lexicon.ambiguous or groups.keys() & {"year", "which"}:
+        return True
+    if groups.keys() == {"weekday"}:
+        return not low[end:].strip(" ?.!")  # "na segunda", but not "na segunda vez"
+    if weak or "day" not in groups:
+        return True
+    # "may 7 people come?" and "March 5 miles": a date has a capital, or words around it that say so.
+    followed = WORD.match(low[end:].lstrip())
+    capital = text[low.find(name, start)].isupper()
+    said = bool(
+        re.search(r"(?:\bon|\bof|\bthe|\bsince|\bbefore|\bafter|\buntil|\bby|\bfrom|\bbetween|\band|\bto)\s*$", before)
+    )
+    return said or (capital and not (opens and followed)) or not followed
+
+
+def _read_around(text: str, low: str, found: list[_Found], lexicon: Compiled, calendar: Calendar) -> list[TimePhrase]:
+    """Join spans, apply what precedes each time, and drop weak ones that nothing supports."""
+    phrases: list[TimePhrase] = []
+    number, reached = 0, 0
+    while number < len(found):
+        each = found[number]
+        before = low[max(reached, each.start - _BEFORE_CHARACTERS) : each.start]
+        span = _join(low, before, each, found[number + 1], lexicon, calendar) if number + 1 < len(found) else None
+        if span is not None:
+            phrases.append(_phrase(text, span, span.start, span.window))
+            number, reached = number + 2, span.end
+            continue
+        read = _apply_before(before, each, lexicon, calendar)
+        if read is not None:
+            length, window = read
+            phrases.append(_phrase(text, each, each.start - length, window))
+            reached = each.end
+        number += 1
+    return phrases
+
+
+def _phrase(text: str, found: _Found, start: int, window: Window) -> TimePhrase:
+    return TimePhrase(text[start : found.end], start, found.end, window)
+
+
+def _join(low: str, before: str, first: _Found, second: _Found, lexicon: Compiled, calendar: Calendar) -> _Found | None:
+    """The span from the first to the second of two times, if the words before and between them say so."""
+    between = low[first.end : second.start]
+    opener = lexicon.opener.search(before)
+    join = lexicon.opened_join if opener else lexicon.join
+    if not join.fullmatch(between):
+        return None
+    groups = first.groups
+    window = first.window
+    if "year" in second.groups and "year" not in groups and groups.keys() & {"month", "season"}:
+        groups = groups | {"year": second.groups["year"]}
+        try:
+            window = window_of(groups, lexicon, calendar)
+        except (ValueError, OverflowError):
+            return None
+    start_us, end_us = window.start_us, second.window.end_us
+    if start_us is None or end_us is None:
+        return None
+    if start_us >= end_us:  # "between Friday and Tuesday": the first one is the earlier
+        unit = "week" if "weekday" in groups else "year"
+        try:
+            days = calendar.local(start_us).date()
+            start_us = calendar.midnight_us(
+                calendar.shifted("day", -7, days) if unit == "week" else calendar.shifted("year", -1, days)
+            )
+        except (ValueError, OverflowError):
+            return None
+        if start_us >= end_us:
+            return None
+    start = first.start - (len(opener[0]) if opener else 0)
+    return _Found(start, second.end, Window(start_us, end_us), "", groups | second.groups)
+
+
+def _apply_before(before: str, found: _Found, lexicon: Compiled, calendar: Calendar) -> tuple[int, Window] | None:
+    """(number of characters before it that belong to the phrase, window); None for a weak time without support."""
+    words = lexicon.lexicon
+    name = found.groups.get("month") or found.groups.get("season") or found.groups.get("weekday") or ""
+    weak_name = found.weak and name in words.ambiguous
+    if lexicon.offsets is not None and (match := lexicon.offsets.search(before)):
+        window = _offset_window(match, found, lexicon, calendar)
+        if window is not None:
+            return len(match[0]), window
+    for kind, pattern in lexicon.modifiers.items():
+        if match := pattern.search(before):
+            if weak_name and (match[0].startswith("by") or " " in match[0].strip()):
+                return None  # "written by April", "after the fall"
+            return len(match[0]), _limited(kind, found.window)
+    if found.weak and (match := lexicon.weak[found.weak].search(before)):
+        return len(match[0]), found.window
+    return None if found.weak else (0, found.window)
+
+
+def _limited(kind: str, window: Window) -> Window:
+    if kind == "before":
+        return Window(None, window.start_us)
+    if kind == "after":
+        return Window(window.end_us, None)
+    return Window(window.start_us, None) if kind == "since" else Window(None, window.end_us)
+
+
+def _offset_window(match: re.Match[str], found: _Found, lexicon: Compiled, calendar: Calendar) -> Window | None:
+    """ "two days before Christmas", "the week after 7 May"."""
+    given = {name.rstrip("0123456789"): value for name, value in match.groupdict().items() if value is not None}
+    words, number = lexicon.lexicon, plain_words(given.get("n", ""))
+    if number in words.vague:
+        return None
+    count = int(number) if number.isdecimal() else words.numbers.get(number, 1)
+    unit, direction = words.units[plain_words(given["unit"])], words.offset_words[given["offset"]]
+    limit_us = found.window.start_us if direction < 0 else found.window.end_us
+    if limit_us is None:
+        return None
+    anchor = calendar.local(limit_us).date()
+    try:
+        far, near = (calendar.shifted(unit, direction * each, anchor) for each in (count, count - 1))
+        return calendar.between(min(far, near), max(far, near))
+    except (ValueError, OverflowError):
+        return None
