@@ -66,6 +66,10 @@ class MemoryServiceStub:
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]
     """Restores forgotten fragments."""
+    GetFragmentHistory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]
+    """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    RestoreFragmentVersion: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]
+    """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -113,6 +117,10 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """Takes fragments out of recall, restorable within the grace period."""
     RestoreFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentsRequest, _memory_service_pb2.RestoreFragmentsResponse]  # type: ignore[assignment]
     """Restores forgotten fragments."""
+    GetFragmentHistory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]  # type: ignore[assignment]
+    """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    RestoreFragmentVersion: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]  # type: ignore[assignment]
+    """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
@@ -247,6 +255,22 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.RestoreFragmentsResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentsResponse]]:
         """Restores forgotten fragments."""
+
+    @_abc_1.abstractmethod
+    def GetFragmentHistory(
+        self,
+        request: _memory_service_pb2.GetFragmentHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.GetFragmentHistoryResponse, _abc.Awaitable[_memory_service_pb2.GetFragmentHistoryResponse]]:
+        """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+
+    @_abc_1.abstractmethod
+    def RestoreFragmentVersion(
+        self,
+        request: _memory_service_pb2.RestoreFragmentVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.RestoreFragmentVersionResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentVersionResponse]]:
+        """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
 
     @_abc_1.abstractmethod
     def EraseFragments(

@@ -691,6 +691,8 @@ class RecallQuery(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
+    AS_OF_TIME_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -728,6 +730,8 @@ class RecallQuery(_message.Message):
     """Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy."""
     weak_below: _builtins.float
     """Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy."""
+    as_of_revision: _builtins.int
+    """As of this revision; expiry counts at the time when it was committed."""
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -756,6 +760,10 @@ class RecallQuery(_message.Message):
         standing query it applies to the first answer. Unset: no limit but the deadline.
         """
 
+    @_builtins.property
+    def as_of_time(self) -> _timestamp_pb2.Timestamp:
+        """As of the last revision that was committed at or before this time; expiry counts at this time."""
+
     def __init__(
         self,
         *,
@@ -778,10 +786,12 @@ class RecallQuery(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
+        as_of_time: _timestamp_pb2.Timestamp | None = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -793,6 +803,8 @@ class RecallQuery(_message.Message):
     _WhichOneofArgType__reinforce: _TypeAlias = _typing.Literal["_reinforce", b"_reinforce"]  # noqa: Y015
     _WhichOneofReturnType__weak_below: _TypeAlias = _typing.Literal["weak_below"]  # noqa: Y015
     _WhichOneofArgType__weak_below: _TypeAlias = _typing.Literal["_weak_below", b"_weak_below"]  # noqa: Y015
+    _WhichOneofReturnType_as_of: _TypeAlias = _typing.Literal["as_of_time", "as_of_revision"]  # noqa: Y015
+    _WhichOneofArgType_as_of: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
     _WhichOneofReturnType_observation: _TypeAlias = _typing.Literal["text", "structured"]  # noqa: Y015
     _WhichOneofArgType_observation: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     @_typing.overload
@@ -805,6 +817,8 @@ class RecallQuery(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reinforce) -> _WhichOneofReturnType__reinforce | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weak_below) -> _WhichOneofReturnType__weak_below | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_as_of) -> _WhichOneofReturnType_as_of | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_observation) -> _WhichOneofReturnType_observation | None: ...
 
@@ -1254,6 +1268,7 @@ class RecallDone(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKING_IDS_FIELD_NUMBER: _builtins.int
     WEAK_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1272,6 +1287,8 @@ class RecallDone(_message.Message):
     """Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
     returned all the same.
     """
+    as_of_revision: _builtins.int
+    """Of a query with `as_of`: the revision that was ranked; else 0."""
     @_builtins.property
     def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:
         """The near misses, if requested."""
@@ -1300,10 +1317,11 @@ class RecallDone(_message.Message):
         tokens: _builtins.int = ...,
         ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
         weak: _builtins.bool = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -494,7 +494,9 @@ type Event struct {
 	// The use of an LLM; set only for MODEL_ASKED.
 	ModelUse *ModelUse `protobuf:"bytes,13,opt,name=model_use,json=modelUse,proto3" json:"model_use,omitempty"`
 	// For an imported fragment.
-	Imported      *ImportedFragment `protobuf:"bytes,14,opt,name=imported,proto3" json:"imported,omitempty"`
+	Imported *ImportedFragment `protobuf:"bytes,14,opt,name=imported,proto3" json:"imported,omitempty"`
+	// The version that an UPDATED brought back (see RestoreFragmentVersion); else 0.
+	Version       int64 `protobuf:"varint,18,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -627,6 +629,13 @@ func (x *Event) GetImported() *ImportedFragment {
 	return nil
 }
 
+func (x *Event) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 var File_memstream_v1_event_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_event_proto_rawDesc = "" +
@@ -648,7 +657,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\x05R\brequests\x12#\n" +
 	"\rprompt_tokens\x18\x04 \x01(\x03R\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xe8\x04\n" +
+	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\x82\x05\n" +
 	"\x05Event\x12,\n" +
 	"\x06cursor\x18\x01 \x01(\v2\x14.memstream.v1.CursorR\x06cursor\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
@@ -667,7 +676,8 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"importance\x88\x01\x01\x12\x18\n" +
 	"\asources\x18\f \x03(\tR\asources\x123\n" +
 	"\tmodel_use\x18\r \x01(\v2\x16.memstream.v1.ModelUseR\bmodelUse\x12:\n" +
-	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimportedB\t\n" +
+	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimported\x12\x18\n" +
+	"\aversion\x18\x12 \x01(\x03R\aversionB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
 	"\v_importance*\xf0\x04\n" +

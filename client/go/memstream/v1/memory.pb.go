@@ -508,8 +508,10 @@ type Policy struct {
 	Retention *RetentionPolicy `protobuf:"bytes,10,opt,name=retention,proto3" json:"retention,omitempty"`
 	// Let the server's LLM, if any, rate observations without an importance. Default true.
 	ScoreImportance *bool `protobuf:"varint,11,opt,name=score_importance,json=scoreImportance,proto3,oneof" json:"score_importance,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Earlier contents.
+	History       *HistoryPolicy `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
@@ -617,6 +619,13 @@ func (x *Policy) GetScoreImportance() bool {
 		return *x.ScoreImportance
 	}
 	return false
+}
+
+func (x *Policy) GetHistory() *HistoryPolicy {
+	if x != nil {
+		return x.History
+	}
+	return nil
 }
 
 // The buffer that every observation enters first.
@@ -1180,6 +1189,62 @@ func (x *RetentionPolicy) GetEventRetention() *durationpb.Duration {
 	return nil
 }
 
+// What is kept of earlier contents: see MemoryService.GetFragmentHistory.
+type HistoryPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Versions of a fragment that are kept, 0 to 100; 0 is off, and deletes those that there are. A lower number applies
+	// to a fragment when it next changes. Default 10; dbgpt 0.
+	Versions *int32 `protobuf:"varint,1,opt,name=versions,proto3,oneof" json:"versions,omitempty"`
+	// How long a version is kept after it was replaced, whole seconds; 0 sets no limit. Default 0.
+	VersionRetention *durationpb.Duration `protobuf:"bytes,2,opt,name=version_retention,json=versionRetention,proto3" json:"version_retention,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *HistoryPolicy) Reset() {
+	*x = HistoryPolicy{}
+	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryPolicy) ProtoMessage() {}
+
+func (x *HistoryPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryPolicy.ProtoReflect.Descriptor instead.
+func (*HistoryPolicy) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *HistoryPolicy) GetVersions() int32 {
+	if x != nil && x.Versions != nil {
+		return *x.Versions
+	}
+	return 0
+}
+
+func (x *HistoryPolicy) GetVersionRetention() *durationpb.Duration {
+	if x != nil {
+		return x.VersionRetention
+	}
+	return nil
+}
+
 // Counts of a memory, at one revision.
 type MemoryStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1209,7 +1274,7 @@ type MemoryStats struct {
 
 func (x *MemoryStats) Reset() {
 	*x = MemoryStats{}
-	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1286,7 @@ func (x *MemoryStats) String() string {
 func (*MemoryStats) ProtoMessage() {}
 
 func (x *MemoryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1299,7 @@ func (x *MemoryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryStats.ProtoReflect.Descriptor instead.
 func (*MemoryStats) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MemoryStats) GetRevision() int64 {
@@ -1328,7 +1393,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	" \x01(\tR\x04etag\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\x05\n" +
 	"\x06Policy\x12/\n" +
 	"\aprofile\x18\x01 \x01(\x0e2\x15.memstream.v1.ProfileR\aprofile\x12\x1f\n" +
 	"\blanguage\x18\x02 \x01(\tH\x00R\blanguage\x88\x01\x01\x122\n" +
@@ -1345,7 +1410,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\x06recall\x18\t \x01(\v2\x1a.memstream.v1.RecallPolicyR\x06recall\x12;\n" +
 	"\tretention\x18\n" +
 	" \x01(\v2\x1d.memstream.v1.RetentionPolicyR\tretention\x12.\n" +
-	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01B\v\n" +
+	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01\x125\n" +
+	"\ahistory\x18\f \x01(\v2\x1b.memstream.v1.HistoryPolicyR\ahistoryB\v\n" +
 	"\t_languageB\x15\n" +
 	"\x13_importance_defaultB\x12\n" +
 	"\x10_wait_for_modelsB\x0e\n" +
@@ -1442,7 +1508,11 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\fforget_grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vforgetGrace\x12B\n" +
 	"\x0fevent_retention\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0eeventRetentionB\x10\n" +
 	"\x0e_retention_minB\x15\n" +
-	"\x13_long_term_capacity\"\xac\x02\n" +
+	"\x13_long_term_capacity\"\x85\x01\n" +
+	"\rHistoryPolicy\x12\x1f\n" +
+	"\bversions\x18\x01 \x01(\x05H\x00R\bversions\x88\x01\x01\x12F\n" +
+	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetentionB\v\n" +
+	"\t_versions\"\xac\x02\n" +
 	"\vMemoryStats\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x18\n" +
 	"\asensory\x18\x02 \x01(\x03R\asensory\x12\x1d\n" +
@@ -1499,7 +1569,7 @@ func file_memstream_v1_memory_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_memstream_v1_memory_proto_goTypes = []any{
 	(MemoryKind)(0),               // 0: memstream.v1.MemoryKind
 	(Profile)(0),                  // 1: memstream.v1.Profile
@@ -1514,37 +1584,40 @@ var file_memstream_v1_memory_proto_goTypes = []any{
 	(*ReflectionPolicy)(nil),      // 10: memstream.v1.ReflectionPolicy
 	(*RecallPolicy)(nil),          // 11: memstream.v1.RecallPolicy
 	(*RetentionPolicy)(nil),       // 12: memstream.v1.RetentionPolicy
-	(*MemoryStats)(nil),           // 13: memstream.v1.MemoryStats
-	nil,                           // 14: memstream.v1.Memory.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(*HistoryPolicy)(nil),         // 13: memstream.v1.HistoryPolicy
+	(*MemoryStats)(nil),           // 14: memstream.v1.MemoryStats
+	nil,                           // 15: memstream.v1.Memory.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
 }
 var file_memstream_v1_memory_proto_depIdxs = []int32{
 	0,  // 0: memstream.v1.Memory.kind:type_name -> memstream.v1.MemoryKind
 	7,  // 1: memstream.v1.Memory.policy:type_name -> memstream.v1.Policy
-	14, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
-	15, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
-	15, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
+	15, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
+	16, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
+	16, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 5: memstream.v1.Policy.profile:type_name -> memstream.v1.Profile
 	8,  // 6: memstream.v1.Policy.sensory:type_name -> memstream.v1.SensoryPolicy
 	9,  // 7: memstream.v1.Policy.short_term:type_name -> memstream.v1.ShortTermPolicy
 	10, // 8: memstream.v1.Policy.reflection:type_name -> memstream.v1.ReflectionPolicy
 	11, // 9: memstream.v1.Policy.recall:type_name -> memstream.v1.RecallPolicy
 	12, // 10: memstream.v1.Policy.retention:type_name -> memstream.v1.RetentionPolicy
-	2,  // 11: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
-	3,  // 12: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
-	4,  // 13: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
-	16, // 14: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
-	5,  // 15: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
-	16, // 16: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
-	16, // 17: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
-	16, // 18: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
-	16, // 19: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
-	20, // [20:20] is the sub-list for method output_type
-	20, // [20:20] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	13, // 11: memstream.v1.Policy.history:type_name -> memstream.v1.HistoryPolicy
+	2,  // 12: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
+	3,  // 13: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
+	4,  // 14: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
+	17, // 15: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
+	5,  // 16: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
+	17, // 17: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
+	17, // 18: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
+	17, // 19: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
+	17, // 20: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
+	17, // 21: memstream.v1.HistoryPolicy.version_retention:type_name -> google.protobuf.Duration
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_proto_init() }
@@ -1558,13 +1631,14 @@ func file_memstream_v1_memory_proto_init() {
 	file_memstream_v1_memory_proto_msgTypes[4].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[5].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[6].OneofWrappers = []any{}
+	file_memstream_v1_memory_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_proto_rawDesc), len(file_memstream_v1_memory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -12,6 +12,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1164,7 +1165,16 @@ type GetFragmentRequest struct {
 	//
 	//	*GetFragmentRequest_Id
 	//	*GetFragmentRequest_ExternalId
-	Key           isGetFragmentRequest_Key `protobuf_oneof:"key"`
+	Key isGetFragmentRequest_Key `protobuf_oneof:"key"`
+	// Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+	// were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+	// is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*GetFragmentRequest_AsOfTime
+	//	*GetFragmentRequest_AsOfRevision
+	AsOf          isGetFragmentRequest_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1238,6 +1248,31 @@ func (x *GetFragmentRequest) GetExternalId() string {
 	return ""
 }
 
+func (x *GetFragmentRequest) GetAsOf() isGetFragmentRequest_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *GetFragmentRequest) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*GetFragmentRequest_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *GetFragmentRequest) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*GetFragmentRequest_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
 type isGetFragmentRequest_Key interface {
 	isGetFragmentRequest_Key()
 }
@@ -1256,12 +1291,30 @@ func (*GetFragmentRequest_Id) isGetFragmentRequest_Key() {}
 
 func (*GetFragmentRequest_ExternalId) isGetFragmentRequest_Key() {}
 
+type isGetFragmentRequest_AsOf interface {
+	isGetFragmentRequest_AsOf()
+}
+
+type GetFragmentRequest_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type GetFragmentRequest_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,21,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*GetFragmentRequest_AsOfTime) isGetFragmentRequest_AsOf() {}
+
+func (*GetFragmentRequest_AsOfRevision) isGetFragmentRequest_AsOf() {}
+
 // A fragment.
 type GetFragmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The fragment.
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// The memory's revision.
+	// The memory's revision, or that of `as_of`.
 	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1325,7 +1378,16 @@ type ListFragmentsRequest struct {
 	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the previous answer; empty for the first page.
-	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+	// were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+	// is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*ListFragmentsRequest_AsOfTime
+	//	*ListFragmentsRequest_AsOfRevision
+	AsOf          isListFragmentsRequest_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1402,6 +1464,49 @@ func (x *ListFragmentsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListFragmentsRequest) GetAsOf() isListFragmentsRequest_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *ListFragmentsRequest) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*ListFragmentsRequest_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *ListFragmentsRequest) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*ListFragmentsRequest_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
+type isListFragmentsRequest_AsOf interface {
+	isListFragmentsRequest_AsOf()
+}
+
+type ListFragmentsRequest_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type ListFragmentsRequest_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,21,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*ListFragmentsRequest_AsOfTime) isListFragmentsRequest_AsOf() {}
+
+func (*ListFragmentsRequest_AsOfRevision) isListFragmentsRequest_AsOf() {}
+
 // A page of fragments.
 type ListFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1409,7 +1514,7 @@ type ListFragmentsResponse struct {
 	Fragments []*Fragment `protobuf:"bytes,1,rep,name=fragments,proto3" json:"fragments,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The memory's revision when the page was read: where a watch may start.
+	// The memory's revision when the page was read: where a watch may start. With `as_of`, its revision.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The memory's uid.
 	MemoryUid     string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
@@ -1759,6 +1864,407 @@ func (x *UpdateFragmentResponse) GetRevision() int64 {
 	return 0
 }
 
+// Names a fragment whose history is read.
+type GetFragmentHistoryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Which fragment.
+	//
+	// Types that are valid to be assigned to Key:
+	//
+	//	*GetFragmentHistoryRequest_Id
+	//	*GetFragmentHistoryRequest_ExternalId
+	Key           isGetFragmentHistoryRequest_Key `protobuf_oneof:"key"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFragmentHistoryRequest) Reset() {
+	*x = GetFragmentHistoryRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFragmentHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFragmentHistoryRequest) ProtoMessage() {}
+
+func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFragmentHistoryRequest.ProtoReflect.Descriptor instead.
+func (*GetFragmentHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *GetFragmentHistoryRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetKey() isGetFragmentHistoryRequest_Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryRequest) GetId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetFragmentHistoryRequest_Id); ok {
+			return x.Id
+		}
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetExternalId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetFragmentHistoryRequest_ExternalId); ok {
+			return x.ExternalId
+		}
+	}
+	return ""
+}
+
+type isGetFragmentHistoryRequest_Key interface {
+	isGetFragmentHistoryRequest_Key()
+}
+
+type GetFragmentHistoryRequest_Id struct {
+	// By id.
+	Id string `protobuf:"bytes,3,opt,name=id,proto3,oneof"`
+}
+
+type GetFragmentHistoryRequest_ExternalId struct {
+	// By the client's own key.
+	ExternalId string `protobuf:"bytes,4,opt,name=external_id,json=externalId,proto3,oneof"`
+}
+
+func (*GetFragmentHistoryRequest_Id) isGetFragmentHistoryRequest_Key() {}
+
+func (*GetFragmentHistoryRequest_ExternalId) isGetFragmentHistoryRequest_Key() {}
+
+// The history of a fragment.
+type GetFragmentHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment as it is.
+	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// Its earlier versions, the latest first.
+	Versions []*FragmentVersion `protobuf:"bytes,2,rep,name=versions,proto3" json:"versions,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFragmentHistoryResponse) Reset() {
+	*x = GetFragmentHistoryResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFragmentHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFragmentHistoryResponse) ProtoMessage() {}
+
+func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFragmentHistoryResponse.ProtoReflect.Descriptor instead.
+func (*GetFragmentHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *GetFragmentHistoryResponse) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryResponse) GetVersions() []*FragmentVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// What a fragment was until a change replaced it. The change is described with the version that it replaced.
+type FragmentVersion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the version in the history of its fragment: the revision that replaced it. The memory as of the revision
+	// before has this content.
+	Version int64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The fragment as it was, without an etag and access statistics; tier and counts are those of its last write.
+	Fragment *Fragment `protobuf:"bytes,2,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// When it was replaced.
+	ReplaceTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=replace_time,json=replaceTime,proto3" json:"replace_time,omitempty"`
+	// What replaced it: UPDATED, or PROMOTED where the policy merges contents.
+	ReplacedBy EventType `protobuf:"varint,4,opt,name=replaced_by,json=replacedBy,proto3,enum=memstream.v1.EventType" json:"replaced_by,omitempty"`
+	// Who replaced it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+	// for a change that the server made.
+	Principal     string `protobuf:"bytes,5,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FragmentVersion) Reset() {
+	*x = FragmentVersion{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FragmentVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FragmentVersion) ProtoMessage() {}
+
+func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FragmentVersion.ProtoReflect.Descriptor instead.
+func (*FragmentVersion) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *FragmentVersion) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *FragmentVersion) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *FragmentVersion) GetReplaceTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReplaceTime
+	}
+	return nil
+}
+
+func (x *FragmentVersion) GetReplacedBy() EventType {
+	if x != nil {
+		return x.ReplacedBy
+	}
+	return EventType_EVENT_TYPE_UNSPECIFIED
+}
+
+func (x *FragmentVersion) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+// Restores a version.
+type RestoreFragmentVersionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The fragment's id.
+	Id string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	// The version, by `FragmentVersion.version`.
+	Version int64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Require this etag of the fragment; empty for none.
+	Etag string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreFragmentVersionRequest) Reset() {
+	*x = RestoreFragmentVersionRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreFragmentVersionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreFragmentVersionRequest) ProtoMessage() {}
+
+func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreFragmentVersionRequest.ProtoReflect.Descriptor instead.
+func (*RestoreFragmentVersionRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RestoreFragmentVersionRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RestoreFragmentVersionRequest) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
+// Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+// `version`.
+type RestoreFragmentVersionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment.
+	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreFragmentVersionResponse) Reset() {
+	*x = RestoreFragmentVersionResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreFragmentVersionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreFragmentVersionResponse) ProtoMessage() {}
+
+func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreFragmentVersionResponse.ProtoReflect.Descriptor instead.
+func (*RestoreFragmentVersionResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RestoreFragmentVersionResponse) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *RestoreFragmentVersionResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 // Forgets fragments.
 type ForgetFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1778,7 +2284,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +2296,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +2309,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -1854,7 +2360,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +2372,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +2385,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -1915,7 +2421,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2433,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2446,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -1992,7 +2498,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2510,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2523,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -2053,7 +2559,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2571,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2584,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -2127,7 +2633,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2645,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2658,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -2177,7 +2683,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2695,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2708,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -2237,7 +2743,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2755,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2768,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -2287,7 +2793,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2805,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2818,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -2351,7 +2857,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2869,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2882,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -2416,7 +2922,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2428,7 +2934,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2441,7 +2947,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -2504,7 +3010,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +3022,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +3035,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -2571,7 +3077,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +3089,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +3102,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -2610,7 +3116,7 @@ var File_memstream_v1_memory_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
-	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\"\xe3\x02\n" +
+	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\"\xe3\x02\n" +
 	"\x13CreateMemoryRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12,\n" +
@@ -2691,17 +3197,21 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"I\n" +
 	"\x16GetMemoryStatsResponse\x12/\n" +
-	"\x05stats\x18\x01 \x01(\v2\x19.memstream.v1.MemoryStatsR\x05stats\"\x86\x01\n" +
+	"\x05stats\x18\x01 \x01(\v2\x19.memstream.v1.MemoryStatsR\x05stats\"\xf3\x01\n" +
 	"\x12GetFragmentRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
 	"\x02id\x18\x03 \x01(\tH\x00R\x02id\x12!\n" +
 	"\vexternal_id\x18\x04 \x01(\tH\x00R\n" +
-	"externalIdB\x05\n" +
-	"\x03key\"e\n" +
+	"externalId\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x15 \x01(\x03H\x01R\fasOfRevisionB\x05\n" +
+	"\x03keyB\a\n" +
+	"\x05as_of\"e\n" +
 	"\x13GetFragmentResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xdc\x01\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xc9\x02\n" +
 	"\x14ListFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x124\n" +
@@ -2709,7 +3219,11 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tforgotten\x18\x04 \x01(\bR\tforgotten\x12\x1b\n" +
 	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x06 \x01(\tR\tpageToken\"\xb0\x01\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x15 \x01(\x03H\x00R\fasOfRevisionB\a\n" +
+	"\x05as_of\"\xb0\x01\n" +
 	"\x15ListFragmentsResponse\x124\n" +
 	"\tfragments\x18\x01 \x03(\v2\x16.memstream.v1.FragmentR\tfragments\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
@@ -2736,6 +3250,35 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"h\n" +
 	"\x16UpdateFragmentResponse\x122\n" +
+	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\x8d\x01\n" +
+	"\x19GetFragmentHistoryRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
+	"\x02id\x18\x03 \x01(\tH\x00R\x02id\x12!\n" +
+	"\vexternal_id\x18\x04 \x01(\tH\x00R\n" +
+	"externalIdB\x05\n" +
+	"\x03key\"\xa7\x01\n" +
+	"\x1aGetFragmentHistoryResponse\x122\n" +
+	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x129\n" +
+	"\bversions\x18\x02 \x03(\v2\x1d.memstream.v1.FragmentVersionR\bversions\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\"\xf6\x01\n" +
+	"\x0fFragmentVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\x122\n" +
+	"\bfragment\x18\x02 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12=\n" +
+	"\freplace_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vreplaceTime\x128\n" +
+	"\vreplaced_by\x18\x04 \x01(\x0e2\x17.memstream.v1.EventTypeR\n" +
+	"replacedBy\x12\x1c\n" +
+	"\tprincipal\x18\x05 \x01(\tR\tprincipal\"\xb2\x01\n" +
+	"\x1dRestoreFragmentVersionRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x03R\aversion\x12\x12\n" +
+	"\x04etag\x18\x05 \x01(\tR\x04etag\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\"p\n" +
+	"\x1eRestoreFragmentVersionResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb5\x01\n" +
 	"\x16ForgetFragmentsRequest\x12\x1c\n" +
@@ -2794,7 +3337,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"O\n" +
 	"\x16ImportMemoriesResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xb2\r\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\x90\x0f\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -2810,7 +3353,9 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\vPutFragment\x12 .memstream.v1.PutFragmentRequest\x1a!.memstream.v1.PutFragmentResponse\x12[\n" +
 	"\x0eUpdateFragment\x12#.memstream.v1.UpdateFragmentRequest\x1a$.memstream.v1.UpdateFragmentResponse\x12^\n" +
 	"\x0fForgetFragments\x12$.memstream.v1.ForgetFragmentsRequest\x1a%.memstream.v1.ForgetFragmentsResponse\x12a\n" +
-	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12[\n" +
+	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12g\n" +
+	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12s\n" +
+	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -2829,132 +3374,151 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_memory_service_proto_rawDescData
 }
 
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
-	(*CreateMemoryRequest)(nil),      // 0: memstream.v1.CreateMemoryRequest
-	(*CreateMemoryResponse)(nil),     // 1: memstream.v1.CreateMemoryResponse
-	(*GetMemoryRequest)(nil),         // 2: memstream.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),        // 3: memstream.v1.GetMemoryResponse
-	(*ListMemoriesRequest)(nil),      // 4: memstream.v1.ListMemoriesRequest
-	(*ListMemoriesResponse)(nil),     // 5: memstream.v1.ListMemoriesResponse
-	(*UpdateMemoryRequest)(nil),      // 6: memstream.v1.UpdateMemoryRequest
-	(*UpdateMemoryResponse)(nil),     // 7: memstream.v1.UpdateMemoryResponse
-	(*CloneMemoryRequest)(nil),       // 8: memstream.v1.CloneMemoryRequest
-	(*CloneMemoryResponse)(nil),      // 9: memstream.v1.CloneMemoryResponse
-	(*ClearMemoryRequest)(nil),       // 10: memstream.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),      // 11: memstream.v1.ClearMemoryResponse
-	(*DeleteMemoryRequest)(nil),      // 12: memstream.v1.DeleteMemoryRequest
-	(*DeleteMemoryResponse)(nil),     // 13: memstream.v1.DeleteMemoryResponse
-	(*ListNamespacesRequest)(nil),    // 14: memstream.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),   // 15: memstream.v1.ListNamespacesResponse
-	(*Namespace)(nil),                // 16: memstream.v1.Namespace
-	(*GetMemoryStatsRequest)(nil),    // 17: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),   // 18: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),       // 19: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),      // 20: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),     // 21: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),    // 22: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),       // 23: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),      // 24: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),    // 25: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),   // 26: memstream.v1.UpdateFragmentResponse
-	(*ForgetFragmentsRequest)(nil),   // 27: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),  // 28: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),  // 29: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil), // 30: memstream.v1.RestoreFragmentsResponse
-	(*EraseFragmentsRequest)(nil),    // 31: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),   // 32: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),     // 33: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),    // 34: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),    // 35: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),   // 36: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),    // 37: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),               // 38: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),   // 39: memstream.v1.ImportMemoriesResponse
-	nil,                              // 40: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                  // 41: memstream.v1.MemoryKind
-	(*Policy)(nil),                   // 42: memstream.v1.Policy
-	(*Memory)(nil),                   // 43: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),    // 44: google.protobuf.FieldMask
-	(Tier)(0),                        // 45: memstream.v1.Tier
-	(*MemoryStats)(nil),              // 46: memstream.v1.MemoryStats
-	(*Fragment)(nil),                 // 47: memstream.v1.Fragment
-	(*FragmentFilter)(nil),           // 48: memstream.v1.FragmentFilter
-	(*Observation)(nil),              // 49: memstream.v1.Observation
-	(*Operation)(nil),                // 50: memstream.v1.Operation
+	(*CreateMemoryRequest)(nil),            // 0: memstream.v1.CreateMemoryRequest
+	(*CreateMemoryResponse)(nil),           // 1: memstream.v1.CreateMemoryResponse
+	(*GetMemoryRequest)(nil),               // 2: memstream.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),              // 3: memstream.v1.GetMemoryResponse
+	(*ListMemoriesRequest)(nil),            // 4: memstream.v1.ListMemoriesRequest
+	(*ListMemoriesResponse)(nil),           // 5: memstream.v1.ListMemoriesResponse
+	(*UpdateMemoryRequest)(nil),            // 6: memstream.v1.UpdateMemoryRequest
+	(*UpdateMemoryResponse)(nil),           // 7: memstream.v1.UpdateMemoryResponse
+	(*CloneMemoryRequest)(nil),             // 8: memstream.v1.CloneMemoryRequest
+	(*CloneMemoryResponse)(nil),            // 9: memstream.v1.CloneMemoryResponse
+	(*ClearMemoryRequest)(nil),             // 10: memstream.v1.ClearMemoryRequest
+	(*ClearMemoryResponse)(nil),            // 11: memstream.v1.ClearMemoryResponse
+	(*DeleteMemoryRequest)(nil),            // 12: memstream.v1.DeleteMemoryRequest
+	(*DeleteMemoryResponse)(nil),           // 13: memstream.v1.DeleteMemoryResponse
+	(*ListNamespacesRequest)(nil),          // 14: memstream.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),         // 15: memstream.v1.ListNamespacesResponse
+	(*Namespace)(nil),                      // 16: memstream.v1.Namespace
+	(*GetMemoryStatsRequest)(nil),          // 17: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),         // 18: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),             // 19: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),            // 20: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),           // 21: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),          // 22: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),             // 23: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),            // 24: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),          // 25: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),         // 26: memstream.v1.UpdateFragmentResponse
+	(*GetFragmentHistoryRequest)(nil),      // 27: memstream.v1.GetFragmentHistoryRequest
+	(*GetFragmentHistoryResponse)(nil),     // 28: memstream.v1.GetFragmentHistoryResponse
+	(*FragmentVersion)(nil),                // 29: memstream.v1.FragmentVersion
+	(*RestoreFragmentVersionRequest)(nil),  // 30: memstream.v1.RestoreFragmentVersionRequest
+	(*RestoreFragmentVersionResponse)(nil), // 31: memstream.v1.RestoreFragmentVersionResponse
+	(*ForgetFragmentsRequest)(nil),         // 32: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 33: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 34: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 35: memstream.v1.RestoreFragmentsResponse
+	(*EraseFragmentsRequest)(nil),          // 36: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 37: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 38: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 39: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 40: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 41: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 42: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 43: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 44: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 45: memstream.v1.CreateMemoryRequest.LabelsEntry
+	(MemoryKind)(0),                        // 46: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 47: memstream.v1.Policy
+	(*Memory)(nil),                         // 48: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 49: google.protobuf.FieldMask
+	(Tier)(0),                              // 50: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 51: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 52: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 53: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 54: memstream.v1.FragmentFilter
+	(*Observation)(nil),                    // 55: memstream.v1.Observation
+	(EventType)(0),                         // 56: memstream.v1.EventType
+	(*Operation)(nil),                      // 57: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	41, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	42, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	40, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	43, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	43, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	44, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	43, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	43, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	45, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	46, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	47, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	45, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	48, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	48, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	48, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	48, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	49, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	48, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	48, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	50, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	16, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	46, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	47, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	48, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	47, // 15: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	49, // 16: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	47, // 17: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	47, // 18: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	44, // 19: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	47, // 20: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	48, // 21: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	48, // 22: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	48, // 23: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	50, // 24: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	50, // 25: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	38, // 26: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	50, // 27: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	0,  // 28: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	2,  // 29: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	4,  // 30: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	6,  // 31: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	8,  // 32: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	10, // 33: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	12, // 34: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	14, // 35: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	17, // 36: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	19, // 37: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	21, // 38: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	23, // 39: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	25, // 40: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	27, // 41: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	29, // 42: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	31, // 43: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	33, // 44: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	35, // 45: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	37, // 46: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	1,  // 47: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	3,  // 48: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	5,  // 49: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	7,  // 50: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	9,  // 51: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	11, // 52: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	13, // 53: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	15, // 54: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	18, // 55: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	20, // 56: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	22, // 57: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	24, // 58: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	26, // 59: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	28, // 60: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	30, // 61: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	32, // 62: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	34, // 63: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	36, // 64: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	39, // 65: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	47, // [47:66] is the sub-list for method output_type
-	28, // [28:47] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	51, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	52, // 13: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	53, // 14: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 15: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	52, // 16: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	53, // 17: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	55, // 18: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	53, // 19: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	53, // 20: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	49, // 21: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	53, // 22: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	53, // 23: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	29, // 24: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	53, // 25: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	52, // 26: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	56, // 27: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	53, // 28: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	54, // 29: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	54, // 30: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	54, // 31: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	57, // 32: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	57, // 33: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	43, // 34: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	57, // 35: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	0,  // 36: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	2,  // 37: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	4,  // 38: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	6,  // 39: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	8,  // 40: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	10, // 41: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	12, // 42: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	14, // 43: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	17, // 44: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	19, // 45: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	21, // 46: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	23, // 47: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	25, // 48: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	32, // 49: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	34, // 50: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	27, // 51: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	30, // 52: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	36, // 53: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	38, // 54: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	40, // 55: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	42, // 56: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	1,  // 57: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	3,  // 58: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	5,  // 59: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	7,  // 60: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	9,  // 61: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	11, // 62: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	13, // 63: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	15, // 64: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	18, // 65: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	20, // 66: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	22, // 67: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	24, // 68: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	26, // 69: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	33, // 70: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	35, // 71: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	28, // 72: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	31, // 73: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	37, // 74: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	39, // 75: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	41, // 76: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	44, // 77: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	57, // [57:78] is the sub-list for method output_type
+	36, // [36:57] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -2962,14 +3526,25 @@ func file_memstream_v1_memory_service_proto_init() {
 	if File_memstream_v1_memory_service_proto != nil {
 		return
 	}
+	file_memstream_v1_event_proto_init()
 	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_memory_proto_init()
 	file_memstream_v1_operation_proto_init()
 	file_memstream_v1_memory_service_proto_msgTypes[19].OneofWrappers = []any{
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
+		(*GetFragmentRequest_AsOfTime)(nil),
+		(*GetFragmentRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[37].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[21].OneofWrappers = []any{
+		(*ListFragmentsRequest_AsOfTime)(nil),
+		(*ListFragmentsRequest_AsOfRevision)(nil),
+	}
+	file_memstream_v1_memory_service_proto_msgTypes[27].OneofWrappers = []any{
+		(*GetFragmentHistoryRequest_Id)(nil),
+		(*GetFragmentHistoryRequest_ExternalId)(nil),
+	}
+	file_memstream_v1_memory_service_proto_msgTypes[42].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -2979,7 +3554,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

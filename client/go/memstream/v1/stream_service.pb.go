@@ -1452,7 +1452,18 @@ type RecallQuery struct {
 	// Fold recollections that say the same (see `Recollection.folded_ids`). Unset: by policy.
 	Fold *bool `protobuf:"varint,20,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	// Best relevance below which the answer is marked `weak`, in [0, 1]; 0 never marks it. Unset: by policy.
-	WeakBelow     *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	WeakBelow *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
+	// Rank the memory as it was, as far as the policy keeps it (`Policy.history`): the fragments with their content,
+	// tier, importance and expiry of that time, by the present policy, with the present access statistics; recency counts
+	// from that time unless `now` is set. Nothing is reinforced. A fragment that has left the memory for good since is
+	// absent; `RecallDone.degraded` then gives the number. Not with `subscribe` or `min_revision`. OUT_OF_RANGE, with the
+	// oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*RecallQuery_AsOfTime
+	//	*RecallQuery_AsOfRevision
+	AsOf          isRecallQuery_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1631,6 +1642,31 @@ func (x *RecallQuery) GetWeakBelow() float64 {
 	return 0
 }
 
+func (x *RecallQuery) GetAsOf() isRecallQuery_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*RecallQuery_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*RecallQuery_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
 type isRecallQuery_Observation interface {
 	isRecallQuery_Observation()
 }
@@ -1648,6 +1684,24 @@ type RecallQuery_Structured struct {
 func (*RecallQuery_Text) isRecallQuery_Observation() {}
 
 func (*RecallQuery_Structured) isRecallQuery_Observation() {}
+
+type isRecallQuery_AsOf interface {
+	isRecallQuery_AsOf()
+}
+
+type RecallQuery_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type RecallQuery_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,24,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*RecallQuery_AsOfTime) isRecallQuery_AsOf() {}
+
+func (*RecallQuery_AsOfRevision) isRecallQuery_AsOf() {}
 
 // Weights of the score: alpha x recency + beta x relevance + gamma x importance.
 type RecallWeights struct {
@@ -2440,7 +2494,9 @@ type RecallDone struct {
 	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
 	// Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
 	// returned all the same.
-	Weak          bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	// Of a query with `as_of`: the revision that was ranked; else 0.
+	AsOfRevision  int64 `protobuf:"varint,14,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2550,6 +2606,13 @@ func (x *RecallDone) GetWeak() bool {
 		return x.Weak
 	}
 	return false
+}
+
+func (x *RecallDone) GetAsOfRevision() int64 {
+	if x != nil {
+		return x.AsOfRevision
+	}
+	return 0
 }
 
 // A query failed.
@@ -3346,7 +3409,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xb8\x06\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xa5\a\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3355,24 +3418,28 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"structured\x12\x1c\n" +
 	"\tembedding\x18\x04 \x03(\x02R\tembedding\x12,\n" +
 	"\x03now\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x19\n" +
-	"\x05limit\x18\x06 \x01(\x05H\x01R\x05limit\x88\x01\x01\x125\n" +
+	"\x05limit\x18\x06 \x01(\x05H\x02R\x05limit\x88\x01\x01\x125\n" +
 	"\aweights\x18\a \x01(\v2\x1b.memstream.v1.RecallWeightsR\aweights\x12(\n" +
-	"\rmin_relevance\x18\b \x01(\x01H\x02R\fminRelevance\x88\x01\x01\x124\n" +
+	"\rmin_relevance\x18\b \x01(\x01H\x03R\fminRelevance\x88\x01\x01\x124\n" +
 	"\x06filter\x18\t \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12!\n" +
 	"\fmin_revision\x18\n" +
 	" \x01(\x03R\vminRevision\x12\x18\n" +
 	"\aexplain\x18\v \x01(\bR\aexplain\x12\x1f\n" +
 	"\vnear_misses\x18\f \x01(\x05R\n" +
 	"nearMisses\x12!\n" +
-	"\treinforce\x18\r \x01(\bH\x03R\treinforce\x88\x01\x01\x12!\n" +
+	"\treinforce\x18\r \x01(\bH\x04R\treinforce\x88\x01\x01\x12!\n" +
 	"\ftoken_budget\x18\x0e \x01(\x05R\vtokenBudget\x12\x1c\n" +
 	"\tsubscribe\x18\x0f \x01(\bR\tsubscribe\x12.\n" +
 	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemory\x123\n" +
 	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
-	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01\x12\"\n" +
+	"\x04fold\x18\x14 \x01(\bH\x05R\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01B\r\n" +
-	"\vobservationB\b\n" +
+	"weak_below\x18\x15 \x01(\x01H\x06R\tweakBelow\x88\x01\x01\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x18 \x01(\x03H\x01R\fasOfRevisionB\r\n" +
+	"\vobservationB\a\n" +
+	"\x05as_ofB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
 	"\n" +
@@ -3438,7 +3505,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01B\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xc5\x03\n" +
+	"_relevance\"\xeb\x03\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3456,7 +3523,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\vranking_ids\x18\n" +
 	" \x03(\tR\n" +
 	"rankingIds\x12\x12\n" +
-	"\x04weak\x18\v \x01(\bR\x04weak\x1a:\n" +
+	"\x04weak\x18\v \x01(\bR\x04weak\x12$\n" +
+	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"U\n" +
@@ -3620,54 +3688,55 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
 	48, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
 	45, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	21, // 32: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	22, // 33: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 34: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	28, // 35: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	12, // 36: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	29, // 37: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	41, // 38: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	23, // 39: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	49, // 40: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	27, // 41: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	49, // 42: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	24, // 43: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	25, // 44: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	38, // 45: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	26, // 46: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	39, // 47: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	42, // 48: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	50, // 49: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	43, // 50: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	45, // 51: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	32, // 52: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	33, // 53: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 54: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	51, // 55: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	49, // 56: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	50, // 57: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	47, // 58: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	40, // 59: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 60: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 61: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 62: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 63: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	27, // 64: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 65: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 66: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	30, // 67: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	34, // 68: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	36, // 69: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 70: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 71: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	31, // 72: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	35, // 73: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	37, // 74: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	70, // [70:75] is the sub-list for method output_type
-	65, // [65:70] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	47, // 32: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
+	21, // 33: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	22, // 34: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 35: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	28, // 36: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	12, // 37: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	29, // 38: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	41, // 39: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	23, // 40: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	49, // 41: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	27, // 42: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	49, // 43: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	24, // 44: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	25, // 45: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	38, // 46: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	26, // 47: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	39, // 48: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	42, // 49: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	50, // 50: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	43, // 51: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	45, // 52: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	32, // 53: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	33, // 54: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 55: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	51, // 56: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	49, // 57: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	50, // 58: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	47, // 59: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	40, // 60: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 61: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 62: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 63: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 64: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	27, // 65: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 66: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 67: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	30, // 68: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	34, // 69: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	36, // 70: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 71: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 72: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	31, // 73: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	35, // 74: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	37, // 75: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	71, // [71:76] is the sub-list for method output_type
+	66, // [66:71] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -3701,6 +3770,8 @@ func file_memstream_v1_stream_service_proto_init() {
 	file_memstream_v1_stream_service_proto_msgTypes[15].OneofWrappers = []any{
 		(*RecallQuery_Text)(nil),
 		(*RecallQuery_Structured)(nil),
+		(*RecallQuery_AsOfTime)(nil),
+		(*RecallQuery_AsOfRevision)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[16].OneofWrappers = []any{}
 	file_memstream_v1_stream_service_proto_msgTypes[19].OneofWrappers = []any{
