@@ -128,6 +128,15 @@ class RetentionPolicy:
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPolicy:
+    """What is kept of earlier contents; by default the last 10 versions of a fragment."""
+
+    versions: int | None = None
+    version_retention: timedelta | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A memory's tunables."""
 
@@ -142,6 +151,7 @@ class Policy:
     reflection: ReflectionPolicy | None = None
     recall: RecallPolicy | None = None
     retention: RetentionPolicy | None = None
+    history: HistoryPolicy | None = None
 
 
 PolicyLike: TypeAlias = Policy | Mapping[str, Any]

@@ -68,6 +68,7 @@ from memstream.memory import FragmentListing, Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
 from memstream.policy import (
+    HistoryPolicy,
     Overflow,
     Policy,
     PolicyLike,
@@ -86,6 +87,8 @@ from memstream.resources import (
     Cursor,
     EmbeddingModel,
     Event,
+    FragmentHistory,
+    FragmentVersion,
     ImportedFragment,
     Limits,
     MemoryInfo,
@@ -161,9 +164,12 @@ __all__ = [
     "ExportPart",
     "Filter",
     "Fragment",
+    "FragmentHistory",
     "FragmentKind",
     "FragmentListing",
     "FragmentNotFound",
+    "FragmentVersion",
+    "HistoryPolicy",
     "ImportedFragment",
     "InvalidArgument",
     "InvalidRequest",

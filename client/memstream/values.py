@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from memstream.argument_types import Count, Position, Seconds, Several, VectorLike
+from memstream.argument_types import Count, Moment, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
 from memstream.errors import MemstreamError
 
@@ -256,7 +256,8 @@ class RecallOptions(TypedDict, total=False):
     with
     the stage that removed them. `token_budget`: limits ranking and working memory together. `now`: reference time of
     recency. `filter`: applies to working memory too. `fold`: False ranks recollections with the same content
-    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
+    separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it. `as_of`: ranks the
+    memory as it was at that revision or time.
     """
 
     embedding: Vector | None
@@ -273,6 +274,7 @@ class RecallOptions(TypedDict, total=False):
     omit_working_memory: bool | None
     fold: bool | None
     weak_below: float | None
+    as_of: Moment | None
     timeout_s: Seconds | None
 
 
@@ -328,6 +330,7 @@ class Answer(Sequence[Recollection]):
     `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
     not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
+    `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0.
     """
 
     recollections: tuple[Recollection, ...]
@@ -341,6 +344,7 @@ class Answer(Sequence[Recollection]):
     timings: Mapping[str, float]
     tokens: int
     weak: bool = False
+    as_of_revision: int = 0
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

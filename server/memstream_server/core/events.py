@@ -102,3 +102,9 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     sources: tuple[str, ...] = ()
     use: ModelUse | None = None
     imported: Imported | None = None
+    version: int = 0
+    """The version that an UPDATED restored."""
+    expire_time_us: int | None = None
+    """The expiry that a repeat replaced; None if it replaced none."""
+    merges: bool | None = None
+    """Whether a promotion replaced the content by the merged text; None in logs from before this field."""

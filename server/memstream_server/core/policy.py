@@ -180,6 +180,16 @@ class RetentionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryPolicy:
+    """What is kept of earlier contents."""
+
+    versions: int = _tunable(10, "versions of a fragment that are kept; 0 is off", "versions", 0, 100)
+    version_retention_s: int = _tunable(
+        0, "how long a version is kept after it was replaced; 0 sets no limit", "seconds", 0, 315_360_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One memory's complete policy."""
 
@@ -198,6 +208,7 @@ class Policy:
     reflection: ReflectionPolicy = ReflectionPolicy()
     recall: RecallPolicy = RecallPolicy()
     retention: RetentionPolicy = RetentionPolicy()
+    history: HistoryPolicy = HistoryPolicy()
 
 
 DEFAULT = Policy()
@@ -214,6 +225,7 @@ DBGPT = Policy(
     ),
     reflection=ReflectionPolicy(threshold=0.0),
     recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False),
+    history=HistoryPolicy(versions=0),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -5,6 +5,7 @@ memories: memories as resources: create, clone, read, change, delete
 fragments: fragments as resources: read, put, change, forget, restore, clear
 putting: PutFragment as one decision
 lifecycle: update, forget, restore and clear, each one decision in the memory's order
+versions: the history of a fragment, and the restoring of a version
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees

@@ -156,6 +156,14 @@ class Put:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """The moment of a read of the past; one of the two is set."""
+
+    revision: int | None = None
+    time_us: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
     """A recall; None takes the policy's value."""
@@ -186,6 +194,10 @@ class Query:
     """Best relevance below which the answer is marked weak; 0 never marks it."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
+    as_of: AsOf | None = None
+    """The moment to rank the memory of; None: the present."""
+    expiry_us: int | None = None
+    """The time that expiry counts at; None: the server's clock."""
 
 
 class Recollection(Struct, frozen=True, gc=False, eq=False):
@@ -217,6 +229,8 @@ class RecallAnswer:
     formula: str
     weak: bool = False
     """Whether the best relevance, without the speaker bonus, is below the floor."""
+    as_of_revision: int = 0
+    """Of a query with as_of: the revision that was ranked; else 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,5 +263,7 @@ def memory_etag(record: MemoryRecord) -> str:
 
 
 def fragment_etag(fragment: Fragment) -> str:
-    """Changes with every change of the fragment except its access statistics."""
+    """Changes with every change of the fragment except its access statistics; empty for a fragment of the past."""
+    if not fragment.version:
+        return ""
     return f"{fragment.id}-{fragment.version:x}"

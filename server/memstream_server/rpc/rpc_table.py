@@ -77,6 +77,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "UpdateFragment": _rpc(_WRITE, capability="LIFECYCLE"),
         "ForgetFragments": _rpc(_FORGET, capability="LIFECYCLE"),
         "RestoreFragments": _rpc(_FORGET, capability="LIFECYCLE"),
+        "GetFragmentHistory": _rpc(_READ),
+        "RestoreFragmentVersion": _rpc(_WRITE, capability="LIFECYCLE"),
         "EraseFragments": _rpc(_FORGET, capability="ERASE"),
         "ReflectMemory": _rpc(_WRITE, capability="REFLECTION"),
         "ExportMemories": _rpc(_READ, capability="EXPORT"),

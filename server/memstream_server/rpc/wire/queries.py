@@ -55,7 +55,12 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         weak_below=check.check_bounds(found, f"{prefix}weak_below", message.weak_below, 0, 1)
         if message.HasField("weak_below")
         else None,
+        as_of=fragments.read_as_of(found, message, prefix),
     )
+    if query.as_of is not None:
+        for name in ("subscribe", "min_revision"):
+            if getattr(message, name):
+                found.add(f"{prefix}{name}", "is given with as_of: the past neither changes nor arrives")
     if message.HasField("timeout"):
         scalars.duration_us(found, f"{prefix}timeout", message.timeout)
     found.check()
@@ -123,6 +128,7 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         near_misses=[_near_miss(each) for each in answer.near_misses],
         timings=dict(answer.timings_s),
         tokens=answer.tokens if budgeted else 0,
+        as_of_revision=answer.as_of_revision,
     )
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import force_setattr
 
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.core.events import Event
-from memstream_server.core.policy import Policy, Profile
+from memstream_server.core.policy import HistoryPolicy, Policy, Profile
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
@@ -227,8 +227,11 @@ def encode_policy(policy: Policy) -> str:
 
 def decode_policy(data: str) -> Policy:
     policy = _decode_checked(_policy, data)
-    if policy.profile is Profile.DBGPT and '"fold"' not in data:  # written before `fold` existed; this profile has none
-        return replace(policy, recall=replace(policy.recall, fold=False))
+    if policy.profile is Profile.DBGPT:  # written before these fields existed; this profile has neither
+        if '"fold"' not in data:
+            policy = replace(policy, recall=replace(policy.recall, fold=False))
+        if '"history"' not in data:
+            policy = replace(policy, history=HistoryPolicy(versions=0))
     return policy
 
 

@@ -40,6 +40,7 @@ from memstream_server.adapters.journal.sql.schema import (
     receipts,
     row_key,
     vectors,
+    versions,
 )
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
@@ -84,7 +85,7 @@ _CUTS_AND_DELETIONS = tuple(
         select(t.c.key).where(t.c.key.between(_low, _high)).order_by(t.c.key).offset(SLICE_ROWS).limit(1),
         delete(t).where(t.c.key.between(_low, _high)),
     )
-    for t in (vectors, observations, events, fragments)
+    for t in (vectors, versions, observations, events, fragments)
 )
 _BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in (producers, receipts, anchors, jobs))
 _DELETED = (

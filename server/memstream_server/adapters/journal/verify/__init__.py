@@ -5,6 +5,7 @@ Invariant: nothing here changes the journal, its directory or its database.
 verify: runs all checks, a memory or conversation at a time
 report: counts and violations
 fragments: fragments against the event log
+versions: versions against the event log
 producers: producers, receipts, and receipts that are not stored yet
 conversations: messages and plans against their columns
 operations: operations; describes unfinished ones

@@ -27,6 +27,7 @@ from memstream_server.adapters.journal.sql.schema import (
     producers,
     receipts,
     vectors,
+    versions,
 )
 from memstream_server.adapters.journal.verify.conversations import check_conversation
 from memstream_server.adapters.journal.verify.fragments import check_fragments
@@ -34,6 +35,7 @@ from memstream_server.adapters.journal.verify.operations import check_operations
 from memstream_server.adapters.journal.verify.producers import check_producers
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
 from memstream_server.adapters.journal.verify.report import Report
+from memstream_server.adapters.journal.verify.versions import check_versions
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
@@ -84,6 +86,7 @@ def _check_memory(opened: OpenedJournal, number: int, space: Space | None, repor
             reads.decode_record(row)
             check_fragments(connection, row, name, space, report)
             check_producers(connection, row, name, report)
+            check_versions(connection, row, name, report)
     except DBAPIError as error:
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
@@ -103,7 +106,7 @@ def _check_store(connection: Connection, report: Report) -> Space | None:
         return None
 
 
-_KEYED = (fragments, vectors, observations, events)
+_KEYED = (fragments, vectors, versions, observations, events)
 _NUMBERED = (producers, receipts, anchors, jobs)
 
 
