@@ -1,4 +1,4 @@
-"""A memory as tools of the Model Context Protocol: observe, recall, forget and list, through a running server.
+"""A memory as tools of the Model Context Protocol: observe, recall, history, forget and list, through a running server.
 
     async with memstream.connect("127.0.0.1:7700") as client:
         await serve_stdio(mcp_server(client, "demo/joy"))
@@ -7,7 +7,7 @@ A tool that fails returns an error with advice, and the connection stays open. T
 `memstream[mcp]`; the command `memstream mcp` serves the same tools.
 
 Modules:
-tools: the four tools.
+tools: the five tools.
 schema: types and descriptions of their arguments and results.
 plain: checks arguments and phrases errors for models.
 """
@@ -77,6 +77,7 @@ def mcp_server(
     hints: dict[Callable[..., Awaitable[Any]], ToolAnnotations] = {
         tools.observe: ToolAnnotations(title="Remember", destructive_hint=False, open_world_hint=False),
         tools.recall: ToolAnnotations(title="Recall", read_only_hint=True, open_world_hint=False),
+        tools.history: ToolAnnotations(title="History", read_only_hint=True, open_world_hint=False),
         tools.forget: ToolAnnotations(
             title="Forget", destructive_hint=True, idempotent_hint=True, open_world_hint=False
         ),

@@ -1,4 +1,4 @@
-"""The four tools, implemented with a client.
+"""The five tools, implemented with a client.
 
 Rule 1. The host's configured memory is created on first use; any other must exist.
 Rule 2. Content is returned only in fields of results, never in instructions or descriptions.
@@ -12,7 +12,10 @@ from memstream import errors
 from memstream.client import Client
 from memstream.mcp.schema import (
     After,
+    Earlier,
     Forgotten,
+    History,
+    Id,
     Ids,
     Importance,
     Key,
@@ -34,6 +37,7 @@ from memstream.mcp.schema import (
     Until,
     With,
     Words,
+    earlier_fields,
     remembered_fields,
 )
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
@@ -99,6 +103,16 @@ class Tools:
         ranked = {hit.fragment.id for hit in answer}
         working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
         return Recollections(memory=path, recollections=found, working_memory=working, incomplete=answer.degraded)
+
+    async def history(self, id: Id, memory: Memory = "") -> History:
+        """Show what one fragment said before it was changed, the latest version first."""
+        path = await self._resolve_memory(memory)
+        found = await self._client.memory(path).fragment_history(id)
+        versions = [
+            Earlier(version=one.version, replaced=one.replace_time, by=one.principal, **earlier_fields(one.fragment))
+            for one in found.versions
+        ]
+        return History(current=Remembered(**remembered_fields(found.fragment)), versions=versions)
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""

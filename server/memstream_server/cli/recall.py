@@ -15,7 +15,7 @@ from memstream.memory import Memory
 from memstream.standing import AnswerChange
 from memstream.values import Answer, Explanation, Filter, RecallOptions, Recollection, Weights
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.options import TimeParam, filter_options, json_option
+from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -46,6 +46,7 @@ _NEAR_MISSES = 10
 @click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
 @click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
 @click.option("--now", type=TimeParam(), metavar="TIME", help="Reference time of recency. Default: the server's clock.")
+@as_of_option
 @click.option(
     "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
 )
@@ -73,6 +74,7 @@ def recall_command(
     beta: float | None,
     gamma: float | None,
     now: datetime | None,
+    as_of: int | datetime | None,
     token_budget: int,
     min_revision: int,
     reinforce: bool | None,
@@ -89,6 +91,7 @@ def recall_command(
       memstream recall demo/joy "what is my name?"
       memstream recall demo/joy "when does the train leave?" -n 3 --explain
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
+      memstream recall demo/joy "where does Bob live?" --as-of 7d
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
@@ -96,6 +99,8 @@ def recall_command(
     \b
       memstream recall demo/joy "where is the key?" -n 3 --follow
     """
+    if follow and as_of is not None:
+        raise Misuse("--follow shows changes, and the past has none: omit --as-of")
     if follow and (working or reinforce):
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
     options = RecallOptions(
@@ -109,6 +114,7 @@ def recall_command(
         min_relevance=min_relevance,
         filter=chosen,
         now=now,
+        as_of=as_of,
         reinforce=reinforce,
         fold=fold,
     )
