@@ -201,7 +201,7 @@ MERGING = with_value(
 )
 
 
-async def test_erasing_a_source_removes_the_versions_that_hold_its_words(engine: Engine) -> None:
+async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Engine) -> None:
     uid = await create(engine, MERGING)
     (anchor,) = await observe(engine, "Bob likes green tea")
     (source,) = await observe(engine, "Bob likes green tea today")

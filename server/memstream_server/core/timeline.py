@@ -121,8 +121,8 @@ class Timeline:
     def find_oldest(self, fragment: str = "") -> int:
         """The oldest revision from which on everything is kept (of one fragment, or of all); 0 if `revision` is
         kept."""
-        if self.revision < self._first - 1:
-            return max(self._first - 1, self._oldest_of({**self._changes, **self._touched}))
+        if self.revision < self._first:
+            return max(self._first, self._oldest_of({**self._changes, **self._touched}))
         ids: Collection[str] = [fragment] if fragment else {**self._changes, **self._touched}
         if not any(self._is_lost(id_) for id_ in ids):
             return 0

@@ -74,6 +74,13 @@ class _Moment:
         self.timeline.set_versions(await self._journal.version_keys(self.record.uid))
         self._versions = {}
 
+    async def read_time(self) -> None:
+        """Read when the revision was committed, without the log around it. Raises CursorCompacted."""
+        found = await self._journal.list_events(self.record.uid, self.timeline.revision - 1, 1)
+        if not found or found[0].revision != self.timeline.revision:
+            raise _not_kept(found[0].revision if found else self.record.revision)
+        self.timeline.time_us = found[0].time_us
+
     async def read_versions(self, ids: Iterable[str]) -> Mapping[str, Version]:
         """The versions that hold these fragments' content. Raises CursorCompacted."""
         wanted = {id_: base for id_ in ids if (base := self._find_base(id_))}
@@ -90,6 +97,8 @@ class _Moment:
 
     async def rebuild_all(self, present: Sequence[Fragment]) -> list[Fragment]:
         """The fragments as they were; those that were not there are left out. Raises CursorCompacted."""
+        if all(one.version <= self.timeline.revision for one in present):  # no change since: the log is not needed
+            return [one.but(version=0) for one in present]
         while any(one.version > self.timeline.head for one in present):
             await self.read_log()
         versions = await self.read_versions([one.id for one in present])
@@ -170,11 +179,11 @@ class Past:
     ) -> tuple[Fragment, str, int]:
         """(fragment as it was, merged text, revision). Raises FragmentNotFound, CursorCompacted, CursorVoid."""
         moment = await self._open(namespace, name, as_of)
+        await moment.read_time()
         key = external_id or id
         if external_id:
             async with self._registry.use(namespace, name) as actor:
                 id = actor.working.id_of(external_id)
-        _check_kept(moment.timeline, id)
         found = await self._read(moment, [id]) if id else []
         if not found:
             revision = moment.timeline.revision
@@ -200,6 +209,7 @@ class Past:
     ) -> tuple[list[Fragment], int | None, int, str]:
         """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
         moment = await self._open(namespace, name, as_of)
+        await moment.read_log()
         _check_kept(moment.timeline)
         record, revision = moment.record, moment.timeline.revision
         found: list[Fragment] = []
@@ -223,6 +233,7 @@ class Past:
     async def load(self, namespace: str, name: str, as_of: AsOf) -> PastMemory:
         """The memory as it was, to rank it. Raises CursorCompacted, CursorVoid."""
         moment = await self._open(namespace, name, as_of)
+        await moment.read_log()
         embedding = self._models.embeddings.in_force
         for _ in range(_ATTEMPTS):
             _check_kept(moment.timeline)
@@ -246,13 +257,11 @@ class Past:
         return working
 
     async def _open(self, namespace: str, name: str, as_of: AsOf) -> _Moment:
-        """The moment, with the whole log read."""
+        """The moment, before its log is read."""
         record = await self._registry.read_record(namespace, name)
         revision = await self._find_revision(record, as_of)
         merges = record.policy.short_term.merge_content
-        moment = _Moment(self._storage.journal, record, Timeline(revision, merges=merges), as_of.time_us)
-        await moment.read_log()
-        return moment
+        return _Moment(self._storage.journal, record, Timeline(revision, merges=merges), as_of.time_us)
 
     async def _find_revision(self, record: MemoryRecord, as_of: AsOf) -> int:
         name = f"{record.namespace}/{record.name}"
@@ -270,8 +279,8 @@ class Past:
         return revision
 
 
-def _check_kept(timeline: Timeline, fragment: str = "") -> None:
-    if oldest := timeline.find_oldest(fragment):
+def _check_kept(timeline: Timeline) -> None:
+    if oldest := timeline.find_oldest():
         raise _not_kept(oldest)
 
 
