@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
@@ -27,6 +28,8 @@ Count: TypeAlias = Annotated[int, Bounds(0, INT32_MAX)]
 """A non-negative int32."""
 Position: TypeAlias = Annotated[int, Bounds(0, INT64_MAX)]
 """A sequence number, revision or other position: a non-negative int64."""
+Moment: TypeAlias = Position | datetime
+"""A moment of a memory: a revision, or a time with a zone."""
 Seconds: TypeAlias = Annotated[float, Bounds(0, 1e9)]
 """A non-negative number of seconds that clocks can represent."""
 KeepaliveSeconds: TypeAlias = Annotated[float, Bounds(0.001, INT32_MAX / 1000)]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
+from datetime import datetime
 from typing import TypeAlias, Unpack
 
-from memstream.argument_types import Several
+from memstream.argument_types import Moment, Several
 from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
-from memstream.resources import Cursor, Event, ImportedFragment, ModelUse
+from memstream.resources import Cursor, Event, FragmentVersion, ImportedFragment, ModelUse
 from memstream.status import error_from_status
 from memstream.v1 import (
     event_pb2,
     fragment_pb2,
     memory_pb2,
+    memory_service_pb2,
     stream_service_pb2,
 )
 from memstream.values import (
@@ -211,6 +213,7 @@ def query_to_wire(
                 interpret_time=options.get("interpret_time"),
             )
         )
+        set_as_of(wire, options.get("as_of"))
         if weights != Weights():
             wire.weights.MergeFrom(
                 stream_service_pb2.RecallWeights(alpha=weights.alpha, beta=weights.beta, gamma=weights.gamma)
@@ -218,6 +221,19 @@ def query_to_wire(
     if (embedding := options.get("embedding")) is not None:
         wire.MergeFromString(pack_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, embedding))
     return wire
+
+
+def set_as_of(
+    wire: stream_service_pb2.RecallQuery
+    | memory_service_pb2.GetFragmentRequest
+    | memory_service_pb2.ListFragmentsRequest,
+    as_of: Moment | None,
+) -> None:
+    """Sets the moment of a read of the past, if any: a revision, or a time."""
+    if isinstance(as_of, datetime):
+        wire.as_of_time.CopyFrom(timestamp_to_wire("as_of", as_of))
+    elif as_of is not None:
+        wire.as_of_revision = as_of
 
 
 def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
@@ -278,6 +294,7 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         tokens=done.tokens,
         weak=done.weak,
         interpreted=tuple(map(_interpreted_time, done.interpreted)) if done.interpreted else (),
+        as_of_revision=done.as_of_revision,
     )
 
 
@@ -410,6 +427,18 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         imported=_imported_from_wire(wire.imported) if wire.HasField("imported") else None,
         conflict_reason=wire.conflict_reason,
         conflict_decision=wire.conflict_decision,
+        version=wire.version,
+    )
+
+
+def version_from_wire(wire: memory_service_pb2.FragmentVersion) -> FragmentVersion:
+    """A version of a fragment."""
+    return FragmentVersion(
+        version=wire.version,
+        fragment=fragment_from_wire(wire.fragment),
+        replace_time=optional_timestamp_from_wire(wire.replace_time, wire.HasField("replace_time")),
+        replaced_by=_EVENT_TYPES.get(wire.replaced_by, EventType.UNKNOWN),
+        principal=wire.principal,
     )
 
 

@@ -234,11 +234,15 @@ class OutOfRange(Refused):
 
 
 class CursorCompacted(OutOfRange):
-    """Events that old are no longer kept; `details["oldest_revision"]`. List the fragments and watch from there."""
+    """Events, or what fragments said, are no longer kept for that revision; `details["oldest_revision"]` is the oldest.
+
+    List the fragments and watch from there, or read a later `as_of`.
+    """
 
 
 class CursorVoid(OutOfRange):
-    """The cursor is from an earlier memory of that name, or from before a restore: start from the fragment listing."""
+    """The cursor is from an earlier memory of that name, or from before a restore: start from the fragment listing. Or
+    `as_of` is in the future."""
 
 
 class CapabilityMissing(Refused):

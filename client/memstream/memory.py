@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from memstream.argument_types import Count, Items, Position, Seconds, Several
+from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
 from memstream.channel import Link, MemoryPath, iterate_pages, memory_path, new_request_id
 from memstream.codec import (
@@ -22,9 +22,11 @@ from memstream.codec import (
     fragment_from_wire,
     observation_to_wire,
     query_to_wire,
+    set_as_of,
     structured_to_wire,
     tiers_to_wire,
     truth_to_wire,
+    version_from_wire,
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.observe import ObserveStream
@@ -32,7 +34,7 @@ from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
 from memstream.recall import RecallStream
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
-from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
+from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
@@ -234,16 +236,34 @@ class Memory:
 
     # Fragments.
 
-    async def get_fragment(self, id: str = "", *, external_id: str = "") -> Fragment:
-        """A fragment by its id or its external_id."""
-        if bool(id) == bool(external_id):
-            raise invalid_field("id", "give either an id or an external_id")
+    async def get_fragment(self, id: str = "", *, external_id: str = "", as_of: Moment | None = None) -> Fragment:
+        """A fragment by its id or its external_id; `as_of` a revision or a time, as it was then."""
         request = pb.GetFragmentRequest(namespace=self.namespace, memory=self.name)
-        if id:
-            request.id = id
-        else:
-            request.external_id = external_id
+        _set_key(request, id, external_id)
+        set_as_of(request, as_of)
         answer = await self._link.call(self._link.memories.GetFragment, request, self._path)
+        return fragment_from_wire(answer.fragment)
+
+    async def fragment_history(self, id: str = "", *, external_id: str = "") -> FragmentHistory:
+        """A fragment and its earlier versions, as far as the policy keeps them."""
+        request = pb.GetFragmentHistoryRequest(namespace=self.namespace, memory=self.name)
+        _set_key(request, id, external_id)
+        answer = await self._link.call(self._link.memories.GetFragmentHistory, request, self._path)
+        versions = tuple(map(version_from_wire, answer.versions))
+        return FragmentHistory(fragment_from_wire(answer.fragment), versions, answer.revision)
+
+    async def restore_version(self, id: str, version: Position, *, etag: str = "") -> Fragment:
+        """Gives the fragment the content of an earlier version (`FragmentVersion.version`); an etag, if passed, must be
+        current."""
+        request = pb.RestoreFragmentVersionRequest(
+            namespace=self.namespace,
+            memory=self.name,
+            id=id,
+            version=version,
+            etag=etag,
+            request_id=new_request_id(),
+        )
+        answer = await self._link.call(self._link.memories.RestoreFragmentVersion, request, self._path)
         return fragment_from_wire(answer.fragment)
 
     def list_fragments(
@@ -253,8 +273,10 @@ class Memory:
         forgotten: bool = False,
         page_size: Count = 0,
         truth: Truth | None = None,
+        as_of: Moment | None = None,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page; `truth`: None lists all."""
+        """Iterates over fragments in order of receipt, fetching page by page. `truth`: None lists all. `as_of`, a
+        revision or a time, lists them as they were then."""
         request = pb.ListFragmentsRequest(
             namespace=self.namespace,
             memory=self.name,
@@ -263,6 +285,7 @@ class Memory:
             page_size=page_size,
             truth=truth_to_wire(truth),
         )
+        set_as_of(request, as_of)
         return FragmentListing(self._link, self._path, request)
 
     async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
@@ -421,6 +444,15 @@ class Memory:
         )
         answer = await self._link.call(self._link.memories.EraseFragments, request, self._path)
         return operation_from_wire(answer.operation)
+
+
+def _set_key(request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest, id: str, external_id: str) -> None:
+    if bool(id) == bool(external_id):
+        raise invalid_field("id", "give either an id or an external_id")
+    if id:
+        request.id = id
+    else:
+        request.external_id = external_id
 
 
 class FragmentListing(AsyncIterator[Fragment]):

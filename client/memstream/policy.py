@@ -140,6 +140,15 @@ class ConflictPolicy:
 
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryPolicy:
+    """What is kept of earlier contents; by default the last 10 versions of a fragment."""
+
+    versions: int | None = None
+    version_retention: timedelta | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A memory's tunables."""
 
@@ -155,6 +164,7 @@ class Policy:
     recall: RecallPolicy | None = None
     retention: RetentionPolicy | None = None
     conflicts: ConflictPolicy | None = None
+    history: HistoryPolicy | None = None
 
 
 PolicyLike: TypeAlias = Policy | Mapping[str, Any]

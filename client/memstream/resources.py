@@ -79,6 +79,7 @@ class Event:
     imported: ImportedFragment | None = None
     conflict_reason: str = ""
     conflict_decision: str = ""
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,30 @@ class Put:
 
     fragment: Fragment | None
     created: bool
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentVersion:
+    """What a fragment was until a change replaced it. `version` names it: the revision of that change.
+
+    `replaced_by` is UPDATED, or PROMOTED where the policy merges contents. `principal`: who replaced it; empty on a
+    server without authentication, and for a change that the server made.
+    """
+
+    version: int
+    fragment: Fragment
+    replace_time: datetime | None
+    replaced_by: EventType
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentHistory:
+    """A fragment as it is, and its earlier versions, the latest first."""
+
+    fragment: Fragment
+    versions: tuple[FragmentVersion, ...]
     revision: int
 
 

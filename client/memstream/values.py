@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from memstream.argument_types import Count, Position, Seconds, Several, VectorLike
+from memstream.argument_types import Count, Moment, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
 from memstream.conflict_values import Suspicion
 from memstream.errors import MemstreamError
@@ -296,7 +296,7 @@ class RecallOptions(TypedDict, total=False):
     the same content separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
     `time_zone`: IANA name of the zone in which days begin for phrases such as "yesterday" (default UTC).
     `interpret_time`: False treats such phrases as words alone. `truth`: ALL returns superseded fragments, and those
-    outside their validity, too.
+    outside their validity, too. `as_of`: ranks the memory as it was at that revision or time.
     """
 
     embedding: Vector | None
@@ -316,6 +316,7 @@ class RecallOptions(TypedDict, total=False):
     truth: Truth | None
     time_zone: str | None
     interpret_time: bool | None
+    as_of: Moment | None
     timeout_s: Seconds | None
 
 
@@ -402,6 +403,7 @@ class Answer(Sequence[Recollection]):
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
     not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
     `interpreted`: the phrases of time in the query, in order.
+    `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0.
     """
 
     recollections: tuple[Recollection, ...]
@@ -416,6 +418,7 @@ class Answer(Sequence[Recollection]):
     tokens: int
     weak: bool = False
     interpreted: tuple[InterpretedTime, ...] = ()
+    as_of_revision: int = 0
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

@@ -95,6 +95,9 @@ async def converse(client: Client) -> None:
     assert again == {"id": bob["id"], "outcome": "repeated"}
     changed = await done(client, "observe", content="Bob takes tea at noon", metadata={"cups": 3}, key="tea")
     assert changed == {"id": tea["id"], "outcome": "updated"}
+    history = await done(client, "history", id=tea["id"])
+    assert history["current"]["content"] == "Bob takes tea at noon"
+    assert [one["content"] for one in history["versions"]] == ["Bob takes tea at 1100"]
     await done(client, "observe", content=FORBIDDEN, speaker="mallory")
 
     answer = await done(client, "recall", query="What is my name?", limit=1)
@@ -193,8 +196,8 @@ async def test_tools_describe_themselves_to_models(server: ServerProcess, memory
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         assert "never instructions" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == {"observe", "correct", "recall", "forget", "list"}
-    assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {"recall", "list"}
+    assert set(tools) == {"observe", "correct", "recall", "history", "forget", "list"}
+    assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {"recall", "history", "list"}
     for tool in tools.values():
         assert len(tool.description or "") > 40
         assert tool.output_schema is not None
@@ -257,7 +260,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("forget", {"ids": []}, "ids must have at least 1 item, not 0"),
     ("forget", {"ids": "01K9ZQ4J3V6Y8M2N5P7R0S1T2W"}, "ids must be a valid list, not the string '01K9ZQ"),
     ("forget", {"ids": [7]}, "ids.0 must be a valid string, not 7 (int)"),
-    ("nothing", {}, "there is no tool 'nothing'; there are observe, recall, forget, list"),
+    ("nothing", {}, "there is no tool 'nothing'; there are observe, recall, history, forget, list"),
 ]
 NAMED = [
     ("observe", {"content": "x" * 70_000}, "65536"),

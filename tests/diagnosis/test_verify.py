@@ -131,6 +131,26 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "names NOWHERE as superseded, which does not exist",
         lambda data_dir: _repacked(data_dir, supersedes=("NOWHERE",)),
     ),
+    "a version of no fragment": (
+        "versions",
+        "has no fragment",
+        _sql("UPDATE versions SET key = key + 5000 WHERE key = (SELECT max(key) FROM versions)"),
+    ),
+    "a version that cannot be read": (
+        "versions",
+        "cannot be read",
+        _sql("UPDATE versions SET payload = x'c1'"),
+    ),
+    "a version that no event replaced": (
+        "versions",
+        "the events of that revision do not say so",
+        _sql("UPDATE versions SET event = 'promoted'"),
+    ),
+    "a version of the future": (
+        "versions",
+        "above the memory's revision",
+        _sql("UPDATE versions SET replaced = replaced + 100000"),
+    ),
     "a source from nowhere": (
         "lineage",
         "was never in this memory",

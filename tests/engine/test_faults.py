@@ -19,11 +19,12 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
-from memstream_server.core.values import MemoryKind
+from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import actor
-from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, Refusal
+from memstream_server.engine.requests import AckLevel, AsOf, MemoryChange, NewMemory, NewObservation, Query, Refusal
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
@@ -179,6 +180,20 @@ async def read_everything(engine: Engine, name: str) -> None:
     page = await insist(lambda: engine.fragments.list_page(NAMESPACE, name, Filter(), False, -1, 100))
     await insist(lambda: engine.reinforce_fragments(NAMESPACE, name, [one.id for one in page[0][:1]]))
     assert await insist(lambda: engine.stored_answer("none")) is None
+    await read_the_past(engine, name, page[0][0])
+
+
+async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
+    """The history of a fragment after a change of its importance, and the memory before it."""
+    change = FragmentChange(id=fragment.id, importance=fragment.importance / 2)
+    _, revision = await insist(lambda: engine.fragments.update(NAMESPACE, name, change))
+    as_of = AsOf(revision=revision - 1)
+    _, versions, _ = await insist(lambda: engine.fragments.read_history(NAMESPACE, name, fragment.id))
+    assert versions[0].fragment.importance == fragment.importance
+    past = await insist(lambda: engine.past.list_page(NAMESPACE, name, as_of, Filter(), False, -1, 100))
+    assert fragment.importance in [one.importance for one in past[0] if one.id == fragment.id]
+    at = AsOf(time_us=versions[0].time_us)
+    assert (await insist(lambda: engine.recall(NAMESPACE, name, Query(text="otter", as_of=at)))).as_of_revision
 
 
 async def nothing_waits(parts: Assembled) -> bool:

@@ -130,7 +130,10 @@ async def insight_of(memory: Memory) -> list[str]:
 @only_sqlite("a database has files and a log of its own")
 async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """Of every tier; enhancers, merged, derived, put by key, returned in answers; also through kill -9."""
-    words = {name: secret() for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged")}
+    words = {
+        name: secret()
+        for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged", "version")
+    }
     insightful(fake, f"They repeat {words['insight']}.")
     for mark in ("alike-a", "alike-b", "alike-c"):
         alike(fake, mark)
@@ -149,6 +152,7 @@ async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: 
         )
         (kept,) = await ids_of(long, Observation("this one stays"))
         (row,) = await ids_of(long, Observation(f"long {words['long']}", external_id=f"key-{words['key']}"))
+        await long.update_fragment(row, content=f"for a moment {words['version']}")  # kept as a version, like "long"
         await long.put_fragment(f"put {words['put']}", external_id=f"key-{words['key']}")
         texts = ["alike-b 0", f"alike-b {words['merged']}", "alike-b 2", "alike-b 3"]
         merged = await ids_of(merging, *(Observation(text, importance=0.9) for text in texts))

@@ -11,6 +11,7 @@ from memstream_server.core.filters import Filter, passes
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import (
+    CursorCompacted,
     EtagMismatch,
     FragmentNotFound,
     MemoryExists,
@@ -18,6 +19,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import (
     AnswerOf,
+    AsOf,
     Changed,
     MemoryChange,
     NewMemory,
@@ -29,7 +31,7 @@ from memstream_server.engine.requests import (
     memory_etag,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
-from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord, Version
 from tests.support.fake_state import FakeMemory
 
 if TYPE_CHECKING:
@@ -163,6 +165,25 @@ class FakeFragments:
         changed = self._change(memory, fragment.but(content=change.content or fragment.content))
         return self._once(once, (changed, memory.record.revision))
 
+    async def read_history(
+        self, namespace: str, name: str, id: str = "", external_id: str = ""
+    ) -> tuple[Fragment, list[Version], int]:
+        """Keeps no versions."""
+        fragment, _, revision = await self.get(namespace, name, id, external_id)
+        return fragment, [], revision
+
+    async def restore_version(
+        self,
+        namespace: str,
+        name: str,
+        id: str,
+        version: int,
+        etag: str = "",
+        once: Once[tuple[Fragment, int]] | None = None,
+    ) -> tuple[Fragment, int]:
+        await self.get(namespace, name, id)
+        raise FragmentNotFound(f"fragment {id!r} has no version {version}", id=id)
+
     async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
     ) -> Changed:
@@ -220,3 +241,24 @@ class FakeFragments:
     def _once(self, once: Once[T] | None, result: T) -> T:
         self._engine.keep(None if once is None else once.answer(result))
         return result
+
+
+class FakePast:
+    """The past of memories, of which this engine keeps nothing."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def get(
+        self, namespace: str, name: str, as_of: AsOf, id: str = "", external_id: str = ""
+    ) -> tuple[Fragment, str, int]:
+        raise self._refusal(namespace, name)
+
+    async def list_page(
+        self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        raise self._refusal(namespace, name)
+
+    def _refusal(self, namespace: str, name: str) -> CursorCompacted:
+        revision = self._engine.find(namespace, name).record.revision
+        return CursorCompacted("nothing is kept", oldest_revision=revision)

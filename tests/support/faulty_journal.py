@@ -22,6 +22,7 @@ WRITES = frozenset(
         "outbox_enter",
         "outbox_refill",
         "prune_events",
+        "prune_versions",
         "scrub_files",
         "prune_answers",
         "put_answer",
@@ -53,6 +54,10 @@ READS = frozenset(
         "list_purgeable",
         "received_hashes",
         "get_vectors",
+        "list_versions",
+        "version_keys",
+        "get_versions",
+        "find_revision",
     }
 )
 """The port's reads that an engine makes."""

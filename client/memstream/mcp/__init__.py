@@ -1,4 +1,6 @@
-"""A memory as tools of the Model Context Protocol: observe, correct, recall, forget and list, through a running server.
+"""A memory as tools of the Model Context Protocol: observe, correct, recall, history, forget and list.
+
+They call a running server:
 
     async with memstream.connect("127.0.0.1:7700") as client:
         await serve_stdio(mcp_server(client, "demo/joy"))
@@ -79,6 +81,7 @@ def mcp_server(
         tools.observe: ToolAnnotations(title="Remember", destructive_hint=False, open_world_hint=False),
         tools.correct: ToolAnnotations(title="Correct", destructive_hint=False, open_world_hint=False),
         tools.recall: ToolAnnotations(title="Recall", read_only_hint=True, open_world_hint=False),
+        tools.history: ToolAnnotations(title="History", read_only_hint=True, open_world_hint=False),
         tools.forget: ToolAnnotations(
             title="Forget", destructive_hint=True, idempotent_hint=True, open_world_hint=False
         ),

@@ -13,7 +13,10 @@ from memstream.client import Client
 from memstream.mcp.schema import (
     After,
     Corrected,
+    Earlier,
     Forgotten,
+    History,
+    Id,
     Ids,
     Importance,
     Interpreted,
@@ -37,6 +40,7 @@ from memstream.mcp.schema import (
     Until,
     With,
     Words,
+    earlier_fields,
     remembered_fields,
 )
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
@@ -136,6 +140,16 @@ class Tools:
             ],
             incomplete=answer.degraded,
         )
+
+    async def history(self, id: Id, memory: Memory = "") -> History:
+        """Show what one fragment said before it was changed, the latest version first."""
+        path = await self._resolve_memory(memory)
+        found = await self._client.memory(path).fragment_history(id)
+        versions = [
+            Earlier(version=one.version, replaced=one.replace_time, by=one.principal, **earlier_fields(one.fragment))
+            for one in found.versions
+        ]
+        return History(current=Remembered(**remembered_fields(found.fragment)), versions=versions)
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""

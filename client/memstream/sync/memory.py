@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
 import memstream.memory as memory
-from memstream.argument_types import Count, Items, Position, Seconds, Several
+from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.policy import PolicyLike
-from memstream.resources import Cursor, MemoryInfo, MemoryStats, Operation, Put
+from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
@@ -150,9 +150,18 @@ class Memory:
         """Starts a reflection."""
         return LOOP.run(self._inner.reflect())
 
-    def get_fragment(self, id: str = "", *, external_id: str = "") -> Fragment:
-        """A fragment by its id or its external_id."""
-        return LOOP.run(self._inner.get_fragment(id, external_id=external_id))
+    def get_fragment(self, id: str = "", *, external_id: str = "", as_of: Moment | None = None) -> Fragment:
+        """A fragment by its id or its external_id; `as_of` a revision or a time, as it was then."""
+        return LOOP.run(self._inner.get_fragment(id, external_id=external_id, as_of=as_of))
+
+    def fragment_history(self, id: str = "", *, external_id: str = "") -> FragmentHistory:
+        """A fragment and its earlier versions, as far as the policy keeps them."""
+        return LOOP.run(self._inner.fragment_history(id, external_id=external_id))
+
+    def restore_version(self, id: str, version: Position, *, etag: str = "") -> Fragment:
+        """Gives the fragment the content of an earlier version (`FragmentVersion.version`); an etag, if passed, must be
+        current."""
+        return LOOP.run(self._inner.restore_version(id, version, etag=etag))
 
     def list_fragments(
         self,
@@ -161,11 +170,12 @@ class Memory:
         forgotten: bool = False,
         page_size: Count = 0,
         truth: Truth | None = None,
+        as_of: Moment | None = None,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page; `truth`: None lists all."""
-        return FragmentListing(
-            self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size, truth=truth)
-        )
+        """Iterates over fragments in order of receipt, fetching page by page. `truth`: None lists all. `as_of`, a
+        revision or a time, lists them as they were then."""
+        listing = self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size, truth=truth, as_of=as_of)
+        return FragmentListing(listing)
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current."""

@@ -47,7 +47,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MEMORY_NOT_FOUND: _ErrorReason.ValueType  # 6
     """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
-    """NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
+    """NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
+    revision of `as_of`. Metadata: id (the id or external_id of the request).
+    """
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
     """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
@@ -94,10 +96,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_KIND_MISMATCH: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
-    """OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision."""
+    """OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
+    no longer kept. Metadata: oldest_revision (the oldest one that is).
+    """
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
-    from ListFragments.
+    """OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
+    future. What to do: start from ListFragments.
     """
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
     """DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""
@@ -160,7 +164,9 @@ ERROR_REASON_ROUTING_MISMATCH: ErrorReason.ValueType  # 5
 ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
 """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
-"""NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request)."""
+"""NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
+revision of `as_of`. Metadata: id (the id or external_id of the request).
+"""
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
@@ -207,10 +213,12 @@ ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 22
 ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
-"""OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision."""
+"""OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
+no longer kept. Metadata: oldest_revision (the oldest one that is).
+"""
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
-from ListFragments.
+"""OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
+future. What to do: start from ListFragments.
 """
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
 """DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""

@@ -14,6 +14,7 @@ data: backup and restore.
 dev: runs a server with a sample memory.
 doctor: diagnoses a data directory.
 healthcheck: probes a server.
+history: the versions of a fragment.
 keys: manages the file of API keys.
 listing: list.
 long_work: operations, reindex, purge and erase.

@@ -20,6 +20,7 @@ COMMANDS = {
     "check": ("check", "Check what a memory recalls against a file of expectations."),
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
+    "history": ("history", "Show what a fragment said before it was changed."),
     "stats": ("showing", "Count a memory's fragments."),
     "info": ("showing", "Show the server's version, models, capabilities and limits."),
     "export": ("transfer", "Export a memory or a namespace to a file."),

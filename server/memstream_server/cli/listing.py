@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from typing import TypeVar
 
 import click
@@ -11,7 +12,7 @@ from rich.table import Table
 from memstream.client import Client
 from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
-from memstream_server.cli.options import filter_options, json_option
+from memstream_server.cli.options import as_of_option, filter_options, json_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -36,13 +37,20 @@ _PAGE = 500
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", required=False)
 @filter_options
 @click.option("--forgotten", is_flag=True, help="List forgotten fragments instead of the others.")
+@as_of_option
 @click.option(
     "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
 )
 @server_options
 @json_option
 def list_command(
-    name: str | None, chosen: Filter | None, forgotten: bool, limit: int | None, server: Server, as_json: bool
+    name: str | None,
+    chosen: Filter | None,
+    forgotten: bool,
+    as_of: int | datetime | None,
+    limit: int | None,
+    server: Server,
+    as_json: bool,
 ) -> None:
     """List the namespaces, the memories of a NAMESPACE, or the fragments of a MEMORY (NAMESPACE/NAME).
 
@@ -54,13 +62,13 @@ def list_command(
       memstream list demo/joy --speaker Bob --since 7d
       memstream list demo/joy --tier long_term --json | wc -l
     """
-    if (chosen is not None or forgotten) and (name is None or "/" not in name):
+    if (chosen is not None or forgotten or as_of is not None) and (name is None or "/" not in name):
         raise click.UsageError("Filters apply to fragments: name a memory, as NAMESPACE/NAME.")
     most = (0 if as_json else ROWS) if limit is None else limit
     if name is None:
         _list_namespaces(server, most, as_json)
     elif "/" in name:
-        _list_fragments(server, name, chosen, forgotten, most, as_json)
+        _list_fragments(server, name, chosen, forgotten, as_of, most, as_json)
     else:
         _list_memories(server, name, most, as_json)
 
@@ -91,7 +99,13 @@ def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> 
 
 
 def _list_fragments(
-    server: Server, memory: str, chosen: Filter | None, forgotten: bool, most: int, as_json: bool
+    server: Server,
+    memory: str,
+    chosen: Filter | None,
+    forgotten: bool,
+    as_of: int | datetime | None,
+    most: int,
+    as_json: bool,
 ) -> None:
     columns = ("id", "tier", "perceived", "speaker", "session", "importance", "content")
     grid = create_table(*columns, numbers=["importance"], wide="content")
@@ -103,7 +117,9 @@ def _list_fragments(
             content = escape_line(fragment_text(item), _WORDS_SHOWN)
             grid.add_row(item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content)
 
-        listing = client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=_page_size(most))
+        listing = client.memory(memory).list_fragments(
+            chosen, forgotten=forgotten, page_size=_page_size(most), as_of=as_of
+        )
         return await _emit_items(listing, most, as_json, add_row)
 
     _print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")

@@ -53,7 +53,7 @@ def mcp_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Serve the tools observe, recall, forget and list of a memory to agent hosts that speak MCP.
+    """Serve the tools observe, recall, history, forget and list of a memory to agent hosts that speak MCP.
 
     The command is a client of the server at --target. HTTP listens on loopback by default, and requires a token if
     --http-token-file is set.

@@ -40,6 +40,28 @@ class TimeParam(click.ParamType[datetime]):
             )
 
 
+class MomentParam(click.ParamType["int | datetime"]):
+    """A moment of a memory: a revision, or a time as in TimeParam."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | datetime:
+        if isinstance(value, int | datetime):
+            return value
+        text = str(value)
+        if text.isdecimal():
+            return int(text)
+        try:
+            return parse_time(text)
+        except ValueError:
+            self.fail(f"{value!r} is neither a revision nor a time such as 2026-05-08T12:00Z or 7d", param, ctx)
+
+
+as_of_option = click.option(
+    "--as-of", type=MomentParam(), metavar="MOMENT", help="As of this revision or time, as far as the memory keeps it."
+)
+
+
 def parse_time(text: str) -> datetime:
     """Parses a time or a duration before now. Raises ValueError."""
     if span := _AGO.fullmatch(text):

@@ -24,7 +24,7 @@ from memstream.values import (
     Weights,
 )
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.options import TimeParam, filter_options, json_option
+from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -73,6 +73,7 @@ _NEAR_MISSES = 10
     type=click.FloatRange(0, 1),
     help="Best relevance below which the answer is marked weak. Default: the memory's policy.",
 )
+@as_of_option
 @click.option(
     "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
 )
@@ -109,6 +110,7 @@ def recall_command(
     time_zone: str | None,
     interpret_time: bool | None,
     weak_below: float | None,
+    as_of: int | datetime | None,
     token_budget: int,
     min_revision: int,
     reinforce: bool | None,
@@ -129,6 +131,7 @@ def recall_command(
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "where does Ann live?" --all
       memstream recall demo/joy "what did we do last week?" --time-zone Europe/Berlin
+      memstream recall demo/joy "where does Bob live?" --as-of 7d
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
@@ -136,6 +139,8 @@ def recall_command(
     \b
       memstream recall demo/joy "where is the key?" -n 3 --follow
     """
+    if follow and as_of is not None:
+        raise Misuse("--follow shows changes, and the past has none: omit --as-of")
     if follow and (working or reinforce):
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
     if everything and truth == Truth.CURRENT:
@@ -152,6 +157,7 @@ def recall_command(
         min_relevance=min_relevance,
         filter=chosen,
         now=now,
+        as_of=as_of,
         reinforce=reinforce,
         fold=fold,
         truth=wanted,

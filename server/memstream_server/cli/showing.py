@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from memstream.client import Client
 from memstream.resources import MemoryInfo, MemoryStats, ModelStatus, ModelUsage, ServerInfo
 from memstream.values import Fragment, ModelState
-from memstream_server.cli.options import json_option
+from memstream_server.cli.options import as_of_option, json_option
 from memstream_server.cli.output import escape_text, facts_table, fragment_text, open_console, print_json, print_parts
 from memstream_server.cli.server import Server, server_options
 
@@ -21,24 +21,34 @@ from memstream_server.cli.server import Server, server_options
 @click.argument("memory")
 @click.argument("fragment", required=False)
 @click.option("--external-id", metavar="KEY", help="The fragment with this external_id, instead of FRAGMENT.")
+@as_of_option
 @server_options
 @json_option
-def show_command(memory: str, fragment: str | None, external_id: str | None, server: Server, as_json: bool) -> None:
+def show_command(
+    memory: str,
+    fragment: str | None,
+    external_id: str | None,
+    as_of: int | datetime | None,
+    server: Server,
+    as_json: bool,
+) -> None:
     """Show MEMORY (NAMESPACE/NAME) with its complete policy, or one FRAGMENT of it by id.
 
     \b
       memstream show demo/joy
       memstream show demo/joy 01K9ZQ4J3V6Y8M2N5P7R0S1T2W
-      memstream show demo/joy --external-id mail-4711
+      memstream show demo/joy --external-id mail-4711 --as-of 7d
     """
     if fragment is not None and external_id is not None:
         raise click.UsageError("Give FRAGMENT or --external-id, not both.")
+    if as_of is not None and fragment is None and external_id is None:
+        raise click.UsageError("--as-of shows a fragment: give FRAGMENT or --external-id.")
 
     async def one(client: Client) -> MemoryInfo | Fragment:
         named = client.memory(memory)
         if fragment is None and external_id is None:
             return await named.describe()
-        return await named.get_fragment(fragment or "", external_id=external_id or "")
+        return await named.get_fragment(fragment or "", external_id=external_id or "", as_of=as_of)
 
     found = server.run_with_client(one)
     if as_json:

@@ -110,3 +110,9 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     """Of CONFLICT_SUSPECTED: a ConflictReason."""
     conflict_decision: str = ""
     """Of CONFLICT_RESOLVED: a ConflictDecision."""
+    version: int = 0
+    """The version that an UPDATED restored."""
+    expire_time_us: int | None = None
+    """The expiry that a repeat replaced; None if it replaced none."""
+    merges: bool | None = None
+    """Whether a promotion replaced the content by the merged text; None in logs from before this field."""

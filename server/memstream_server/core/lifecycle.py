@@ -87,10 +87,12 @@ def erase_fragments(state: State, fragments: Iterable[Fragment], reason: Reason 
     return draft.finish_transition()
 
 
-def update_fragment(state: State, fragment: Fragment, vector: Vector | None = None) -> Transition:
-    """Replace a fragment by its changed value (same id and tier). `vector`: of the new content, if it changed."""
+def update_fragment(state: State, fragment: Fragment, vector: Vector | None = None, *, restores: int = 0) -> Transition:
+    """Replace a fragment by its changed value (same id and tier). `vector`: of the new content, if it changed.
+    `restores`: the version that the change brings back.
+    """
     draft = Draft(state)
-    draft.record_event(EventType.UPDATED, fragment.id, importance=fragment.importance)
+    draft.record_event(EventType.UPDATED, fragment.id, importance=fragment.importance, version=restores)
     draft.put_fragment(fragment)
     for tier in (draft.sensory, draft.short_term):
         for place, held in enumerate(tier):

@@ -207,6 +207,16 @@ class ConflictPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryPolicy:
+    """What is kept of earlier contents."""
+
+    versions: int = _tunable(10, "versions of a fragment that are kept; 0 is off", "versions", 0, 100)
+    version_retention_s: int = _tunable(
+        0, "how long a version is kept after it was replaced; 0 sets no limit", "seconds", 0, 315_360_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """One memory's complete policy."""
 
@@ -226,6 +236,7 @@ class Policy:
     recall: RecallPolicy = RecallPolicy()
     retention: RetentionPolicy = RetentionPolicy()
     conflicts: ConflictPolicy = ConflictPolicy()
+    history: HistoryPolicy = HistoryPolicy()
 
 
 DEFAULT = Policy()
@@ -243,6 +254,7 @@ DBGPT = Policy(
     reflection=ReflectionPolicy(threshold=0.0),
     recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False, truth=Truth.ALL),
     conflicts=ConflictPolicy(suspect=False),
+    history=HistoryPolicy(versions=0),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -208,7 +208,8 @@ def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
 
 def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
     """The fragment with one more repeat. A time to live given with the repeat restarts at the repeat."""
-    draft.record_event(EventType.REPEATED, fragment.id, other=new.id)
+    replaced_us = None if fragment.expire_time_us == new.expire_time_us else fragment.expire_time_us
+    draft.record_event(EventType.REPEATED, fragment.id, other=new.id, expire_time_us=replaced_us)
     return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
 
 
@@ -302,7 +303,8 @@ def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
         _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
         return
     fragment = _promoted_fragment(held, merge=rules.policy.short_term.merge_content)
-    if fragment.content != held.fragment.content:
+    merges = fragment.content != held.fragment.content
+    if merges:
         draft.merged.append(fragment.id)
     draft.record_event(
         EventType.PROMOTED,
@@ -311,6 +313,7 @@ def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
         to_tier=Tier.LONG_TERM,
         importance=fragment.importance,
         sources=fragment.sources,
+        merges=merges,
     )
     consolidate(draft, rules.policy, fragment)
 

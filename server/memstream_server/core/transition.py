@@ -99,6 +99,9 @@ class _Fields(TypedDict, total=False):
     draw: float | None
     importance: float | None
     sources: tuple[str, ...]
+    version: int
+    expire_time_us: int | None
+    merges: bool | None
 
 
 class Draft:

@@ -7,6 +7,7 @@ conflicts: suspicions for the rpcs: listed, decided
 putting: PutFragment as one decision
 lifecycle: update, forget, restore and clear, each one decision in the memory's order
 supersession: SupersedeFragments as one decision
+versions: the history of a fragment, and the restoring of a version
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees

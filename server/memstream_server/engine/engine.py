@@ -38,12 +38,14 @@ from memstream_server.engine.operations.reflect import Reflecting
 from memstream_server.engine.operations.reindex import Reindexing
 from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.transfers import Transfers
+from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller
 from memstream_server.engine.recall.reinforcement import Reinforcement
 from memstream_server.engine.recall.standing_query import StandingQuery, as_standing
 from memstream_server.engine.recall.watch import Watchers
 from memstream_server.engine.requests import (
     AckLevel,
+    AsOf,
     Change,
     NewBatch,
     NewObservation,
@@ -118,6 +120,7 @@ class Engine:
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
+        self.past = Past(storage, models, runtime, self._registry)
         self.transfers = Transfers(
             storage, models, runtime, self._registry, self.operations, self.memories.remove_memory, parts.transfers
         )
@@ -276,11 +279,31 @@ class Engine:
             return await self._batch_calls.observe_batch(actor, batch)
 
     async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
-        """Answer one query; cancellable. Afterwards the recalled fragments are offered to short-term."""
+        """Answer one query; cancellable. Afterwards the recalled fragments are offered to short-term, unless the query
+        is of the past."""
+        if query.as_of is not None:
+            return await self._recall_past(namespace, name, query, query.as_of)
         async with self._registry.use(namespace, name) as actor:
             answer = await self._recall_current(actor, query)
             self._reinforcement.queue_answer(actor, query, answer)
             return answer
+
+    async def _recall_past(self, namespace: str, name: str, query: Query, as_of: AsOf) -> RecallAnswer:
+        """Rank the memory as it was; nothing is reinforced."""
+        try:
+            async with self.past.limit_loads():
+                past = await self.past.load(namespace, name, as_of)
+                query = replace(
+                    query,
+                    now_us=past.time_us if query.now_us is None else query.now_us,
+                    expiry_us=past.time_us,
+                )
+                answer = await self._recaller.recall(past, query)
+        except JournalError as error:
+            raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
+        gone = f"{past.removed} fragments of that revision have left the memory since" if past.removed else ""
+        degraded = "; ".join(filter(None, (answer.degraded, gone)))
+        return replace(answer, degraded=degraded, as_of_revision=answer.revision)
 
     async def follow_query(
         self, namespace: str, name: str, query: Query, again: Callable[[], Awaitable[None]]

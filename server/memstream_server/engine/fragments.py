@@ -9,12 +9,12 @@ from memstream_server.core.enhancement import merged_text
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
-from memstream_server.engine import lifecycle, putting, supersession
+from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord, Version
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
@@ -121,6 +121,28 @@ class Fragments:
         """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.update(actor, change, self._storage, self._models, self._runtime, once)
+
+    async def read_history(
+        self, namespace: str, name: str, id: str = "", external_id: str = ""
+    ) -> tuple[Fragment, list[Version], int]:
+        """(fragment, its versions, the latest first, the memory's revision). Raises FragmentNotFound."""
+        fragment, _, revision = await self.get(namespace, name, id, external_id)
+        record = await self._registry.read_record(namespace, name)
+        return fragment, await self._journal.list_versions(record.uid, fragment.id), revision
+
+    async def restore_version(
+        self,
+        namespace: str,
+        name: str,
+        id: str,
+        version: int,
+        etag: str = "",
+        once: Once[tuple[Fragment, int]] | None = None,
+    ) -> tuple[Fragment, int]:
+        """(the fragment with the content of that version, revision). Raises FragmentNotFound, EtagMismatch."""
+        async with self._registry.use(namespace, name) as actor:
+            parts = self._storage, self._models, self._runtime
+            return await versions.restore_version(actor, id, version, etag, *parts, once)
 
     async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None

@@ -163,6 +163,14 @@ class Put:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """The moment of a read of the past; one of the two is set."""
+
+    revision: int | None = None
+    time_us: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
     """A recall; None takes the policy's value."""
@@ -199,6 +207,10 @@ class Query:
     """Whether phrases of time in the text are interpreted."""
     preferred: frozenset[str] = frozenset()
     """Of a standing query: ids of its last answer; folding keeps these."""
+    as_of: AsOf | None = None
+    """The moment to rank the memory of; None: the present."""
+    expiry_us: int | None = None
+    """The time that expiry counts at; None: the server's clock."""
 
 
 class ChainLink(Struct, frozen=True, gc=False):
@@ -249,6 +261,8 @@ class RecallAnswer:
     """When the next validity in the memory begins or ends."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time in the text, with their windows."""
+    as_of_revision: int = 0
+    """Of a query with as_of: the revision that was ranked; else 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,5 +295,7 @@ def memory_etag(record: MemoryRecord) -> str:
 
 
 def fragment_etag(fragment: Fragment) -> str:
-    """Changes with every change of the fragment except its access statistics."""
+    """Changes with every change of the fragment except its access statistics; empty for a fragment of the past."""
+    if not fragment.version:
+        return ""
     return f"{fragment.id}-{fragment.version:x}"

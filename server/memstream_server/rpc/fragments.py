@@ -1,13 +1,13 @@
-"""Fragment rpcs of MemoryService: get, list, put, update, forget, restore, supersede, erase."""
+"""Fragment rpcs of MemoryService: get, list, history, put, update, forget, restore, supersede, erase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
-from memstream.v1 import fragment_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Truth
@@ -21,13 +21,14 @@ from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
-from memstream_server.rpc.wire.fragments import fragment_message, read_filter
+from memstream_server.rpc.wire.fragments import fragment_message, read_as_of, read_filter, version_message
 from memstream_server.rpc.wire.operations import operation_message
 from memstream_server.rpc.wire.queries import read_truth
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
 
+M = TypeVar("M", bound=Message)
 _Context = grpc.aio.ServicerContext[Any, Any]
 _IDS_MAX = 1_000
 _MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker")
@@ -43,16 +44,60 @@ class FragmentMethods:
     async def get_fragment(self, request: pb.GetFragmentRequest, _context: _Context) -> pb.GetFragmentResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        key = request.WhichOneof("key")
-        if key == "external_id":
+        self._check_key(found, request)
+        as_of = read_as_of(found, request)
+        found.check()
+        keys = {"id": request.id, "external_id": request.external_id}
+        if as_of is None:
+            fragment, merged, revision = await self._engine.fragments.get(namespace, name, **keys)
+        else:
+            fragment, merged, revision = await self._engine.past.get(namespace, name, as_of, **keys)
+        return pb.GetFragmentResponse(fragment=fragment_message(fragment, merged), revision=revision)
+
+    def _check_key(self, found: Violations, request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest) -> None:
+        if request.WhichOneof("key") == "external_id":
             check_identifier(found, "external_id", request.external_id, self._limits, required=True)
         else:
             validation.fragment_id(found, "id", request.id)
+
+    async def get_fragment_history(
+        self, request: pb.GetFragmentHistoryRequest, _context: _Context
+    ) -> pb.GetFragmentHistoryResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        self._check_key(found, request)
         found.check()
-        fragment, merged, revision = await self._engine.fragments.get(
+        fragment, versions, revision = await self._engine.fragments.read_history(
             namespace, name, id=request.id, external_id=request.external_id
         )
-        return pb.GetFragmentResponse(fragment=fragment_message(fragment, merged), revision=revision)
+        messages = _take_fitting([version_message(each) for each in versions], self._limits.page_bytes_max)
+        return pb.GetFragmentHistoryResponse(fragment=fragment_message(fragment), versions=messages, revision=revision)
+
+    async def restore_fragment_version(
+        self, request: pb.RestoreFragmentVersionRequest, _context: _Context
+    ) -> pb.RestoreFragmentVersionResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        validation.fragment_id(found, "id", request.id)
+        if request.version < 1:
+            found.add("version", "is not positive: take one from GetFragmentHistory")
+        request_id = check_identifier(found, "request_id", request.request_id, self._limits)
+        found.check()
+        call = idempotent_call(request, namespace, request_id, pb.RestoreFragmentVersionResponse)
+
+        async def restore() -> pb.RestoreFragmentVersionResponse:
+            return _restored_response(
+                await self._engine.fragments.restore_version(
+                    namespace,
+                    name,
+                    request.id,
+                    request.version,
+                    request.etag,
+                    commit_with_answer(call, _restored_response),
+                )
+            )
+
+        return await respond_once(call, self._engine, restore)
 
     async def list_fragments(self, request: pb.ListFragmentsRequest, _context: _Context) -> pb.ListFragmentsResponse:
         found = Violations()
@@ -60,12 +105,15 @@ class FragmentMethods:
         size = validation.page_size(found, request.page_size, self._limits)
         chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
         truth = read_truth(found, "truth", request.truth)
+        as_of = read_as_of(found, request)
         found.check()
         position, uid_before = page_tokens.read_position(request)
-        after = -1 if position is None else position
-        fragments, following, revision, uid = await self._engine.fragments.list_page(
-            namespace, name, chosen, request.forgotten, after, size, truth or Truth.ALL
-        )
+        which = chosen, request.forgotten, -1 if position is None else position, size, truth or Truth.ALL
+        if as_of is None:
+            page = await self._engine.fragments.list_page(namespace, name, *which)
+        else:
+            page = await self._engine.past.list_page(namespace, name, as_of, *which)
+        fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
         messages = _take_fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
@@ -264,6 +312,11 @@ def _update_response(result: tuple[Fragment, int]) -> pb.UpdateFragmentResponse:
     return pb.UpdateFragmentResponse(fragment=fragment_message(fragment), revision=revision)
 
 
+def _restored_response(result: tuple[Fragment, int]) -> pb.RestoreFragmentVersionResponse:
+    fragment, revision = result
+    return pb.RestoreFragmentVersionResponse(fragment=fragment_message(fragment), revision=revision)
+
+
 def _forget_response(changed: Changed) -> pb.ForgetFragmentsResponse:
     return pb.ForgetFragmentsResponse(forgotten=changed.count, revision=changed.revision)
 
@@ -280,7 +333,7 @@ def _erase_response(operation: Operation) -> pb.EraseFragmentsResponse:
     return pb.EraseFragmentsResponse(operation=operation_message(operation))
 
 
-def _take_fitting(messages: list[fragment_pb2.Fragment], bytes_max: int) -> list[fragment_pb2.Fragment]:
+def _take_fitting(messages: list[M], bytes_max: int) -> list[M]:
     """As many of the first messages as fit, at least one."""
     size = 0
     for number, message in enumerate(messages):

@@ -80,6 +80,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "SupersedeFragments": _rpc(_WRITE, capability="LIFECYCLE"),
         "ListConflicts": _rpc(_READ, served_anywhere=True),
         "ResolveConflict": _rpc(_WRITE),
+        "GetFragmentHistory": _rpc(_READ),
+        "RestoreFragmentVersion": _rpc(_WRITE, capability="LIFECYCLE"),
         "EraseFragments": _rpc(_FORGET, capability="ERASE"),
         "ReflectMemory": _rpc(_WRITE, capability="REFLECTION"),
         "ExportMemories": _rpc(_READ, capability="EXPORT"),

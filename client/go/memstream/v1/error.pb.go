@@ -52,7 +52,8 @@ const (
 	ErrorReason_ERROR_REASON_ROUTING_MISMATCH ErrorReason = 5
 	// NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory.
 	ErrorReason_ERROR_REASON_MEMORY_NOT_FOUND ErrorReason = 6
-	// NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request).
+	// NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
+	// revision of `as_of`. Metadata: id (the id or external_id of the request).
 	ErrorReason_ERROR_REASON_FRAGMENT_NOT_FOUND ErrorReason = 7
 	// NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id.
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
@@ -94,10 +95,11 @@ const (
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 22
 	// FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation.
 	ErrorReason_ERROR_REASON_KIND_MISMATCH ErrorReason = 23
-	// OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision.
+	// OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
+	// no longer kept. Metadata: oldest_revision (the oldest one that is).
 	ErrorReason_ERROR_REASON_CURSOR_COMPACTED ErrorReason = 24
-	// OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
-	// from ListFragments.
+	// OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
+	// future. What to do: start from ListFragments.
 	ErrorReason_ERROR_REASON_CURSOR_VOID ErrorReason = 25
 	// DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one).
 	ErrorReason_ERROR_REASON_REVISION_NOT_REACHED ErrorReason = 26

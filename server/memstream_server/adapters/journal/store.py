@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from memstream_server.adapters.journal.sql import (
     next_space_vectors,
     outbox,
     reads,
+    versions,
     writes,
 )
 from memstream_server.adapters.journal.sql import (
@@ -52,6 +53,7 @@ from memstream_server.ports.journal.records import (
     MemoryRecord,
     Producer,
     Recorded,
+    Version,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
@@ -271,6 +273,23 @@ class SqlJournal:
     async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         return await self._read(reads.read_events, uid, after_revision, limit)
 
+    # ---- versions
+    async def list_versions(self, uid: str, fragment: str) -> list[Version]:
+        return await self._read(versions.list_versions, uid, fragment)
+
+    async def version_keys(self, uid: str) -> dict[str, list[int]]:
+        return await self._read(versions.read_keys, uid)
+
+    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
+        return await self._read(versions.read_versions, uid, wanted)
+
+    async def prune_versions(self, uid: str, before_us: int) -> int:
+        return await self._write(versions.prune_versions, 1, False, uid, before_us)
+
+    async def find_revision(self, uid: str, time_us: int) -> int | None:
+        return await self._read(versions.find_revision, uid, time_us)
+
+    # ---- answers
     async def get_answer(self, request: str) -> Answer | None:
         return await self._read(reads.read_answer, request, self._clock_us())
 

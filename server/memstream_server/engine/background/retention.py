@@ -118,6 +118,9 @@ class Retention:
         if policy.event_retention_s:
             await self._prune_events(record.uid, now_us - policy.event_retention_s * _SECOND_US)
 
+        if kept_s := record.policy.history.version_retention_s:
+            await self._journal.prune_versions(record.uid, now_us - kept_s * _SECOND_US)
+
     # ---- by age
     async def _forget_expired(self, now_us: int, tended: Callable[[str], bool]) -> None:
         """Forget fragments with an expiry time, in all memories that this process maintains."""

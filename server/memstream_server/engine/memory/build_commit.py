@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memstream_server.core.events import EventType
+from memstream_server.core.policy import Policy
 from memstream_server.core.transition import anchors_changed
 from memstream_server.core.values import Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
+from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Row
-from memstream_server.ports.journal.writing import Commit
+from memstream_server.ports.journal.writing import Commit, Replaced
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.receipts import Batch
@@ -29,15 +32,20 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
     after = transition.state if transition is not None else before
     other = models.embeddings.other_than(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
+    time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
     waited = [batch for batch in decision.batches if not batch.at_once]
     return Commit(
         memory=record.uid,
         epoch=record.epoch,
         revision=record.revision,
-        time_us=runtime.clock.now_us() if decision.time_us is None else decision.time_us,
+        time_us=time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
         rows=tuple(_build_rows(working, decision, record.revision + 1, other)),
         removed=transition.removed if transition is not None else (),
+        replaced=tuple(_replaced_fragments(working, decision)),
+        versions_max=record.policy.history.versions,
+        versions_since_us=_versions_since_us(record.policy, time_us),
+        forgotten_versions=_rewritten_fragments(decision),
         anchors=tuple(_build_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
         released=_released_anchors(before, released),
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
@@ -73,6 +81,54 @@ def _build_rows(working: WorkingSet, decision: Decision, version: int, other: Em
             seen = _other_space(part, other)
             beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
             yield Row(fragment, part.terms, vector, beside, replaces=working.tier_of(put.id) is not None)
+
+
+def _replaced_fragments(working: WorkingSet, decision: Decision) -> Iterator[Replaced]:
+    """Existing fragments whose content or attributes the decision replaces, each once; not those of an erasure."""
+    transition = decision.transition
+    if transition is None or not working.record.policy.history.versions or decision.erased:
+        return
+    replacing = {event.fragment: event for event in transition.events if event.type is EventType.UPDATED}
+    replacing |= {
+        event.fragment: event
+        for event in transition.events
+        if event.type is EventType.PROMOTED and event.fragment in transition.merged
+    }
+    if not replacing:
+        return
+    gone = set(transition.removed)
+    callers = _callers_by_key(decision)
+    for put in transition.puts:
+        event = replacing.get(put.id)
+        if event is not None and put.id not in gone and working.tier_of(put.id) is not None:
+            updated = event.type is EventType.UPDATED
+            principal = callers.get(put.external_id, PRINCIPAL.get()) if updated else ""
+            yield Replaced(put.id, event.type, principal, working.embedding.name)
+
+
+def _callers_by_key(decision: Decision) -> dict[str, str]:
+    """The callers of a group's batches by the external ids that they observed; the last one of a key is the one whose
+    content stays."""
+    return {
+        fragment.external_id: batch.origin.get(PRINCIPAL, "")
+        for batch in decision.batches
+        for fragment in batch.receipt.fragments
+        if fragment.external_id
+    }
+
+
+def _rewritten_fragments(decision: Decision) -> tuple[str, ...]:
+    """After an erasure: the long-term fragments that derived from an erased one, whose versions may hold its words."""
+    if not decision.erased or decision.transition is None:
+        return ()
+    erased = set(decision.erased)
+    return tuple(put.id for put in decision.transition.puts if put.tier is Tier.LONG_TERM or put.id in erased)
+
+
+def _versions_since_us(policy: Policy, now_us: int) -> int:
+    """The time before which replaced versions are deleted; 0: no limit."""
+    kept_s = policy.history.version_retention_s
+    return now_us - kept_s * 1_000_000 if kept_s else 0
 
 
 def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, Fragmen
 from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
+from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Image
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row
@@ -139,6 +140,10 @@ class WorkingSet:
     def fragment_count(self) -> int:
         """Number of fragments, including forgotten ones."""
         return len(self.columns.live_ids())
+
+    async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
+        """The existing ones of these fragments, as this working set has them."""
+        return await journal.get_fragments(self.record.uid, ids)
 
     # ---- search structures: read them again after an await
     @property

@@ -30,6 +30,7 @@ from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
     allowed_masks,
@@ -89,14 +90,17 @@ class Recaller:
         self._runtime = runtime
         self._index_health = index_health
 
-    async def recall(self, actor: Actor, query: Query, vectors: dict[str, Vector] | None = None) -> RecallAnswer:
+    async def recall(
+        self, actor: Actor | PastMemory, query: Query, vectors: dict[str, Vector] | None = None
+    ) -> RecallAnswer:
         """Answer one query. Cancellable at any time; changes nothing before the answer.
 
         `vectors` holds vectors of the query from earlier rankings, by space; a new one is added.
         """
         vectors = {} if vectors is None else vectors
         watch = _Stopwatch(self._runtime.clock)
-        await _wait_until_visible(actor, query)
+        if not isinstance(actor, PastMemory):
+            await _wait_until_visible(actor, query)
         watch.record_step("wait")
         while True:
             space, namespace = actor.working.embedding, actor.working.record.namespace
@@ -178,7 +182,7 @@ class Recaller:
             if isinstance(error, IndexLost):
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
-        allowed, _ = allowed_masks(working, query, self._runtime.clock.now_us())
+        allowed, _ = allowed_masks(working, query, self._expiry_us(query))
         legs = working.lexical.legs(question.terms)
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
@@ -244,7 +248,11 @@ class Recaller:
         self, working: WorkingSet, query: Query, question: Question, cosines: Cosines, legs: Legs | None = None
     ) -> Found:
         rerank = self._find_reranking(working) is not None
-        return rank_memory(working, query, question, cosines, self._runtime.clock.now_us(), rerank, legs)
+        return rank_memory(working, query, question, cosines, self._expiry_us(query), rerank, legs)
+
+    def _expiry_us(self, query: Query) -> int:
+        """The time that expiry counts at."""
+        return self._runtime.clock.now_us() if query.expiry_us is None else query.expiry_us
 
     def _find_reranking(self, working: WorkingSet) -> Reranking | None:
         """None without a reranker, for a memory that answers in order of receipt, and with DB-GPT's ranking."""
@@ -279,18 +287,18 @@ class Recaller:
         missing = [id_ for id_ in ids if id_ not in known]
         if missing:
             left = working.fragment_cache.removals
-            read = await self._storage.journal.get_fragments(working.record.uid, missing)
+            read = await working.read_fragments(self._storage.journal, missing)
             working.fragment_cache.put_read(read, left)
             known |= {fragment.id: fragment for fragment in read}
         return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
 
     async def _read_answer(
-        self, actor: Actor, query: Query, found: Found, known: dict[str, Fragment], watch: _Stopwatch
+        self, actor: Actor | PastMemory, query: Query, found: Found, known: dict[str, Fragment], watch: _Stopwatch
     ) -> RecallAnswer:
         """Build the answer from a ranking; skips fragments that have left the memory since."""
         working = actor.working
         wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
-        short_term = _working_memory(working, query, self._runtime.clock.now_us()) if wants_working else []
+        short_term = _working_memory(working, query, self._expiry_us(query)) if wants_working else []
         ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
         if self._models.reranking is not None and found.limit is not None:
             watch.record_step("read")

@@ -8,6 +8,8 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
+PRINCIPAL: contextvars.ContextVar[str] = contextvars.ContextVar("memstream_principal", default="")
+"""Who called; empty without authentication, and for the server's own work."""
 Origin = contextvars.Context
 """The context variables at the time when the work was requested."""
 capture_origin = contextvars.copy_context

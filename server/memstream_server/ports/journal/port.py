@@ -12,7 +12,7 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from memstream_server.core.events import Event
@@ -34,6 +34,7 @@ from memstream_server.ports.journal.records import (
     MemoryRecord,
     Producer,
     Recorded,
+    Version,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
@@ -217,6 +218,28 @@ class Journal(Protocol):
         one if there is any."""
         ...
 
+    # ---- versions
+    async def list_versions(self, uid: str, fragment: str) -> list[Version]:
+        """All versions of a fragment, the latest first."""
+        ...
+
+    async def version_keys(self, uid: str) -> dict[str, list[int]]:
+        """The revisions that name the memory's versions, ascending, by fragment id."""
+        ...
+
+    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
+        """By fragment id, the existing ones of these versions (fragment id -> revision)."""
+        ...
+
+    async def prune_versions(self, uid: str, before_us: int) -> int:
+        """Delete the memory's versions that were replaced before that time; returns their number."""
+        ...
+
+    async def find_revision(self, uid: str, time_us: int) -> int | None:
+        """The last revision that was committed at or before that time; None if none of these is kept."""
+        ...
+
+    # ---- answers
     async def get_answer(self, request: str) -> Answer | None: ...
 
     async def put_answer(self, answer: Answer) -> None:

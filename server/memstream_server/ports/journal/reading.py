@@ -21,8 +21,8 @@ class FragmentQuery:
     sessions: tuple[str, ...] = ()
     speakers: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    forgotten: bool = False
-    """True selects forgotten fragments instead of live ones."""
+    forgotten: bool | None = False
+    """True selects forgotten fragments instead of live ones; None selects both."""
     after: int = -1
     limit: int = 100
 

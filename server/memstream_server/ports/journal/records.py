@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memstream_server.core.events import Event
+from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
-from memstream_server.core.values import MemoryKind
+from memstream_server.core.values import Fragment, MemoryKind
+from memstream_server.ports.journal.rows import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,25 @@ class Recorded:
     revision: int
     time_us: int
     events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What a fragment was before a commit that replaced its content or attributes."""
+
+    fragment: Fragment
+    """As it was written last before; tier and counts are those of that write."""
+    replaced: int
+    """Revision of the commit: names the version."""
+    time_us: int
+    """Time of the commit."""
+    event: EventType
+    principal: str
+    """See Replaced."""
+    terms: Terms | None = None
+    vector: bytes | None = None
+    """float32 little-endian in the space `model`."""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

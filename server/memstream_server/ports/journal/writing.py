@@ -102,6 +102,18 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A fragment whose content or attributes a commit replaces: the journal keeps what it said as a version."""
+
+    fragment: str
+    event: EventType
+    principal: str
+    """Who replaced it; empty without authentication, and for the server itself."""
+    space: str
+    """The space in force: the version keeps the fragment's vector in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One transition of one memory, atomic. Raises its revision by one."""
 
@@ -116,6 +128,14 @@ class Commit:
     or counted twice."""
     removed: tuple[str, ...] = ()
     """Ids of fragments to delete, with vectors, terms, anchors and lineage."""
+    replaced: tuple[Replaced, ...] = ()
+    """Fragments in `rows` of which a version is kept first."""
+    versions_max: int = 0
+    """Versions of each of these fragments that are kept; older ones are deleted."""
+    versions_since_us: int = 0
+    """Versions of these fragments that were replaced before this time are deleted."""
+    forgotten_versions: tuple[str, ...] = ()
+    """Ids of fragments whose versions are deleted, because they may hold erased words."""
     anchors: tuple[Anchor, ...] = ()
     released: tuple[str, ...] = ()
     """Ids whose anchors are deleted, because they left short-term."""

@@ -23,6 +23,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
+from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import Watched
@@ -219,6 +220,7 @@ class AuthorizedCall:
         self._caller = Caller(principal, self._may, lambda: self._recheck_and_charge(context))
         self._checked_s = time.monotonic()
         CALLER.set(self._caller)
+        PRINCIPAL.set(principal)
 
     async def authorize(self, request: Any) -> None:
         """Checks that the caller may do what the first message asks for."""

@@ -7,12 +7,13 @@ from dataclasses import asdict
 
 from google.protobuf.message import Message
 
-from memstream.v1 import event_pb2, fragment_pb2
+from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier, TruthStatus
-from memstream_server.engine.requests import fragment_etag
+from memstream_server.engine.requests import AsOf, fragment_etag
+from memstream_server.ports.journal.records import Version
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
@@ -75,6 +76,17 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
     return message
 
 
+def version_message(version: Version) -> memory_service_pb2.FragmentVersion:
+    """A version as clients see it."""
+    return memory_service_pb2.FragmentVersion(
+        version=version.replaced,
+        fragment=fragment_message(version.fragment.but(version=0)),
+        replace_time=scalars.timestamp_message(version.time_us),
+        replaced_by=EVENT_TYPES.to_number(version.event),
+        principal=version.principal,
+    )
+
+
 def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str) -> Filter:
     """The selected fragments; an empty message selects all."""
     for name in _LISTS:
@@ -100,6 +112,22 @@ def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits:
     _check_order(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
     _check_order(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
     return chosen
+
+
+def read_as_of(
+    found: Violations,
+    message: memory_service_pb2.GetFragmentRequest
+    | memory_service_pb2.ListFragmentsRequest
+    | stream_service_pb2.RecallQuery,
+    prefix: str = "",
+) -> AsOf | None:
+    """The moment of a read of the past; None: the present."""
+    which = message.WhichOneof("as_of")
+    if which is None:
+        return None
+    if which == "as_of_time":
+        return AsOf(time_us=scalars.time_us(found, f"{prefix}as_of_time", message.as_of_time))
+    return AsOf(revision=check.not_negative(found, f"{prefix}as_of_revision", message.as_of_revision))
 
 
 def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: int) -> event_pb2.Event:
@@ -129,6 +157,7 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
         imported=None if event.imported is None else _imported_message(event.imported),
         conflict_reason=event.conflict_reason,
         conflict_decision=event.conflict_decision,
+        version=event.version,
     )
 
 

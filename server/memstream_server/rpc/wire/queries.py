@@ -61,7 +61,12 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         truth=read_truth(found, f"{prefix}truth", message.truth),
         zone=scalars.read_zone(found, f"{prefix}time_zone", message.time_zone),
         interpret_time=message.interpret_time if message.HasField("interpret_time") else True,
+        as_of=fragments.read_as_of(found, message, prefix),
     )
+    if query.as_of is not None:
+        for name in ("subscribe", "min_revision"):
+            if getattr(message, name):
+                found.add(f"{prefix}{name}", "is given with as_of: the past neither changes nor arrives")
     if message.HasField("timeout"):
         scalars.duration_us(found, f"{prefix}timeout", message.timeout)
     found.check()
@@ -135,6 +140,7 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         timings=dict(answer.timings_s),
         tokens=answer.tokens if budgeted else 0,
         interpreted=[_interpreted_time(each) for each in answer.interpreted],
+        as_of_revision=answer.as_of_revision,
     )
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr
 
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.core.events import Event
-from memstream_server.core.policy import Policy, Profile, Truth
+from memstream_server.core.policy import HistoryPolicy, Policy, Profile, Truth
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
@@ -235,6 +235,8 @@ def decode_policy(data: str) -> Policy:
             policy = replace(policy, recall=replace(policy.recall, truth=Truth.ALL))
         if '"conflicts"' not in data:
             policy = replace(policy, conflicts=replace(policy.conflicts, suspect=False))
+        if '"history"' not in data:
+            policy = replace(policy, history=HistoryPolicy(versions=0))
     return policy
 
 

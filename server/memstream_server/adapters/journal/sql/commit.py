@@ -21,7 +21,9 @@ from memstream_server.adapters.journal.sql.schema import (
     requests,
     row_key,
     vectors,
+    versions,
 )
+from memstream_server.adapters.journal.sql.versions import drop_versions, forget_versions, keep_versions
 from memstream_server.adapters.journal.sql.writes import (
     append_events,
     check_namespace_limit,
@@ -125,8 +127,10 @@ _COMPACT_ALL = delete(receipts).where(
 )
 
 _SOME_FRAGMENTS = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
+_KEYS = select(fragments.c.key).where(_SOME_FRAGMENTS)
 _REMOVE = (
-    delete(vectors).where(vectors.c.key.in_(select(fragments.c.key).where(_SOME_FRAGMENTS))),
+    delete(vectors).where(vectors.c.key.in_(_KEYS)),
+    delete(versions).where(versions.c.key.in_(_KEYS)),
     delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids)),
     delete(fragments).where(_SOME_FRAGMENTS),
 )
@@ -156,6 +160,9 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
         count_received(connection, some, stored=True)
     for number, one in commits:
         _delete_by_id(connection, _REMOVE, one.removed, number)
+    for number, one in commits:
+        keep_versions(connection, number, one)
+        forget_versions(connection, number, one.forgotten_versions)
     _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
     bulk.write_rows(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
     _put_anchors(connection, [(number, anchor) for number, one in commits for anchor in one.anchors])
@@ -228,6 +235,8 @@ def _update_record(connection: Connection, number: int, commit: Commit) -> None:
             "updated": commit.time_us,
         }
         connection.execute(_DESCRIBE, values)
+        if commit.policy is not None and not commit.policy.history.versions:
+            drop_versions(connection, number)
     if commit.name is not None:
         check_namespace_limit(connection, commit.name[0], commit.namespace_max)
         connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})

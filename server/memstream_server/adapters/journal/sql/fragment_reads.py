@@ -108,9 +108,11 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model
 
 
 @lru_cache  # building a statement takes longer than running it
-def _build_selection(forgotten: bool, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+def _build_selection(forgotten: bool | None, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
     wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
-    return _LIST.where(_forgotten if forgotten else fragments.c.forget_time_us.is_(None), *wanted)
+    if forgotten is not None:
+        wanted.append(_forgotten if forgotten else fragments.c.forget_time_us.is_(None))
+    return _LIST.where(*wanted)
 
 
 def list_expired(connection: Connection, now_us: int, limit: int) -> list[tuple[str, str]]:

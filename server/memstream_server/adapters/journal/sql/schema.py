@@ -161,6 +161,20 @@ vectors = Table(
     Column("vector", LargeBinary, nullable=False),
 )
 
+versions = Table(  # what a fragment said before the commit that made revision `replaced`
+    "versions",
+    metadata,
+    Column("key", BigInteger, primary_key=True, autoincrement=False),
+    Column("replaced", BigInteger, primary_key=True, autoincrement=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("event", TEXT, nullable=False),
+    Column("principal", TEXT, nullable=False),
+    Column("model", TEXT, nullable=False),  # the space of `vector`; empty without a vector
+    Column("payload", LargeBinary, nullable=False),
+    Column("terms", LargeBinary),
+    Column("vector", LargeBinary),
+)
+
 anchors = Table(  # short-term data of held fragments
     "anchors",
     metadata,
@@ -228,7 +242,7 @@ jobs = Table(
 )
 
 
-KEYED_TABLES = (vectors, observations, events, fragments)
+KEYED_TABLES = (vectors, versions, observations, events, fragments)
 """Tables with rows of a memory, by `key`."""
 NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""

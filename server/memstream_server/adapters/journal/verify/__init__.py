@@ -6,6 +6,7 @@ verify: runs all checks, a memory or conversation at a time
 report: counts and violations
 fragments: fragments against the event log
 conflicts: suspicions between fragments of the memory
+versions: versions against the event log
 producers: producers, receipts, and receipts that are not stored yet
 conversations: messages and plans against their columns
 operations: operations; describes unfinished ones

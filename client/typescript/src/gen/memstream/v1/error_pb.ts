@@ -80,7 +80,8 @@ export enum ErrorReason {
   MEMORY_NOT_FOUND = 6,
 
   /**
-   * NOT_FOUND. There is no fragment with that id or external_id. Metadata: id (the id or external_id of the request).
+   * NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
+   * revision of `as_of`. Metadata: id (the id or external_id of the request).
    *
    * @generated from enum value: ERROR_REASON_FRAGMENT_NOT_FOUND = 7;
    */
@@ -207,15 +208,16 @@ export enum ErrorReason {
   KIND_MISMATCH = 23,
 
   /**
-   * OUT_OF_RANGE. The events after this cursor are no longer kept. Metadata: oldest_revision.
+   * OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
+   * no longer kept. Metadata: oldest_revision (the oldest one that is).
    *
    * @generated from enum value: ERROR_REASON_CURSOR_COMPACTED = 24;
    */
   CURSOR_COMPACTED = 24,
 
   /**
-   * OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory. What to do: start
-   * from ListFragments.
+   * OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
+   * future. What to do: start from ListFragments.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_VOID = 25;
    */

@@ -1,0 +1,201 @@
+"""A memory as of an earlier revision, from its event log and the versions that were kept.
+
+The log up to the revision gives the place of every fragment (replay_events.py). The log after it tells which fragments
+have left since, and which changes must be undone: a change is undone by the version that it replaced. Nothing is
+guessed: a fragment whose version is not kept, or was erased, has no value (`find_base`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from memstream_server.core.events import Event, EventType
+from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known
+from memstream_server.core.values import Fragment
+
+_BORN = frozenset({EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED})
+_PRESENT = 0
+
+
+class NotKept(Exception):
+    """What this fragment was at the revision is no longer kept."""
+
+
+class Timeline:
+    """The log of one memory around one revision. Mutable, with a single owner: `add` takes the transitions in order."""
+
+    def __init__(self, revision: int, *, merges: bool) -> None:
+        """merges: the policy's `short_term.merge_content`: a promotion of an old log may have replaced the content."""
+        self.revision = revision
+        self.head = 0
+        """The last transition that was added."""
+        self.time_us = 0
+        """When `revision` was committed."""
+        self._merges = merges
+        self._first = 0
+        """The first transition of the log; above 1 if it was pruned."""
+        self._places: dict[str, Place] = {}
+        self._forgotten_us: dict[str, int] = {}
+        self._versions: Mapping[str, Collection[int]] = {}
+        # Of the log after `revision`:
+        self._born: set[str] = set()
+        self._left: set[str] = set()
+        self._restored: set[str] = set()
+        self._changes: dict[str, list[tuple[int, bool]]] = {}
+        """(revision, whether it surely replaced something that is not an event) by fragment."""
+        self._erased: dict[str, int] = {}
+        """The last revision that took erased words out of a fragment, or out of its versions."""
+        self._vectored: dict[str, int] = {}
+        self._expiries: dict[str, list[tuple[int, int]]] = {}
+        """(revision, expiry that a repeat replaced) by fragment."""
+        self._touched: dict[str, int] = {}
+        """The last change of a fragment whose beginning is not in the log."""
+
+    # ---- reading the log
+    def add(self, revision: int, time_us: int, events: Iterable[Event]) -> None:
+        """Add the next transition. Raises KeyError if the log contradicts itself."""
+        self._first = self._first or revision
+        self.head = revision
+        if revision <= self.revision:
+            self.time_us = time_us
+            for event in events:
+                self._fold(event, time_us)
+        else:
+            events = tuple(events)
+            erases = any(event.type is EventType.ERASED for event in events)
+            for event in events:
+                self._note(event, revision, erases)
+
+    def set_versions(self, versions: Mapping[str, Collection[int]]) -> None:
+        """Set the revisions of the versions that are kept, by fragment id; read after the log."""
+        self._versions = versions
+
+    def _fold(self, event: Event, time_us: int) -> None:
+        if self._first == 1:
+            fold_event(self._places, event)
+        else:
+            fold_known(self._places, event)
+        if event.type is EventType.FORGOTTEN:
+            self._forgotten_us[event.fragment] = time_us
+
+    def _note(self, event: Event, revision: int, erases: bool) -> None:
+        """Note what must be undone."""
+        id_, kind = event.fragment, event.type
+        if kind in _BORN:
+            self._born.add(id_)
+        elif kind in GONE:
+            self._left.add(id_)
+        elif kind is EventType.UPDATED:
+            self._changes.setdefault(id_, []).append((revision, True))
+        elif kind is EventType.PROMOTED:
+            merges = self._merges and bool(event.sources) if event.merges is None else event.merges
+            self._changes.setdefault(id_, []).append((revision, merges))
+        elif kind is EventType.RESTORED:
+            self._restored.add(id_)
+        elif kind is EventType.VECTORED:
+            self._vectored.setdefault(id_, revision)
+        elif kind is EventType.REPEATED and event.expire_time_us is not None:
+            self._expiries.setdefault(id_, []).append((revision, event.expire_time_us))
+        if erases and kind in (EventType.UPDATED, EventType.WEAKENED):
+            self._erased[id_] = revision
+        unknown = self._first > 1 and id_ and id_ not in self._places and id_ not in self._born
+        if unknown and kind is not EventType.ECHOED:
+            self._touched[id_] = revision
+        if kind is EventType.MERGED and self._first > 1 and event.other not in self._places:
+            self._touched[event.other] = revision
+
+    # ---- what can be known
+    @property
+    def removed(self) -> int:
+        """Fragments that were there, not forgotten, and are absent, because they or their words are gone."""
+        return sum(
+            not place.forgotten and (id_ in self._left or self._is_erased(id_)) for id_, place in self._places.items()
+        )
+
+    def _is_erased(self, id_: str) -> bool:
+        try:
+            return id_ in self._erased and self.find_base(id_) is None
+        except NotKept:
+            return False
+
+    def find_oldest(self, fragment: str = "") -> int:
+        """The oldest revision from which on everything is kept (of one fragment, or of all); 0 if `revision` is
+        kept."""
+        if self.revision < self._first:
+            return max(self._first, self._oldest_of({**self._changes, **self._touched}))
+        ids: Collection[str] = [fragment] if fragment else {**self._changes, **self._touched}
+        if not any(self._is_lost(id_) for id_ in ids):
+            return 0
+        return self._oldest_of(ids)
+
+    def _is_lost(self, id_: str) -> bool:
+        try:
+            self.find_base(id_)
+        except NotKept:
+            return True
+        return False
+
+    def _oldest_of(self, ids: Iterable[str]) -> int:
+        oldest = 0
+        for id_ in ids:
+            if id_ not in self._left:
+                lost = [at for at, sure in self._changes.get(id_, ()) if sure and not self._is_kept(id_, at)]
+                erased = self._erased.get(id_, 0)
+                oldest = max(oldest, self._touched.get(id_, 0), *(at for at in lost if at > erased), 0)
+        return oldest
+
+    def _is_kept(self, id_: str, revision: int) -> bool:
+        return revision in self._versions.get(id_, ())
+
+    def find_base(self, id_: str) -> int | None:
+        """The version that holds the fragment's content at the revision; 0: the present fragment does; None: the
+        fragment is absent. Raises NotKept."""
+        if id_ in self._left or id_ in self._born or (self._first == 1 and id_ not in self._places):
+            return None
+        if id_ in self._touched:
+            raise NotKept
+        for at, sure in self._changes.get(id_, ()):
+            if self._is_kept(id_, at):
+                return at
+            if sure and at <= self._erased.get(id_, 0):
+                return None
+            if sure:
+                raise NotKept
+        return _PRESENT
+
+    def rebuild(self, present: Fragment, version: Fragment | None) -> Fragment:
+        """The fragment as it was: content and attributes of the version (None: the present ones), place by the log.
+
+        Access statistics are the present ones; `version`, of which an etag is made, is 0.
+        """
+        base = present if version is None else version
+        until = self.find_base(present.id) or self.head + 1
+        expiry = next((expiry for at, expiry in self._expiries.get(base.id, ()) if at < until), base.expire_time_us)
+        unvectored = self._vectored.get(base.id, until) < until
+        fragment = base.but(
+            version=0,
+            access_count=present.access_count,
+            access_time_us=present.access_time_us,
+            expire_time_us=expiry,
+            model="" if unvectored else base.model,
+        )
+        place = self._places.get(base.id)
+        return fragment if place is None else self._with_place(fragment, place)
+
+    def _with_place(self, base: Fragment, place: Place) -> Fragment:
+        forgotten_us = None
+        if place.forgotten:
+            known = base.forget_time_us if base.id not in self._restored else None
+            forgotten_us = known or self._forgotten_us.get(base.id, self.time_us)
+        return base.but(
+            tier=place.tier,
+            importance=place.importance,
+            enhancement_count=place.enhancement_count,
+            duplicate_count=place.duplicate_count,
+            sources=place.sources,
+            forget_time_us=forgotten_us,
+        )
+
+    def changed_ids(self) -> list[str]:
+        """The fragments that may have another content now."""
+        return list(self._changes)

@@ -1,0 +1,290 @@
+"""Reads of the past: the fragments of a memory as of an earlier revision, and a working set of them that is ranked.
+
+Rule 1. The log is read before the fragments, and read on if a fragment has changed since: a fragment is rebuilt only
+from a log that has all its changes.
+Rule 2. Versions are read after the log. One that was pruned or erased meanwhile makes the read fail, or its fragment
+absent; it never shows another content.
+Rule 3. Nothing here changes the memory, and nothing is kept after the call: erased words have no second place to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from memstream_server.core.enhancement import merged_text
+from memstream_server.core.filters import Filter, passes
+from memstream_server.core.timeline import NotKept, Timeline
+from memstream_server.core.values import Enhancement, Fragment, Held, Tier
+from memstream_server.engine import lifecycle
+from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
+from memstream_server.engine.memory.working_set import WorkingSet
+from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.reading import FragmentQuery, Image
+from memstream_server.ports.journal.records import MemoryRecord, Version
+from memstream_server.ports.journal.rows import Block, Row
+
+if TYPE_CHECKING:
+    from memstream_server.engine.requests import AsOf
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.runtime.embedding_spaces import Embedding
+    from memstream_server.engine.runtime.registry import Registry
+    from memstream_server.ports.journal.port import Journal
+
+PAGE = 500
+"""Transitions or fragments read at once."""
+LOADS_AT_ONCE = 2
+"""Working sets of the past that exist at the same time; each takes the RAM of an active memory."""
+_ATTEMPTS = 5
+"""Loads of a memory that changes meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PastMemory:
+    """What a recall needs of an actor, for the past."""
+
+    working: WorkingSet
+    time_us: int
+    """The moment: expiry counts at it, and recency."""
+    removed: int
+    """Fragments that were there and have left for good since."""
+
+
+class _Moment:
+    """A memory at one moment: its timeline, and the versions that were read."""
+
+    def __init__(self, journal: Journal, record: MemoryRecord, timeline: Timeline, time_us: int | None) -> None:
+        self.record = record
+        self.timeline = timeline
+        self._journal = journal
+        self._time_us = time_us
+        self._versions: dict[str, Version] = {}
+
+    @property
+    def time_us(self) -> int:
+        return self.timeline.time_us if self._time_us is None else self._time_us
+
+    async def read_log(self) -> None:
+        """Add the transitions that were committed since the last read, then read which versions are kept."""
+        while page := await self._journal.list_events(self.record.uid, self.timeline.head, PAGE):
+            for one in page:
+                self.timeline.add(one.revision, one.time_us, one.events)
+        self.timeline.set_versions(await self._journal.version_keys(self.record.uid))
+        self._versions = {}
+
+    async def read_time(self) -> None:
+        """Read when the revision was committed, without the log around it. Raises CursorCompacted."""
+        found = await self._journal.list_events(self.record.uid, self.timeline.revision - 1, 1)
+        if not found or found[0].revision != self.timeline.revision:
+            raise _not_kept(found[0].revision if found else self.record.revision)
+        self.timeline.time_us = found[0].time_us
+
+    async def read_versions(self, ids: Iterable[str]) -> Mapping[str, Version]:
+        """The versions that hold these fragments' content. Raises CursorCompacted."""
+        wanted = {id_: base for id_ in ids if (base := self._find_base(id_))}
+        missing = {id_: base for id_, base in wanted.items() if id_ not in self._versions}
+        if missing:
+            self._versions |= await self._journal.get_versions(self.record.uid, missing)
+        return self._versions
+
+    def _find_base(self, id_: str) -> int | None:
+        try:
+            return self.timeline.find_base(id_)
+        except NotKept:
+            raise _not_kept(self.timeline.find_oldest(id_)) from None
+
+    async def rebuild_all(self, present: Sequence[Fragment]) -> list[Fragment]:
+        """The fragments as they were; those that were not there are left out. Raises CursorCompacted."""
+        if all(one.version <= self.timeline.revision for one in present):  # no change since: the log is not needed
+            return [one.but(version=0) for one in present]
+        while any(one.version > self.timeline.head for one in present):
+            await self.read_log()
+        versions = await self.read_versions([one.id for one in present])
+        return [built for one in present if (built := self._rebuild(one, versions)) is not None]
+
+    def _rebuild(self, present: Fragment, versions: Mapping[str, Version]) -> Fragment | None:
+        base = self._find_base(present.id)
+        if base is None:
+            return None
+        if base and present.id not in versions:  # pruned or erased since the keys were read
+            raise JournalUnavailable("the history changes now: try again", retry_after_s=0.1)
+        return self.timeline.rebuild(present, versions[present.id].fragment if base else None)
+
+    def rebuild_row(self, row: Row, space: str) -> Row | None:
+        """A row of a block as it was, with the terms and the vector of that content."""
+        built = self._rebuild(row.fragment, self._versions)
+        if built is None:
+            return None
+        if not self.timeline.find_base(built.id):
+            return replace(row, fragment=built, vector=row.vector if built.model else None)
+        version = self._versions[built.id]
+        vector = version.vector if version.model == space and built.model else None
+        return Row(built.but(model=space if vector else ""), version.terms, vector)
+
+
+class _PastWorkingSet(WorkingSet):
+    """A working set whose blocks are rebuilt while it is loaded."""
+
+    moment: _Moment
+    behind = False
+    """Whether a fragment has changed since the log was read: the load is worthless."""
+
+    def add(self, block: Block) -> None:
+        if self.behind or any(one.version > self.moment.timeline.head for one in block.fragments):
+            self.behind = True
+            return
+        rows = (self.moment.rebuild_row(row, self.embedding.name) for row in block.iterate_rows())
+        kept = [row for row in rows if row is not None]
+        self.held += [
+            row.fragment
+            for row in kept
+            if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
+        ]
+        super().add(Block.from_rows(kept))
+
+    def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
+        super().begin(record, all_vectors)
+        self.behind = False
+        self.held: list[Fragment] = []
+
+    def finish_load(self, image: Image) -> None:
+        held = [Held(one) for one in self.held]
+        super().finish_load(
+            replace(
+                image,
+                record=replace(image.record, revision=self.moment.timeline.revision),
+                sensory=tuple(one for one in held if one.fragment.tier is Tier.SENSORY),
+                short_term=tuple(one for one in held if one.fragment.tier is Tier.SHORT_TERM),
+            )
+        )
+
+    async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
+        return await self.moment.rebuild_all(await journal.get_fragments(self.record.uid, ids))
+
+
+class Past:
+    """Reads the past of all memories."""
+
+    def __init__(self, storage: Storage, models: EngineModels, runtime: Runtime, registry: Registry) -> None:
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        self._registry = registry
+        self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
+
+    async def get(
+        self, namespace: str, name: str, as_of: AsOf, id: str = "", external_id: str = ""
+    ) -> tuple[Fragment, str, int]:
+        """(fragment as it was, merged text, revision). Raises FragmentNotFound, CursorCompacted, CursorVoid."""
+        moment = await self._open(namespace, name, as_of)
+        await moment.read_time()
+        key = external_id or id
+        if external_id:
+            async with self._registry.use(namespace, name) as actor:
+                id = actor.working.id_of(external_id)
+        found = await self._read(moment, [id]) if id else []
+        if not found:
+            revision = moment.timeline.revision
+            raise FragmentNotFound(
+                f"there was no fragment {key!r} in {namespace}/{name} at revision {revision}", id=key
+            )
+        return found[0], await self._merged_text(moment, found[0]), moment.timeline.revision
+
+    async def _merged_text(self, moment: _Moment, fragment: Fragment) -> str:
+        """As Fragments derives it, from the sources as they were."""
+        if moment.record.policy.short_term.merge_content or not fragment.sources:
+            return ""
+        sources = await self._read(moment, fragment.sources)
+        told = tuple(Enhancement(one.id, one.content, recollection=one.position < fragment.position) for one in sources)
+        return merged_text(fragment, told, recollections=False)
+
+    async def _read(self, moment: _Moment, ids: Sequence[str]) -> list[Fragment]:
+        found = await moment.rebuild_all(await self._storage.journal.get_fragments(moment.record.uid, ids))
+        return lifecycle.drop_expired(found, moment.record, moment.time_us)
+
+    async def list_page(
+        self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
+        moment = await self._open(namespace, name, as_of)
+        await moment.read_log()
+        _check_kept(moment.timeline)
+        record, revision = moment.record, moment.timeline.revision
+        found: list[Fragment] = []
+        while True:
+            query = FragmentQuery(forgotten=None, after=after, limit=PAGE)
+            page = await self._storage.journal.list_fragments(record.uid, query)
+            built = [one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == forgotten]
+            for fragment in built if forgotten else lifecycle.drop_expired(built, record, moment.time_us):
+                if passes(fragment, chosen):
+                    found.append(fragment)
+                    if len(found) > limit:
+                        return found[:limit], found[limit - 1].position, revision, record.uid
+            if len(page) < PAGE:
+                return found, None, revision, record.uid
+            after = page[-1].position
+
+    def limit_loads(self) -> asyncio.Semaphore:
+        """Held while a working set of the past is in use."""
+        return self._loads
+
+    async def load(self, namespace: str, name: str, as_of: AsOf) -> PastMemory:
+        """The memory as it was, to rank it. Raises CursorCompacted, CursorVoid."""
+        moment = await self._open(namespace, name, as_of)
+        await moment.read_log()
+        embedding = self._models.embeddings.in_force
+        for _ in range(_ATTEMPTS):
+            _check_kept(moment.timeline)
+            await moment.read_versions(moment.timeline.changed_ids())
+            working = await self._load_working(moment, embedding)
+            if not working.behind:
+                return PastMemory(working, moment.time_us, moment.timeline.removed)
+            await moment.read_log()
+        raise JournalUnavailable("the memory changes faster than it is read: try again", retry_after_s=0.5)
+
+    async def _load_working(self, moment: _Moment, embedding: Embedding) -> _PastWorkingSet:
+        vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
+        working = _PastWorkingSet(embedding, vectors_max, self._models.analyzer)
+        working.moment = moment
+        await self._models.prepare_language(moment.record.policy)
+        try:
+            image = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
+        except Conflict as error:
+            raise JournalUnavailable("the memory was deleted", retry_after_s=0.1) from error
+        working.finish_load(image)
+        return working
+
+    async def _open(self, namespace: str, name: str, as_of: AsOf) -> _Moment:
+        """The moment, before its log is read."""
+        record = await self._registry.read_record(namespace, name)
+        revision = await self._find_revision(record, as_of)
+        merges = record.policy.short_term.merge_content
+        return _Moment(self._storage.journal, record, Timeline(revision, merges=merges), as_of.time_us)
+
+    async def _find_revision(self, record: MemoryRecord, as_of: AsOf) -> int:
+        name = f"{record.namespace}/{record.name}"
+        if as_of.time_us is None:
+            revision = as_of.revision or 0
+            if revision > record.revision:
+                raise CursorVoid(f"{name} is at revision {record.revision}: {revision} is in the future")
+        else:
+            if as_of.time_us > self._runtime.clock.now_us():
+                raise CursorVoid("as_of_time is in the future")
+            revision = await self._storage.journal.find_revision(record.uid, as_of.time_us) or 0
+        if revision < 1:
+            oldest = await self._storage.journal.list_events(record.uid, 0, 1)
+            raise _not_kept(oldest[0].revision if oldest else record.revision)
+        return revision
+
+
+def _check_kept(timeline: Timeline) -> None:
+    if oldest := timeline.find_oldest():
+        raise _not_kept(oldest)
+
+
+def _not_kept(oldest: int) -> CursorCompacted:
+    return CursorCompacted(
+        f"what fragments said is kept from revision {oldest} on: read a later as_of", oldest_revision=oldest
+    )

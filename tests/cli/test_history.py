@@ -1,0 +1,52 @@
+"""`memstream history`, and --as-of of recall, list and show, against a real server."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.commands import run
+from tests.cli.test_against_server import held, revision
+from tests.support.server import ServerProcess
+
+MEMORY = "history/joy"
+
+
+def told(server: ServerProcess, *words: str) -> str:
+    done = run(*words, target=server.address)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def put(server: ServerProcess, content: str) -> int:
+    """Observe under one external_id; returns the revision after it."""
+    line = json.dumps({"content": content, "external_id": "home"})
+    done = run("observe", "--create", MEMORY, "-", stdin=f"{line}\n", target=server.address)
+    assert done.returncode == 0, done.stderr
+    return revision(server, MEMORY)
+
+
+def test_history_is_shown_read_and_restored(server: ServerProcess) -> None:
+    before = put(server, "Bob lives in Paris")
+    put(server, "Bob lives in Rome")
+    history = json.loads(told(server, "history", MEMORY, "--external-id", "home", "--json"))
+    (version,) = history["versions"]
+    assert (version["version"], version["fragment"]["content"]) == (before + 1, "Bob lives in Paris")
+    shown = told(server, "history", MEMORY, history["fragment"]["id"])
+    assert "Bob lives in Paris" in shown
+    assert "updated" in shown
+    for words in (("recall", MEMORY, "where is Bob?"), ("list", MEMORY), ("show", MEMORY, "--external-id", "home")):
+        assert "Paris" in told(server, *words, "--as-of", str(before))
+        assert "Rome" in told(server, *words)
+    told(server, "history", MEMORY, "--external-id", "home", "--restore", str(version["version"]))
+    assert held(server, MEMORY) == ["Bob lives in Paris"]
+    refused = run("list", MEMORY, "--as-of", "9999", target=server.address)
+    assert (refused.returncode, "in the future" in refused.stderr) == (1, True)
+    unknown = run("history", MEMORY, "--external-id", "home", "--restore", "1", target=server.address)
+    assert (unknown.returncode, "has no version 1" in unknown.stderr) == (4, True)
+
+
+def test_as_of_rejects_what_it_cannot_mean() -> None:
+    for words in (("recall", "a/b", "x", "--as-of", "soon"), ("show", "a/b", "--as-of", "7"), ("history", "a/b")):
+        assert run(*words).returncode == 2, words
+    followed = run("recall", "a/b", "x", "--follow", "--as-of", "7")
+    assert (followed.returncode, "--as-of" in followed.stderr) == (2, True)
