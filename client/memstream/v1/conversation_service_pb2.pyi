@@ -433,7 +433,9 @@ class WatchMessagesRequest(_message.Message):
     """Messages after this number."""
     @_builtins.property
     def progress_interval(self) -> _duration_pb2.Duration:
-        """Send an empty answer after this long without a message. Unset: 10 s."""
+        """Send an empty answer after this long without a message. Unset: 10 s. A watch that has no message to send at its
+        start sends one at once.
+        """
 
     def __init__(
         self,

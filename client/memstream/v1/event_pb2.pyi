@@ -322,6 +322,7 @@ class Event(_message.Message):
     IMPORTED_FIELD_NUMBER: _builtins.int
     CONFLICT_REASON_FIELD_NUMBER: _builtins.int
     CONFLICT_DECISION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
     fragment_id: _builtins.str
@@ -344,6 +345,8 @@ class Event(_message.Message):
     """For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons."""
     conflict_decision: _builtins.str
     """For CONFLICT_RESOLVED: "newer", "older", "both" or "neither"."""
+    version: _builtins.int
+    """The version that an UPDATED brought back (see RestoreFragmentVersion); else 0."""
     @_builtins.property
     def cursor(self) -> Global___Cursor:
         """Where a watch resumes after this event."""
@@ -383,10 +386,11 @@ class Event(_message.Message):
         imported: Global___ImportedFragment | None = ...,
         conflict_reason: _builtins.str = ...,
         conflict_decision: _builtins.str = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "conflict_decision", b"conflict_decision", "conflict_reason", b"conflict_reason", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "conflict_decision", b"conflict_decision", "conflict_reason", b"conflict_reason", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

@@ -281,6 +281,7 @@ class Policy(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     SCORE_IMPORTANCE_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     CONFLICTS_FIELD_NUMBER: _builtins.int
     profile: Global___Profile.ValueType
     """Where the defaults come from."""
@@ -317,6 +318,10 @@ class Policy(_message.Message):
         """Forgetting."""
 
     @_builtins.property
+    def history(self) -> Global___HistoryPolicy:
+        """Earlier contents."""
+
+    @_builtins.property
     def conflicts(self) -> Global___ConflictPolicy:
         """Suspicions."""
 
@@ -334,11 +339,12 @@ class Policy(_message.Message):
         recall: Global___RecallPolicy | None = ...,
         retention: Global___RetentionPolicy | None = ...,
         score_importance: _builtins.bool | None = ...,
+        history: Global___HistoryPolicy | None = ...,
         conflicts: Global___ConflictPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "history", b"history", "importance_default", b"importance_default", "language", b"language", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max", "_importance_default", b"_importance_default", "_language", b"_language", "_score_importance", b"_score_importance", "_wait_for_models", b"_wait_for_models", "backlog_max", b"backlog_max", "conflicts", b"conflicts", "history", b"history", "importance_default", b"importance_default", "language", b"language", "profile", b"profile", "recall", b"recall", "reflection", b"reflection", "retention", b"retention", "score_importance", b"score_importance", "sensory", b"sensory", "short_term", b"short_term", "wait_for_models", b"wait_for_models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__backlog_max: _TypeAlias = _typing.Literal["backlog_max"]  # noqa: Y015
     _WhichOneofArgType__backlog_max: _TypeAlias = _typing.Literal["_backlog_max", b"_backlog_max"]  # noqa: Y015
@@ -808,6 +814,38 @@ class ConflictPolicy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__suspect) -> _WhichOneofReturnType__suspect | None: ...
 
 Global___ConflictPolicy: _TypeAlias = ConflictPolicy  # noqa: Y015
+
+@_typing.final
+class HistoryPolicy(_message.Message):
+    """What is kept of earlier contents: see MemoryService.GetFragmentHistory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    VERSION_RETENTION_FIELD_NUMBER: _builtins.int
+    versions: _builtins.int
+    """Versions of a fragment that are kept, 0 to 100; 0 is off, and deletes those that there are. A lower number applies
+    to a fragment when it next changes. Default 10; dbgpt 0.
+    """
+    @_builtins.property
+    def version_retention(self) -> _duration_pb2.Duration:
+        """How long a version is kept after it was replaced, whole seconds; 0 sets no limit. Default 0."""
+
+    def __init__(
+        self,
+        *,
+        versions: _builtins.int | None = ...,
+        version_retention: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__versions: _TypeAlias = _typing.Literal["versions"]  # noqa: Y015
+    _WhichOneofArgType__versions: _TypeAlias = _typing.Literal["_versions", b"_versions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__versions) -> _WhichOneofReturnType__versions | None: ...
+
+Global___HistoryPolicy: _TypeAlias = HistoryPolicy  # noqa: Y015
 
 @_typing.final
 class MemoryStats(_message.Message):

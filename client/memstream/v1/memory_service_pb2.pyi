@@ -7,7 +7,9 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from memstream.v1 import event_pb2 as _event_pb2
 from memstream.v1 import fragment_pb2 as _fragment_pb2
 from memstream.v1 import memory_pb2 as _memory_pb2
 from memstream.v1 import operation_pb2 as _operation_pb2
@@ -607,6 +609,8 @@ class GetFragmentRequest(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     EXTERNAL_ID_FIELD_NUMBER: _builtins.int
+    AS_OF_TIME_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -615,6 +619,12 @@ class GetFragmentRequest(_message.Message):
     """By id."""
     external_id: _builtins.str
     """By the client's own key."""
+    as_of_revision: _builtins.int
+    """As of this revision; expiry counts at the time when it was committed."""
+    @_builtins.property
+    def as_of_time(self) -> _timestamp_pb2.Timestamp:
+        """As of the last revision that was committed at or before this time; expiry counts at this time."""
+
     def __init__(
         self,
         *,
@@ -622,13 +632,20 @@ class GetFragmentRequest(_message.Message):
         memory: _builtins.str = ...,
         id: _builtins.str = ...,
         external_id: _builtins.str = ...,
+        as_of_time: _timestamp_pb2.Timestamp | None = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["external_id", b"external_id", "id", b"id", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "external_id", b"external_id", "id", b"id", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["external_id", b"external_id", "id", b"id", "key", b"key", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "external_id", b"external_id", "id", b"id", "key", b"key", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_as_of: _TypeAlias = _typing.Literal["as_of_time", "as_of_revision"]  # noqa: Y015
+    _WhichOneofArgType_as_of: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
     _WhichOneofReturnType_key: _TypeAlias = _typing.Literal["id", "external_id"]  # noqa: Y015
     _WhichOneofArgType_key: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_as_of) -> _WhichOneofReturnType_as_of | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_key) -> _WhichOneofReturnType_key | None: ...
 
 Global___GetFragmentRequest: _TypeAlias = GetFragmentRequest  # noqa: Y015
@@ -642,7 +659,7 @@ class GetFragmentResponse(_message.Message):
     FRAGMENT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """The memory's revision."""
+    """The memory's revision, or that of `as_of`."""
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
         """The fragment."""
@@ -674,6 +691,8 @@ class ListFragmentsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     TRUTH_FIELD_NUMBER: _builtins.int
+    AS_OF_TIME_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -686,9 +705,15 @@ class ListFragmentsRequest(_message.Message):
     """From the previous answer; empty for the first page."""
     truth: _fragment_pb2.Truth.ValueType
     """CURRENT lists only current fragments. Unset: ALL."""
+    as_of_revision: _builtins.int
+    """As of this revision; expiry counts at the time when it was committed."""
     @_builtins.property
     def filter(self) -> _fragment_pb2.FragmentFilter:
         """The filter."""
+
+    @_builtins.property
+    def as_of_time(self) -> _timestamp_pb2.Timestamp:
+        """As of the last revision that was committed at or before this time; expiry counts at this time."""
 
     def __init__(
         self,
@@ -700,12 +725,16 @@ class ListFragmentsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         truth: _fragment_pb2.Truth.ValueType = ...,
+        as_of_time: _timestamp_pb2.Timestamp | None = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "truth", b"truth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "truth", b"truth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_as_of: _TypeAlias = _typing.Literal["as_of_time", "as_of_revision"]  # noqa: Y015
+    _WhichOneofArgType_as_of: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_as_of) -> _WhichOneofReturnType_as_of | None: ...
 
 Global___ListFragmentsRequest: _TypeAlias = ListFragmentsRequest  # noqa: Y015
 
@@ -722,7 +751,7 @@ class ListFragmentsResponse(_message.Message):
     next_page_token: _builtins.str
     """Empty on the last page."""
     revision: _builtins.int
-    """The memory's revision when the page was read: where a watch may start."""
+    """The memory's revision when the page was read: where a watch may start. With `as_of`, its revision."""
     memory_uid: _builtins.str
     """The memory's uid."""
     @_builtins.property
@@ -888,6 +917,195 @@ class UpdateFragmentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateFragmentResponse: _TypeAlias = UpdateFragmentResponse  # noqa: Y015
+
+@_typing.final
+class GetFragmentHistoryRequest(_message.Message):
+    """Names a fragment whose history is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    EXTERNAL_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    id: _builtins.str
+    """By id."""
+    external_id: _builtins.str
+    """By the client's own key."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        id: _builtins.str = ...,
+        external_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["external_id", b"external_id", "id", b"id", "key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["external_id", b"external_id", "id", b"id", "key", b"key", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_key: _TypeAlias = _typing.Literal["id", "external_id"]  # noqa: Y015
+    _WhichOneofArgType_key: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_key) -> _WhichOneofReturnType_key | None: ...
+
+Global___GetFragmentHistoryRequest: _TypeAlias = GetFragmentHistoryRequest  # noqa: Y015
+
+@_typing.final
+class GetFragmentHistoryResponse(_message.Message):
+    """The history of a fragment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """The memory's revision."""
+    @_builtins.property
+    def fragment(self) -> _fragment_pb2.Fragment:
+        """The fragment as it is."""
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
+        """Its earlier versions, the latest first."""
+
+    def __init__(
+        self,
+        *,
+        fragment: _fragment_pb2.Fragment | None = ...,
+        versions: _abc.Iterable[Global___FragmentVersion] | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "revision", b"revision", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFragmentHistoryResponse: _TypeAlias = GetFragmentHistoryResponse  # noqa: Y015
+
+@_typing.final
+class FragmentVersion(_message.Message):
+    """What a fragment was until a change replaced it. The change is described with the version that it replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    REPLACE_TIME_FIELD_NUMBER: _builtins.int
+    REPLACED_BY_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Names the version in the history of its fragment: the revision that replaced it. The memory as of the revision
+    before has this content.
+    """
+    replaced_by: _event_pb2.EventType.ValueType
+    """What replaced it: UPDATED, or PROMOTED where the policy merges contents."""
+    principal: _builtins.str
+    """Who replaced it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+    for a change that the server made.
+    """
+    @_builtins.property
+    def fragment(self) -> _fragment_pb2.Fragment:
+        """The fragment as it was, without an etag and access statistics; tier and counts are those of its last write."""
+
+    @_builtins.property
+    def replace_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was replaced."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        fragment: _fragment_pb2.Fragment | None = ...,
+        replace_time: _timestamp_pb2.Timestamp | None = ...,
+        replaced_by: _event_pb2.EventType.ValueType = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "replace_time", b"replace_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "principal", b"principal", "replace_time", b"replace_time", "replaced_by", b"replaced_by", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FragmentVersion: _TypeAlias = FragmentVersion  # noqa: Y015
+
+@_typing.final
+class RestoreFragmentVersionRequest(_message.Message):
+    """Restores a version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    id: _builtins.str
+    """The fragment's id."""
+    version: _builtins.int
+    """The version, by `FragmentVersion.version`."""
+    etag: _builtins.str
+    """Require this etag of the fragment; empty for none."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        etag: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "id", b"id", "memory", b"memory", "namespace", b"namespace", "request_id", b"request_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreFragmentVersionRequest: _TypeAlias = RestoreFragmentVersionRequest  # noqa: Y015
+
+@_typing.final
+class RestoreFragmentVersionResponse(_message.Message):
+    """The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
+    Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+    `version`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """The memory's revision."""
+    @_builtins.property
+    def fragment(self) -> _fragment_pb2.Fragment:
+        """The fragment."""
+
+    def __init__(
+        self,
+        *,
+        fragment: _fragment_pb2.Fragment | None = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreFragmentVersionResponse: _TypeAlias = RestoreFragmentVersionResponse  # noqa: Y015
 
 @_typing.final
 class ForgetFragmentsRequest(_message.Message):

@@ -127,6 +127,16 @@ class MemoryServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.FromString,
                 _registered_method=True)
+        self.GetFragmentHistory = channel.unary_unary(
+                '/memstream.v1.MemoryService/GetFragmentHistory',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.FromString,
+                _registered_method=True)
+        self.RestoreFragmentVersion = channel.unary_unary(
+                '/memstream.v1.MemoryService/RestoreFragmentVersion',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.FromString,
+                _registered_method=True)
         self.EraseFragments = channel.unary_unary(
                 '/memstream.v1.MemoryService/EraseFragments',
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.EraseFragmentsRequest.SerializeToString,
@@ -281,6 +291,20 @@ class MemoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFragmentHistory(self, request, context):
+        """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreFragmentVersion(self, request, context):
+        """Gives a fragment the content of an earlier version: a change like UpdateFragment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EraseFragments(self, request, context):
         """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
         """
@@ -401,6 +425,16 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     servicer.ResolveConflict,
                     request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.SerializeToString,
+            ),
+            'GetFragmentHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFragmentHistory,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.SerializeToString,
+            ),
+            'RestoreFragmentVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreFragmentVersion,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.SerializeToString,
             ),
             'EraseFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseFragments,
@@ -912,6 +946,60 @@ class MemoryService(object):
             '/memstream.v1.MemoryService/ResolveConflict',
             memstream_dot_v1_dot_memory__service__pb2.ResolveConflictRequest.SerializeToString,
             memstream_dot_v1_dot_memory__service__pb2.ResolveConflictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFragmentHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/GetFragmentHistory',
+            memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreFragmentVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/RestoreFragmentVersion',
+            memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,10 @@ class MemoryServiceStub:
     """Lists suspicions: fragments that may not be true together."""
     ResolveConflict: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]
     """Decides a suspicion."""
+    GetFragmentHistory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]
+    """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    RestoreFragmentVersion: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]
+    """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -125,6 +129,10 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """Lists suspicions: fragments that may not be true together."""
     ResolveConflict: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]  # type: ignore[assignment]
     """Decides a suspicion."""
+    GetFragmentHistory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]  # type: ignore[assignment]
+    """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    RestoreFragmentVersion: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]  # type: ignore[assignment]
+    """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
@@ -283,6 +291,22 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ResolveConflictResponse, _abc.Awaitable[_memory_service_pb2.ResolveConflictResponse]]:
         """Decides a suspicion."""
+
+    @_abc_1.abstractmethod
+    def GetFragmentHistory(
+        self,
+        request: _memory_service_pb2.GetFragmentHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.GetFragmentHistoryResponse, _abc.Awaitable[_memory_service_pb2.GetFragmentHistoryResponse]]:
+        """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+
+    @_abc_1.abstractmethod
+    def RestoreFragmentVersion(
+        self,
+        request: _memory_service_pb2.RestoreFragmentVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.RestoreFragmentVersionResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentVersionResponse]]:
+        """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
 
     @_abc_1.abstractmethod
     def EraseFragments(

@@ -692,6 +692,10 @@ class RecallQuery(_message.Message):
     FOLD_FIELD_NUMBER: _builtins.int
     WEAK_BELOW_FIELD_NUMBER: _builtins.int
     TRUTH_FIELD_NUMBER: _builtins.int
+    TIME_ZONE_FIELD_NUMBER: _builtins.int
+    INTERPRET_TIME_FIELD_NUMBER: _builtins.int
+    AS_OF_TIME_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -733,6 +737,17 @@ class RecallQuery(_message.Message):
     """Which fragments to return. Unset: by policy. Validity is judged by the server's clock, as expiry is; `now` does not
     change it. It applies to the working memory too.
     """
+    time_zone: _builtins.str
+    """The time zone in which days begin for phrases such as "yesterday", by its IANA name, for instance "Europe/Berlin".
+    Empty: UTC. An unknown name is INVALID_ARGUMENT.
+    """
+    interpret_time: _builtins.bool
+    """Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
+    that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
+    ranking.
+    """
+    as_of_revision: _builtins.int
+    """As of this revision; expiry counts at the time when it was committed."""
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -743,7 +758,7 @@ class RecallQuery(_message.Message):
 
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
-        """The time that recency counts from. Unset: the server's clock."""
+        """The time that recency counts from, and that a phrase such as "last week" refers to. Unset: the server's clock."""
 
     @_builtins.property
     def weights(self) -> Global___RecallWeights:
@@ -760,6 +775,10 @@ class RecallQuery(_message.Message):
         arrival, excludes the time that the client takes to read the answer, and is bounded by the call's deadline. For a
         standing query it applies to the first answer. Unset: no limit but the deadline.
         """
+
+    @_builtins.property
+    def as_of_time(self) -> _timestamp_pb2.Timestamp:
+        """As of the last revision that was committed at or before this time; expiry counts at this time."""
 
     def __init__(
         self,
@@ -784,13 +803,19 @@ class RecallQuery(_message.Message):
         fold: _builtins.bool | None = ...,
         weak_below: _builtins.float | None = ...,
         truth: _fragment_pb2.Truth.ValueType = ...,
+        time_zone: _builtins.str = ...,
+        interpret_time: _builtins.bool | None = ...,
+        as_of_time: _timestamp_pb2.Timestamp | None = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
+    _WhichOneofReturnType__interpret_time: _TypeAlias = _typing.Literal["interpret_time"]  # noqa: Y015
+    _WhichOneofArgType__interpret_time: _TypeAlias = _typing.Literal["_interpret_time", b"_interpret_time"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
     _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
@@ -799,10 +824,14 @@ class RecallQuery(_message.Message):
     _WhichOneofArgType__reinforce: _TypeAlias = _typing.Literal["_reinforce", b"_reinforce"]  # noqa: Y015
     _WhichOneofReturnType__weak_below: _TypeAlias = _typing.Literal["weak_below"]  # noqa: Y015
     _WhichOneofArgType__weak_below: _TypeAlias = _typing.Literal["_weak_below", b"_weak_below"]  # noqa: Y015
+    _WhichOneofReturnType_as_of: _TypeAlias = _typing.Literal["as_of_time", "as_of_revision"]  # noqa: Y015
+    _WhichOneofArgType_as_of: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
     _WhichOneofReturnType_observation: _TypeAlias = _typing.Literal["text", "structured"]  # noqa: Y015
     _WhichOneofArgType_observation: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__interpret_time) -> _WhichOneofReturnType__interpret_time | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
     @_typing.overload
@@ -811,6 +840,8 @@ class RecallQuery(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reinforce) -> _WhichOneofReturnType__reinforce | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weak_below) -> _WhichOneofReturnType__weak_below | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_as_of) -> _WhichOneofReturnType_as_of | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_observation) -> _WhichOneofReturnType_observation | None: ...
 
@@ -1151,7 +1182,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/3"."""
+    """Version of the formula, for instance "absolute/4"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1202,8 +1233,8 @@ class ScorePart(_message.Message):
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
-    scored it. A later server may add parts.
+    """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
+    interpreted, and "rerank" if a reranker scored it. A later server may add parts.
     """
     value: _builtins.float
     """Its value before weighting."""
@@ -1317,6 +1348,8 @@ class RecallDone(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKING_IDS_FIELD_NUMBER: _builtins.int
     WEAK_FIELD_NUMBER: _builtins.int
+    INTERPRETED_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1332,9 +1365,11 @@ class RecallDone(_message.Message):
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     weak: _builtins.bool
-    """Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-    returned all the same.
+    """Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+    nothing about this query. The recollections are returned all the same.
     """
+    as_of_revision: _builtins.int
+    """Of a query with `as_of`: the revision that was ranked; else 0."""
     @_builtins.property
     def near_misses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NearMiss]:
         """The near misses, if requested."""
@@ -1347,6 +1382,12 @@ class RecallDone(_message.Message):
     def ranking_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a standing query: the ids of the whole answer, best first. Recollections sent before and not among them are
         retracted.
+        """
+
+    @_builtins.property
+    def interpreted(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterpretedTime]:
+        """The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
+        or if nothing was interpreted.
         """
 
     def __init__(
@@ -1363,14 +1404,45 @@ class RecallDone(_message.Message):
         tokens: _builtins.int = ...,
         ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
         weak: _builtins.bool = ...,
+        interpreted: _abc.Iterable[Global___InterpretedTime] | None = ...,
+        as_of_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecallDone: _TypeAlias = RecallDone  # noqa: Y015
+
+@_typing.final
+class InterpretedTime(_message.Message):
+    """A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHRASE_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    phrase: _builtins.str
+    """The words, as the query has them."""
+    @_builtins.property
+    def to(self) -> _timestamp_pb2.Timestamp:
+        """The end. Unset: none ("since May")."""
+
+    def __init__(
+        self,
+        *,
+        phrase: _builtins.str = ...,
+        to: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "phrase", b"phrase", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterpretedTime: _TypeAlias = InterpretedTime  # noqa: Y015
 
 @_typing.final
 class RecallFailed(_message.Message):
@@ -1456,7 +1528,9 @@ class WatchRequest(_message.Message):
 
     @_builtins.property
     def progress_interval(self) -> _duration_pb2.Duration:
-        """Send a progress mark after this long without a message. Unset: 10 s."""
+        """Send a progress mark after this long without a message. Unset: 10 s. A watch
+        that has no event to send at its start sends one at once.
+        """
 
     def __init__(
         self,

@@ -36,6 +36,9 @@ class Timeline:
         """The first transition of the log; above 1 if it was pruned."""
         self._places: dict[str, Place] = {}
         self._forgotten_us: dict[str, int] = {}
+        self._superseded_us: dict[str, int] = {}
+        self._supersedes: dict[str, dict[str, None]] = {}
+        """The fragments that each one superseded at the revision, in order."""
         self._versions: Mapping[str, Collection[int]] = {}
         # Of the log after `revision`:
         self._born: set[str] = set()
@@ -71,12 +74,24 @@ class Timeline:
         self._versions = versions
 
     def _fold(self, event: Event, time_us: int) -> None:
+        self._fold_links(event, time_us)
         if self._first == 1:
             fold_event(self._places, event)
         else:
             fold_known(self._places, event)
         if event.type is EventType.FORGOTTEN:
             self._forgotten_us[event.fragment] = time_us
+
+    def _fold_links(self, event: Event, time_us: int) -> None:
+        """Follow the links of supersession. A forgotten fragment keeps those that it superseded."""
+        id_, before = event.fragment, self._places.get(event.fragment)
+        if event.type in (EventType.SUPERSEDED, EventType.SUPERSESSION_UNDONE) or event.type in GONE:
+            newer = self._places.get(before.superseded_by) if before is not None else None
+            if before is not None and newer is not None and (event.type in GONE or not newer.forgotten):
+                self._supersedes.get(before.superseded_by, {}).pop(id_, None)
+        if event.type is EventType.SUPERSEDED:
+            self._supersedes.setdefault(event.other, {})[id_] = None
+            self._superseded_us[id_] = time_us
 
     def _note(self, event: Event, revision: int, erases: bool) -> None:
         """Note what must be undone."""
@@ -101,7 +116,8 @@ class Timeline:
         unknown = self._first > 1 and id_ and id_ not in self._places and id_ not in self._born
         if unknown and kind is not EventType.ECHOED:
             self._touched[id_] = revision
-        if kind is EventType.MERGED and self._first > 1 and event.other not in self._places:
+        other_changes = kind in (EventType.MERGED, EventType.SUPERSEDED, EventType.SUPERSESSION_UNDONE)
+        if other_changes and self._first > 1 and event.other not in self._places:
             self._touched[event.other] = revision
 
     # ---- what can be known
@@ -194,6 +210,9 @@ class Timeline:
             duplicate_count=place.duplicate_count,
             sources=place.sources,
             forget_time_us=forgotten_us,
+            superseded_by=place.superseded_by,
+            supersede_time_us=self._superseded_us.get(base.id) if place.superseded_by else None,
+            supersedes=tuple(self._supersedes.get(base.id, ())),
         )
 
     def changed_ids(self) -> list[str]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.filters import Filter, passes
+from memstream_server.core.policy import Truth
 from memstream_server.core.timeline import NotKept, Timeline
-from memstream_server.core.values import Enhancement, Fragment, Held, Tier
+from memstream_server.core.values import Enhancement, Fragment, Held, Tier, TruthStatus
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
@@ -205,7 +206,15 @@ class Past:
         return lifecycle.drop_expired(found, moment.record, moment.time_us)
 
     async def list_page(
-        self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool, after: int, limit: int
+        self,
+        namespace: str,
+        name: str,
+        as_of: AsOf,
+        chosen: Filter,
+        forgotten: bool,
+        after: int,
+        limit: int,
+        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
         """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
         moment = await self._open(namespace, name, as_of)
@@ -218,7 +227,8 @@ class Past:
             page = await self._storage.journal.list_fragments(record.uid, query)
             built = [one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == forgotten]
             for fragment in built if forgotten else lifecycle.drop_expired(built, record, moment.time_us):
-                if passes(fragment, chosen):
+                current = truth is Truth.ALL or fragment.status_at(moment.time_us) is TruthStatus.CURRENT
+                if current and passes(fragment, chosen):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, revision, record.uid
