@@ -143,9 +143,6 @@ def recall_command(
         raise Misuse("--follow shows changes, and the past has none: omit --as-of")
     if follow and (working or reinforce):
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
-    if everything and truth == Truth.CURRENT:
-        raise Misuse("--all contradicts --truth current: give one of them")
-    wanted = Truth.ALL if everything else None if truth is None else Truth(truth)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -160,10 +157,10 @@ def recall_command(
         as_of=as_of,
         reinforce=reinforce,
         fold=fold,
-        truth=wanted,
         time_zone=time_zone,
         interpret_time=interpret_time,
         weak_below=weak_below,
+        truth=_wanted_truth(truth, everything),
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
@@ -177,6 +174,14 @@ def recall_command(
         print_json(answer)
     else:
         print_answer(answer, explain, working)
+
+
+def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
+    if everything and truth == Truth.CURRENT:
+        raise Misuse("--all contradicts --truth current: give one of them")
+    if everything:
+        return Truth.ALL
+    return None if truth is None else Truth(truth)
 
 
 async def _follow_answer(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
