@@ -25,6 +25,7 @@ def test_every_namespace_field_is_authorized(method: MethodDescriptor) -> None:
 def test_only_health_is_public() -> None:
     assert {path for path, rule in RPC_RULES.items() if rule.public} == {
         "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/List",
         "/grpc.health.v1.Health/Watch",
     }
 

@@ -105,6 +105,27 @@ async def test_watchers_are_told_whoever_leaves() -> None:
     await server.stop(0)
 
 
+@pytest.mark.skipif(not hasattr(health_pb2, "HealthListResponse"), reason="this grpcio-health-checking has no List")
+async def test_list_has_every_service() -> None:
+    servicer = Health(["memstream.v1.StreamService"])
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)  # type: ignore[arg-type]  # typed for threads
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        messages: Any = health_pb2
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        before = (await stub.List(messages.HealthListRequest())).statuses
+        assert {name: one.status for name, one in before.items()} == dict.fromkeys(
+            ["memstream.v1.StreamService", "memstream.journal", "memstream.index", ""], NOT_SERVING
+        )
+        await servicer.start()
+        after = (await stub.List(messages.HealthListRequest())).statuses
+        assert {name for name, one in after.items() if one.status == SERVING} >= before.keys()
+    await servicer.close()
+    await server.stop(0)
+
+
 @pytest.mark.with_index
 async def test_whole_server_needs_index_and_draining_serves_nothing(
     make_server: MakeServer,

@@ -78,6 +78,11 @@ class Health:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return self._status_of(request.service)
 
+    async def List(self, _request: Any, _context: _Context) -> Any:  # noqa: N802
+        """What every service says now. Older packages of grpc_health neither have its messages nor register it."""
+        messages: Any = health_pb2
+        return messages.HealthListResponse(statuses={service: self._status_of(service) for service in self._serving})
+
     async def Watch(self, request: health_pb2.HealthCheckRequest, _context: _Context) -> AsyncIterator[_Status]:  # noqa: N802
         """The state now and after every change."""
         said: _Status | None = None

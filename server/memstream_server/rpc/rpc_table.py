@@ -121,6 +121,7 @@ RPC_RULES: Mapping[str, RpcRule] = {
         for name, rule in rules.items()
     },
     "/grpc.health.v1.Health/Check": RpcRule(public=True),
+    "/grpc.health.v1.Health/List": RpcRule(public=True),
     "/grpc.health.v1.Health/Watch": RpcRule(public=True),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RpcRule(),
 }
