@@ -7,6 +7,7 @@
 | errors | statuses as errors of Connect |
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | application | the ASGI application: hosts, origins, headers, health |
+| console | the console's files, and what its caller may do |
 | listener | the socket: TLS, timeouts, start and graceful stop |
 | port | what this port shares with the gRPC server |
 | opening | from the settings to a listening port |
