@@ -22,7 +22,7 @@ export function paged(place, read, draw) {
     back.disabled = tokens.length === 1;
     forth.disabled = !next;
     const first = (tokens.length - 1) * PAGE_SIZE;
-    const range = rows.length ? `${(first + 1).toLocaleString("en")}–${(first + rows.length).toLocaleString("en")}` : "none";
+    const range = rows.length ? `${(first + 1).toLocaleString("en")} to ${(first + rows.length).toLocaleString("en")}` : "none";
     show(foot, back, h("span", null, range), forth);
   }
 

@@ -1,7 +1,7 @@
 // Long-running operations with their progress; those that the caller may start can be cancelled.
 
 import { call } from "../api.js";
-import { action, h, notify, show, table, visible } from "../dom.js";
+import { action, append, h, notify, show, table, visible } from "../dom.js";
 import { count, enumName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { rightsIn } from "../session.js";
@@ -10,6 +10,9 @@ import { pause } from "../watch.js";
 const POLL_MS = 2_000;
 const RIGHT_OF = { reindex: "admin", purge: "forget", erase: "forget", reflect: "write", import: "write" };
 const OPEN = ["OPERATION_STATE_QUEUED", "OPERATION_STATE_RUNNING"];
+
+// Operations that this page has cancelled; one may go on until it has finished a step.
+const cancelled = new Set();
 
 export async function render({ place, signal }) {
   const rows = new Map();
@@ -64,14 +67,17 @@ async function drawRow(row, operation, signal) {
     h("td", null, progress, ` ${count(done)}${total ? ` of ${count(total)}` : ""} ${unit}`),
     h("td", null, time(operation.createTime)), h("td", null, time(operation.endTime)),
     h("td", null, visible(operation.error?.message ?? "")), last);
-  if (!isOpen) return;
+  if (!isOpen) return undefined;
+  if (cancelled.has(id)) return append(last, h("span", { class: "quiet" }, "cancel requested"));
   const rights = await rightsIn(namespace).catch(() => new Set());
-  if (!rights.has(RIGHT_OF[operation.type] ?? "admin")) return;
+  if (!rights.has(RIGHT_OF[operation.type] ?? "admin")) return undefined;
   const button = action("Cancel", async () => {
     const answer = await call("OperationService/CancelOperation", { id }, signal);
+    cancelled.add(id);
     Object.assign(operation, answer.operation);
     drawRow(row, operation, signal);
   });
   show(last, button);
   if (former) button.focus();
+  return undefined;
 }
