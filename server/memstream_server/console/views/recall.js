@@ -1,7 +1,7 @@
 // The recall desk: a query, its ranking with every score as the sum of its parts, and what is missing from it.
 
 import { call } from "../api.js";
-import { clipped, facts, field, given, h, select, show, table } from "../dom.js";
+import { clipped, field, given, h, select, show, table } from "../dom.js";
 import { fragmentLink } from "../events.js";
 import { count, decimal, textOf, tierName, time } from "../format.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
@@ -136,14 +136,14 @@ class Pane {
     return [
       done.weak && h("p", { class: "mark weak" }, "weak: the memory probably has nothing about this"),
       done.degraded && h("p", { class: "mark warn" }, `degraded: ${done.degraded}`),
-      facts([
+      h("p", { class: "numbers summary" }, [
         ["recollections", `${count(shown)} of ${count(done.eligible)} eligible, ${count(done.considered)} scored`],
         ["best relevance", decimal(done.bestRelevance)],
-        ["tokens", done.tokens && count(done.tokens)],
+        ["tokens", done.tokens ? count(done.tokens) : ""],
         ["revision", count(done.revision)],
         ["server, ms", timings.join(" · ")],
-        ["round trip", `${decimal(elapsedMs, 0)} ms`],
-      ]),
+        ["round trip, ms", decimal(elapsedMs, 0)],
+      ].filter(([, value]) => value).map(([label, value]) => h("span", null, `${label} `, h("b", null, value)))),
     ];
   }
 
