@@ -173,10 +173,19 @@ async def run_benchmark(memories: int, fragments: int, live_s: float) -> dict[st
         async with memstream.connect(server.address) as client, async_playwright() as playwright:
             await fill_server(client, memories, fragments)
             chromium = await playwright.chromium.launch(**options)
+            fragment = await anext(aiter(client.memory("bench/a-large").list_fragments()))
             views = {
                 f"memories ({memories:,})": ("#/namespace/bench", "table.memories tbody tr"),
                 f"live ({fragments:,} fragments)": ("#/m/bench/a-large", ".card"),
                 f"timeline ({fragments:,} fragments)": ("#/m/bench/a-large/timeline", ".timeline li"),
+                f"a fragment's fields ({fragments:,} fragments)": (
+                    f"#/m/bench/a-large/fragment/{fragment.id}",
+                    ".facts",
+                ),
+                f"its events, of the first 20,000 ({fragments:,} fragments)": (
+                    f"#/m/bench/a-large/fragment/{fragment.id}",
+                    "table.steps tbody tr",
+                ),
             }
             figures = {
                 name: await time_first_paint(chromium, f"http://{address}/{path}", selector)

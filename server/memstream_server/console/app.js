@@ -93,8 +93,7 @@ async function draw(moved) {
   const place = h("div", { class: "view", "aria-busy": "true" });
   show(main, heading, place);
   notify("");
-  if (moved) heading.closest("h1, .heading").querySelector("h1")?.focus({ preventScroll: true });
-  if (moved && heading.tagName === "H1") heading.focus({ preventScroll: true });
+  if (moved) main.querySelector("h1").focus({ preventScroll: true });
   try {
     await found.view.render({ place, signal, ...found });
   } catch (error) {
@@ -109,7 +108,8 @@ function showFailure(place, error) {
   if (error.code === undefined) console.error(error); // a defect of the page
   show(place, h("div", { class: "failure", role: "alert" },
     h("p", null, error.message), error.reason && h("p", { class: "quiet" }, error.reason),
-    h("button", { type: "button", onclick: () => draw(false) }, "Try again")));
+    h("button", { type: "button", onclick: () => start() }, "Try again")));
+  return undefined;
 }
 
 function drawSignIn(reason) {
@@ -150,18 +150,11 @@ async function start() {
     await begin();
   } catch (error) {
     if (error.code === "unauthenticated") return drawSignIn("");
-    show(main, h("h1", null, "memstream"));
-    const place = append(main);
-    showFailure(place, error);
-    return undefined;
+    const place = h("div", { class: "view" });
+    show(main, h("h1", null, "memstream"), place);
+    return showFailure(place, error);
   }
   return draw(false);
-}
-
-function append(parent) {
-  const place = h("div", { class: "view" });
-  parent.append(place);
-  return place;
 }
 
 window.addEventListener("hashchange", () => draw(true));

@@ -16,8 +16,7 @@ const TIERS = [["sensory", "Sensory"], ["shortTerm", "Short-term"], ["longTerm",
 const EMPTY_WORDS = { sensory: "empty", shortTerm: "empty", longTerm: "nothing new since this page was opened" };
 
 export async function render({ place, signal, memory }) {
-  const { memory: described } = await call("MemoryService/GetMemory", memory, signal);
-  const first = await readState(memory, signal);
+  const [{ memory: described }, first] = await Promise.all([call("MemoryService/GetMemory", memory, signal), readState(memory, signal)]);
   const page = layout(described, memory);
   show(place, page.root);
   new Live(page, memory, first, signal).run();
@@ -27,8 +26,8 @@ export async function render({ place, signal, memory }) {
 async function readState(memory, signal) {
   const listing = { ...memory, pageSize: 1_000, filter: { tiers: ["TIER_SENSORY", "TIER_SHORT_TERM"] } };
   for (let tries = 0; ; tries += 1) {
-    const listed = await call("MemoryService/ListFragments", listing, signal);
-    const { stats = {} } = await call("MemoryService/GetMemoryStats", memory, signal);
+    const [listed, { stats = {} }] = await Promise.all([
+      call("MemoryService/ListFragments", listing, signal), call("MemoryService/GetMemoryStats", memory, signal)]);
     // Both are of one revision, unless a commit came between; a busy memory gets the numbers of the later one.
     if ((stats.revision ?? "0") !== (listed.revision ?? "0") && tries < 3) continue;
     return {
