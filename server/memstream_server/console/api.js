@@ -38,16 +38,24 @@ export async function call(method, request, signal) {
     body: JSON.stringify(request),
     signal,
   });
-  if (!answer.ok) throw await errorOf(answer);
-  return answer.json();
+  return readAnswer(answer);
 }
 
 /** What the caller is, and may do in a namespace; without a namespace, for the whole server. */
 export async function askRights(namespace, signal) {
   const query = namespace ? `?namespace=${encodeURIComponent(namespace)}` : "";
-  const answer = await send(`/console/rights${query}`, { headers: headersOf({}), signal });
+  return readAnswer(await send(`/console/rights${query}`, { headers: headersOf({}), signal }));
+}
+
+/** The JSON of an answer. The connection may be lost while it is read. */
+async function readAnswer(answer) {
   if (!answer.ok) throw await errorOf(answer);
-  return answer.json();
+  try {
+    return await answer.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallError("unavailable", "The connection was lost.");
+  }
 }
 
 async function send(path, options) {
