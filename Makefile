@@ -8,6 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 SITE := .cache/site-environment
+BROWSER := .cache/browser-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -23,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +84,14 @@ site: $(SITE)/.installed  ## the documents as a site, in site/, built offline
 $(SITE)/.installed: requirements/site.txt
 	$(PYTHON) -m venv $(SITE)
 	$(SITE)/bin/pip install --quiet --require-hashes -r requirements/site.txt
+	@touch $@
+
+screenshots: $(STAMP) $(BROWSER)/.installed  ## the pictures of docs/console.md, made with an installed Chromium
+	$(BROWSER)/bin/python scripts/screenshots.py
+
+$(BROWSER)/.installed: requirements/browser.txt
+	$(PYTHON) -m venv $(BROWSER)
+	$(BROWSER)/bin/pip install --quiet --require-hashes -r requirements/browser.txt
 	@touch $@
 
 agree: $(STAMP)  ## the contract as it is now is what later ones must not break

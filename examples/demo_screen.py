@@ -158,7 +158,10 @@ class Screen:
         self._console.print("  .venv/bin/memstream observe demo/notes README.md --create   # lines in")
         self._console.print('  .venv/bin/memstream recall demo/notes "What is a tier?" --explain')
         self._console.print("  .venv/bin/python examples/quickstart.py                     # the SDK in ten lines")
-        self._console.print("  docs/getting-started.md, then docs/concepts.md")
+        self._console.print(
+            "  .venv/bin/memstream dev --open                              # these letters in the console"
+        )
+        self._console.print("  docs/getting-started.md, then docs/concepts.md and docs/console.md")
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=False)

@@ -26,7 +26,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 _MARK = re.compile(r"^ *<!-- no-run: [^>]*-->\n", re.M)
 _LIST = re.compile(r"^((?!- )\S.*)\n(?=- )", re.M)
 """A list directly after a paragraph: unlike GitHub, Python-Markdown needs an empty line between them."""
-_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
 def named(nav: object) -> Iterator[str]:
@@ -77,6 +77,7 @@ def build_site(out: Path) -> None:
             place = stage / "pages" / _site_path(page)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(stage_page(page, pages), "utf-8")
+        shutil.copytree(ROOT / "docs" / "images", stage / "pages" / "docs" / "images")
         (stage / CONFIG.name).write_text(config.replace(HOME, _site_path(HOME)), "utf-8")
         subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=stage, check=True)
         shutil.rmtree(out, ignore_errors=True)

@@ -8,6 +8,8 @@ import signal
 import socket
 from pathlib import Path
 
+import httpx2
+
 from memstream.local_files import Directory
 from tests.cli.commands import COMMAND, environment, run
 from tests.support.processes import run_process
@@ -23,6 +25,8 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
             lines.append(process.stdout.readline())
             assert lines[-1], lines
         address = lines[1].split()[3].rstrip(",")
+        console = next(line for line in lines if line.strip().startswith("console")).split()[1]
+        assert "<title>memstream</title>" in httpx2.get(console, timeout=30).text
         words = shlex.split(next(line for line in lines if line.strip().startswith("memstream recall")))
         recalled = run(*words[1:])
         assert "delayed by the Great Fire" in " ".join(recalled.stdout.split()), recalled.stderr
@@ -40,6 +44,7 @@ def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
         assert process.stdout is not None
         described = json.loads(process.stdout.readline())
         assert described["letters"] == 1_342
+        assert httpx2.get(described["console"], timeout=30).status_code == 200
         assert described["address"] in described["mcpServers"]["memory"]["args"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.toolchains.programs import Absent
+from tests.toolchains.programs import Absent, install_packages
 
 INSTALL_S = 300
 START_S = 60
@@ -32,7 +32,7 @@ def find_binaries() -> Path:
     """Returns the folder of initdb and postgres; installs them if allowed. Raises Absent."""
     found = _find_installed()
     if found is None:
-        _install()
+        install_packages("PostgreSQL (initdb)", "postgresql", timeout_s=INSTALL_S)
         found = _find_installed()
     if found is None:
         raise Absent("Debian's package of PostgreSQL has no initdb")
@@ -45,25 +45,6 @@ def _find_installed() -> Path | None:
     if named is not None:
         places.append(Path(named).resolve())
     return places[-1].parent if places else None
-
-
-def _install() -> None:
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise Absent("PostgreSQL (initdb) is not installed, and only root of a Debian may install it")
-    for command in (["update"], ["install", "--yes", "--no-install-recommends", "postgresql"]):
-        try:
-            done = subprocess.run(
-                ["apt-get", "--quiet", *command],
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-                capture_output=True,
-                text=True,
-                timeout=INSTALL_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Absent(f"apt-get {command[0]} took longer than {INSTALL_S} s") from None
-        if done.returncode:
-            raise Absent(f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
 
 
 def _user() -> str | None:

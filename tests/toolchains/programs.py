@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,3 +26,23 @@ def run(*command: str | Path, stdin: str = "", cwd: Path | None = None, **variab
     )
     assert done.returncode == 0, f"{command[0]}:\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def install_packages(what: str, *packages: str, timeout_s: float = 600) -> None:
+    """Installs packages of Debian. Raises Absent, which names `what` is missing and why it cannot be installed."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Absent(f"{what} is not installed, and only root of a Debian may install it")
+    for command in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
+        try:
+            done = subprocess.run(
+                ["apt-get", "--quiet", *command],
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Absent(f"apt-get {command[0]} took longer than {timeout_s:.0f} s") from None
+        if done.returncode:
+            raise Absent(f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")

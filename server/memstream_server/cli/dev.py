@@ -7,7 +7,9 @@ import contextlib
 import json
 import shlex
 import signal
+import socket
 import tempfile
+import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +24,10 @@ from memstream_server.cli.options import json_option
 from memstream_server.cli.output import print_json, print_line
 from memstream_server.cli.records import Format, Malformed, RecordReader
 from memstream_server.cli.server import DEFAULT_TARGET, to_failure
+from memstream_server.settings import parse_listen
 
 MEMORY = "demo/letters"
+DEFAULT_HTTP = "127.0.0.1:7701"
 QUESTION = "Did the Great Fire delay the time signals of Chicago?"
 
 
@@ -32,20 +36,21 @@ QUESTION = "Did the Great Fire delay the time signals of Chicago?"
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Keep the data in this directory. Default: a temporary one."
 )
+@click.option("--open", "opens", is_flag=True, help="Open the console in the web browser.")
 @json_option
-def dev_command(listen: str, data: Path | None, as_json: bool) -> None:
+def dev_command(listen: str, data: Path | None, opens: bool, as_json: bool) -> None:
     """Run a server whose memory demo/letters holds 1,342 real letters about clocks, until Ctrl-C.
 
-    Prints the address, a query to try, and the entry for a host of the Model Context Protocol. For a server of your own
-    data use `memstream serve`.
+    Prints the address, the address of the console, a query to try, and the entry for a host of the Model Context
+    Protocol. For a server of your own data use `memstream serve`.
 
     \b
-      memstream dev
+      memstream dev --open
       memstream dev --listen 127.0.0.1:0 --data ./letters
     """
     with _data_directory(data) as directory:
         try:
-            asyncio.run(_run_dev(directory, listen, as_json))
+            asyncio.run(_run_dev(directory, listen, opens, as_json))
         except errors.MemstreamError as error:
             raise to_failure(error, listen) from error
 
@@ -59,24 +64,50 @@ def _data_directory(kept: Path | None) -> Iterator[Path]:
         yield Path(folder) / "data"
 
 
-async def _run_dev(directory: Path, listen: str, as_json: bool) -> None:
+async def _run_dev(directory: Path, listen: str, opens: bool, as_json: bool) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     if not as_json:
         print_line("starting a server ...")
-    opening = local(directory, listen=listen)
+    http = _choose_http_address(directory)
+    opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
     async with opening as client:
         count = await _store_letters(client)
+        console = f"http://{http}/" if http else ""
         if as_json:
             print_json(
-                {"address": opening.address, "data": str(directory), "memory": MEMORY, "letters": count}
+                {
+                    "address": opening.address,
+                    "console": console,
+                    "data": str(directory),
+                    "memory": MEMORY,
+                    "letters": count,
+                }
                 | host_entry(opening.address)
             )
         else:
-            for line in describe_server(opening.address, directory, count):
+            for line in describe_server(opening.address, console, directory, count):
                 print_line(line)
+        if opens and console:
+            await asyncio.to_thread(webbrowser.open, console)
         await stop.wait()
+
+
+def _choose_http_address(directory: Path) -> str:
+    """The default address of the HTTP port, or a free one if it is in use; that of the server that has the directory,
+    which may have none."""
+    from memstream.local_files import Directory  # it needs Unix
+
+    files = Directory(directory)
+    if files.is_served():
+        running = files.started_settings(files.server_pid()) or {}
+        return str(json.loads(running.get("http_listen", '""')))
+    host, port = parse_listen(DEFAULT_HTTP)
+    for number in (port, 0):
+        with contextlib.suppress(OSError), socket.create_server((host, number)) as probe:
+            return f"{host}:{probe.getsockname()[1]}"
+    raise Failure(f"no port of {host} is free")
 
 
 async def _store_letters(client: Client) -> int:
@@ -107,12 +138,13 @@ def host_entry(address: str) -> dict[str, object]:
     return {"mcpServers": {"memory": entry}}
 
 
-def describe_server(address: str, directory: Path, count: int) -> list[str]:
+def describe_server(address: str, console: str, directory: Path, count: int) -> list[str]:
     """What to try with the server, line by line."""
     target = "" if address == DEFAULT_TARGET else f" --target {shlex.quote(address)}"
     return [
         f"memstream serves at {address}, with {count:,} letters about clocks in the memory {MEMORY}",
-        f"  data  {directory}",
+        f"  data     {directory}",
+        f"  console  {console or 'none: the server of this directory has no HTTP port'}",
         "",
         "Try in another terminal:",
         f'  memstream recall {MEMORY} "{QUESTION}" -n 3 --explain{target}',

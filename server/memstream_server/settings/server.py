@@ -35,6 +35,7 @@ class ServerSettings(BaseModel):
     http_cors_origins: str = setting(
         "", "origins whose pages may call the HTTP port, with commas, such as https://app.example.org; empty is none"
     )
+    console: bool = setting(True, "serve the console, a page for people, at / of the HTTP port")
     users_file: Path | None = setting(
         None,
         "file on which every user of this server holds a shared lock (flock): the server stops when nobody holds one; "

@@ -65,6 +65,12 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
         """The principal that the bytes of a request are charged to. Raises Unauthenticated."""
         return await self.identities.identify_principal(context.invocation_metadata(), context, path)
 
+    async def rights_of(self, path: str, context: Any, namespace: str) -> tuple[str, list[Verb]]:
+        """The principal and its rights in the namespace; empty is the whole server. Raises Unauthenticated."""
+        principal = await self.identify_holder(path, context)
+        policy = self.policy.read_current()
+        return principal, [verb for verb in Verb if policy.may(principal, verb, namespace)]
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -92,6 +98,10 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
         """The connection that the bytes of a request are charged to."""
         peer: str = context.peer()
         return peer
+
+    async def rights_of(self, _path: str, _context: Any, _namespace: str) -> tuple[str, list[Verb]]:
+        """No principal, and every right."""
+        return "", list(Verb)
 
     async def intercept_service(
         self,

@@ -9,6 +9,7 @@
 | application | the ASGI application: hosts, origins, headers, health |
 | connection | how long a connection may wait, and its client certificate |
 | listener | the socket: TLS, start and graceful stop |
+| console | the console's files, and what its caller may do |
 | port | what this port shares with the gRPC server |
 | opening | from the settings to a listening port |
 """

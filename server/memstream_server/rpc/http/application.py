@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from memstream_server.rpc.http.console import Console
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -53,8 +55,11 @@ class HttpSettings:
 class HttpApplication:
     """Wraps the rpcs."""
 
-    def __init__(self, rpcs: Asgi, settings: HttpSettings, serves: Callable[[str], bool]) -> None:
+    def __init__(
+        self, rpcs: Asgi, settings: HttpSettings, serves: Callable[[str], bool], console: Console | None = None
+    ) -> None:
         self._serves = serves
+        self._console = console
         self._settings = settings
         self._rpcs: Asgi = rpcs
         if settings.cors_origins:
@@ -85,6 +90,8 @@ class HttpApplication:
             respond = self._health()
         elif origin and not self._allows_origin(origin, host, scope.get("scheme", "http")):
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
+        elif self._console is not None and self._console.serves(scope["path"]):
+            respond = self._console
         await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))
 
     def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:

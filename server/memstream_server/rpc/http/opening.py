@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
+from memstream_server.rpc.http.console import Console
 from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
 from memstream_server.rpc.http.listener import HttpListener
 from memstream_server.settings import parse_listen
@@ -25,6 +26,7 @@ async def open_http(port: HttpPort, settings: Settings, serves: Callable[[str], 
             allowed_hosts(host, _split(settings.http_hosts)), _split(settings.http_cors_origins), settings.opening_max_s
         ),
         serves,
+        Console(port.rights_of) if settings.console else None,
     )
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     listener = HttpListener(

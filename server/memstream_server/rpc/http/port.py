@@ -10,16 +10,19 @@ if TYPE_CHECKING:
     import grpc.aio
     from google.protobuf.descriptor import ServiceDescriptor
 
+    from memstream_server.rpc.http.console import RightsOf
     from memstream_server.rpc.registration import Handlers
     from memstream_server.rpc.request_reader import RequestReader
 
 
 @dataclass(frozen=True, slots=True)
 class HttpPort:
-    """Services, handlers and interceptors of the gRPC server; `identify` gives the holder of a request's bytes."""
+    """Services, handlers and interceptors of the gRPC server; `identify` gives the holder of a request's bytes,
+    `rights_of` what the caller may do in a namespace."""
 
     services: tuple[ServiceDescriptor, ...]
     handlers: Handlers
     interceptors: tuple[grpc.aio.ServerInterceptor, ...]
     identify: Callable[[str, Any], Awaitable[str]]
+    rights_of: RightsOf
     reader: RequestReader

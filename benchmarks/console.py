@@ -1,0 +1,216 @@
+"""Measures the console in Chromium: first paint, lag of live events, growth of the page's heap.
+
+    python -m benchmarks.console [--memories N] [--fragments N] [--live-s SECONDS] [--json FILE]
+
+Chromium must be installed, or installable by apt; Playwright comes from requirements/browser.txt. The server, the
+browser and the writer share one machine.
+
+First paint: navigation until the first row or card is in the page, with N memories in one namespace and a memory of N
+fragments; median of ROUNDS, each in a fresh browser context. Live: observations arrive one by one, so that EVENTS_PER_S
+events a second are committed; the lag is from the commit's time in the event until its row is in the page, by one
+clock. Heap: the used JavaScript heap after a garbage collection every SAMPLE_S; the slope of a line through the samples
+after the first third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import memstream
+from tests.support.server import ServerProcess, free_address
+from tests.toolchains import browser
+
+ROUNDS = 5
+EVENTS_PER_S = 100
+WORDS = [f"word{number}" for number in range(5_000)]
+EVENTS_PER_OBSERVATION = 4
+"""Observed, admitted, overflowed and promoted."""
+SAMPLE_S = 10.0
+AT_ONCE = 64
+COLLECT_LAGS = """() => {
+  window.lags = new Uint32Array(20_001);  // events by milliseconds of lag: the measure itself does not grow
+  new MutationObserver((changes) => {
+    for (const { addedNodes } of changes) {
+      for (const row of addedNodes) {
+        const lag = Math.round(Date.now() - Date.parse(row.querySelector("time").dateTime));
+        window.lags[Math.min(20_000, Math.max(0, lag))] += 1;
+      }
+    }
+  }).observe(document.querySelector("table.steps tbody"), { childList: true });
+}"""
+
+
+FIRST_ROW = """new MutationObserver((_, observer) => {
+  if (!document.querySelector("SELECTOR")) return;
+  window.firstRow = performance.now();
+  observer.disconnect();
+}).observe(document, { childList: true, subtree: true });"""
+
+
+def percentile(counts: list[int], share: float) -> float:
+    """The milliseconds that this share of the events does not exceed; `counts` has the events by milliseconds."""
+    below, wanted = 0, share * sum(counts)
+    for milliseconds, count in enumerate(counts):
+        below += count
+        if below >= wanted:
+            return milliseconds
+    return len(counts)
+
+
+async def fill_server(client: memstream.Client, memories: int, fragments: int) -> None:
+    """Memories bench/m-NUMBER, and bench/a-large with many fragments."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def create_memory(number: int) -> None:
+        async with gate:
+            await client.create_memory(f"bench/m-{number:05d}", labels={"number": str(number)})
+
+    await asyncio.gather(*(create_memory(number) for number in range(memories)))
+    large = await client.create_memory("bench/a-large")
+    async with large.observe("bench") as stream:
+        for number in range(fragments):
+            await stream.send(f"Clock {number} in tower {number % 997} struck at minute {number % 60}.")
+        await stream.flush()
+
+
+async def time_first_paint(chromium: Any, url: str, selector: str) -> dict[str, float]:
+    """Milliseconds from the navigation: the first contentful paint, and the first row."""
+    found: dict[str, list[float]] = {"first contentful paint": [], "first row": []}
+    for _ in range(ROUNDS):
+        context = await chromium.new_context(viewport={"width": 1280, "height": 800})
+        page = await context.new_page()
+        await page.add_init_script(FIRST_ROW.replace("SELECTOR", selector))
+        await page.goto(url)
+        await page.locator(selector).first.wait_for()
+        row_ms, paint_ms = await page.evaluate(
+            "() => [window.firstRow, performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? NaN]"
+        )
+        found["first row"].append(row_ms)
+        found["first contentful paint"].append(paint_ms)
+        await context.close()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+async def write_events(memory: memstream.Memory, stop: asyncio.Event) -> int:
+    """Observes one text at a time at the rate. Returns the number of observations."""
+    draw = random.Random(7)
+    period_s, began_s, count = EVENTS_PER_OBSERVATION / EVENTS_PER_S, time.monotonic(), 0
+    async with memory.observe("live") as stream:
+        while not stop.is_set():
+            await stream.send(" ".join(draw.choices(WORDS, k=12)))
+            count += 1
+            await asyncio.sleep(max(0.0, began_s + count * period_s - time.monotonic()))
+        await stream.flush()
+    return count
+
+
+async def read_heap(session: Any) -> dict[str, float]:
+    """Used heap in KB after a garbage collection, and elements in the document."""
+    await session.send("HeapProfiler.collectGarbage")
+    used = (await session.send("Runtime.getHeapUsage"))["usedSize"]
+    return {"kb": used / 1_024, "nodes": (await session.send("Memory.getDOMCounters"))["nodes"]}
+
+
+async def measure_live(chromium: Any, address: str, client: memstream.Client, live_s: float) -> dict[str, float]:
+    """Lag in milliseconds, and growth of the heap."""
+    memory = await client.create_memory("bench/live")
+    context = await chromium.new_context(viewport={"width": 1280, "height": 800})
+    page = await context.new_page()
+    await page.goto(f"http://{address}/#/m/bench/live")
+    await page.locator("[data-state=live]").wait_for()
+    session = await context.new_cdp_session(page)
+    await page.evaluate(COLLECT_LAGS)
+    stop = asyncio.Event()
+    writing = asyncio.create_task(write_events(memory, stop))
+    began_s, samples = time.monotonic(), []
+    while time.monotonic() - began_s < live_s:
+        await asyncio.sleep(min(SAMPLE_S, live_s))
+        heap = await read_heap(session)
+        samples.append((time.monotonic() - began_s, heap["kb"], heap["nodes"]))
+    stop.set()
+    observations = await writing
+    elapsed_s = time.monotonic() - began_s
+    lags = await page.evaluate("[...window.lags]")
+    state = await page.locator(".state").text_content()
+    await context.close()
+    assert state == "live", state
+    settled = samples[len(samples) // 3 :]
+    slope = statistics.linear_regression([at for at, _, _ in settled], [kb for _, kb, _ in settled]).slope
+    return {
+        "events/s": sum(lags) / elapsed_s,
+        "observations": observations,
+        "lag p50 ms": percentile(lags, 0.5),
+        "lag p99 ms": percentile(lags, 0.99),
+        "lag max ms": max(lag for lag, count in enumerate(lags) if count),
+        "heap first KB": samples[0][1],
+        "heap last KB": samples[-1][1],
+        "heap KB/min": slope * 60,
+        "heap MB/day": slope * 86_400 / 1_024,
+        "nodes first": samples[0][2],
+        "nodes last": samples[-1][2],
+    }
+
+
+async def run_benchmark(memories: int, fragments: int, live_s: float) -> dict[str, dict[str, float]]:
+    """All figures, by name."""
+    options = browser.launch_options()
+    from playwright.async_api import async_playwright  # importable from here on
+
+    address = free_address()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ServerProcess(Path(folder) / "data", http_listen=address, disk_free_min_bytes=0) as server,
+    ):
+        async with memstream.connect(server.address) as client, async_playwright() as playwright:
+            await fill_server(client, memories, fragments)
+            chromium = await playwright.chromium.launch(**options)
+            fragment = await anext(aiter(client.memory("bench/a-large").list_fragments()))
+            views = {
+                f"memories ({memories:,})": ("#/namespace/bench", "table.memories tbody tr"),
+                f"live ({fragments:,} fragments)": ("#/m/bench/a-large", ".card"),
+                f"timeline ({fragments:,} fragments)": ("#/m/bench/a-large/timeline", ".timeline li"),
+                f"a fragment's fields ({fragments:,} fragments)": (
+                    f"#/m/bench/a-large/fragment/{fragment.id}",
+                    ".facts",
+                ),
+                f"its events, of the first 20,000 ({fragments:,} fragments)": (
+                    f"#/m/bench/a-large/fragment/{fragment.id}",
+                    "table.steps tbody tr",
+                ),
+            }
+            figures = {
+                name: await time_first_paint(chromium, f"http://{address}/{path}", selector)
+                for name, (path, selector) in views.items()
+            }
+            figures["live"] = await measure_live(chromium, address, client, live_s)
+            await chromium.close()
+    return figures
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memories", type=int, default=10_000)
+    parser.add_argument("--fragments", type=int, default=100_000)
+    parser.add_argument("--live-s", type=float, default=180.0, help="seconds of live events")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    given = parser.parse_args()
+    figures = asyncio.run(run_benchmark(given.memories, given.fragments, given.live_s))
+    for name, values in figures.items():
+        print(f"{name}: " + ", ".join(f"{label} {value:,.1f}" for label, value in values.items()))
+    if given.json:
+        given.json.write_text(json.dumps(figures, indent=2), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

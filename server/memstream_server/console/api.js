@@ -1,0 +1,151 @@
+// The contract over Connect: unary calls as JSON, streams of the server as JSON in envelopes.
+
+// The key is in memory only: a reload forgets it, and no other page can read it.
+let key = "";
+
+export function setKey(value) {
+  key = value;
+}
+
+export const hasKey = () => key !== "";
+
+/** An error of a call. `code` is Connect's, `reason` that of google.rpc.ErrorInfo. */
+export class CallError extends Error {
+  constructor(code, message, reason = "") {
+    super(message);
+    this.code = code;
+    this.reason = reason;
+  }
+
+  /** Whether the same call may succeed later. */
+  get transient() {
+    return ["unavailable", "deadline_exceeded", "resource_exhausted", "aborted", "unknown"].includes(this.code);
+  }
+}
+
+function headersOf(more) {
+  return key ? { ...more, authorization: `Bearer ${key}` } : more;
+}
+
+/** Whether the text can be the value of a header. */
+export const isHeaderText = (text) => /^[\x21-\x7e]+$/.test(text);
+
+/** Calls `Service/Method` and returns the answer. Throws CallError; an aborted `signal` throws AbortError. */
+export async function call(method, request, signal) {
+  const answer = await send(`/memstream.v1.${method}`, {
+    method: "POST",
+    headers: headersOf({ "content-type": "application/json", "connect-protocol-version": "1" }),
+    body: JSON.stringify(request),
+    signal,
+  });
+  return readAnswer(answer);
+}
+
+/** What the caller is, and may do in a namespace; without a namespace, for the whole server. */
+export async function askRights(namespace, signal) {
+  const query = namespace ? `?namespace=${encodeURIComponent(namespace)}` : "";
+  return readAnswer(await send(`/console/rights${query}`, { headers: headersOf({}), signal }));
+}
+
+/** The JSON of an answer. The connection may be lost while it is read. */
+async function readAnswer(answer) {
+  if (!answer.ok) throw await errorOf(answer);
+  try {
+    return await answer.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallError("unavailable", "The connection was lost.");
+  }
+}
+
+async function send(path, options) {
+  try {
+    return await fetch(path, { cache: "no-store", credentials: "omit", redirect: "error", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new CallError("unavailable", "The server does not answer.");
+  }
+}
+
+async function errorOf(answer) {
+  try {
+    return callError(await answer.json());
+  } catch {
+    return new CallError(answer.status === 401 ? "unauthenticated" : "unknown", `The server answered ${answer.status}.`);
+  }
+}
+
+function callError(error) {
+  return new CallError(error.code ?? "unknown", error.message ?? "The call failed.", reasonOf(error.details ?? []));
+}
+
+// ErrorInfo has its reason in field 1, the first of the message.
+function reasonOf(details) {
+  const info = details.find((detail) => detail.type === "google.rpc.ErrorInfo");
+  if (!info) return "";
+  const raw = atob(info.value.replaceAll("-", "+").replaceAll("_", "/"));
+  return raw.charCodeAt(0) === 0x0a ? raw.slice(2, 2 + raw.charCodeAt(1)) : "";
+}
+
+const END = 0b10;
+const FRAME_BYTES_MAX = 64 << 20;
+
+/** Calls a method whose answers stream, and yields them. Throws CallError when the stream ends with an error. */
+export async function* stream(method, request, signal) {
+  const body = new TextEncoder().encode(JSON.stringify(request));
+  const framed = new Uint8Array(5 + body.length);
+  new DataView(framed.buffer).setUint32(1, body.length);
+  framed.set(body, 5);
+  const answer = await send(`/memstream.v1.${method}`, {
+    method: "POST",
+    headers: headersOf({ "content-type": "application/connect+json", "connect-protocol-version": "1" }),
+    body: framed,
+    signal,
+  });
+  if (!answer.ok) throw await errorOf(answer);
+  const reader = answer.body.getReader();
+  try {
+    for await (const { flag, text } of frames(reader)) {
+      const message = JSON.parse(text);
+      if (flag & END) {
+        if (message.error) throw callError(message.error);
+        return;
+      }
+      yield message;
+    }
+    throw new CallError("unavailable", "The connection was lost.");
+  } finally {
+    reader.cancel().catch(() => undefined); // it may have failed already
+  }
+}
+
+async function* frames(reader) {
+  let rest = new Uint8Array(0);
+  for (;;) {
+    let chunk;
+    try {
+      chunk = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new CallError("unavailable", "The connection was lost.");
+    }
+    if (chunk.done) return;
+    rest = rest.length ? joined(rest, chunk.value) : chunk.value;
+    let at = 0;
+    while (rest.length - at >= 5) {
+      const size = new DataView(rest.buffer, rest.byteOffset + at + 1).getUint32(0);
+      if (size > FRAME_BYTES_MAX) throw new CallError("internal", "A message of the server is too large.");
+      if (rest.length - at - 5 < size) break;
+      yield { flag: rest[at], text: new TextDecoder().decode(rest.subarray(at + 5, at + 5 + size)) };
+      at += 5 + size;
+    }
+    rest = rest.slice(at);
+  }
+}
+
+function joined(first, second) {
+  const whole = new Uint8Array(first.length + second.length);
+  whole.set(first);
+  whole.set(second, first.length);
+  return whole;
+}

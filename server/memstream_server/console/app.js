@@ -1,0 +1,174 @@
+// The router: the part of the address after # names the view. It also signs in and out.
+
+import { isHeaderText } from "./api.js";
+import { field, given, h, notify, show } from "./dom.js";
+import { begin, caller, signedIn, signIn, signOut } from "./session.js";
+import { link } from "./format.js";
+import * as conversations from "./views/conversations.js";
+import * as desk from "./views/recall.js";
+import * as fragment from "./views/fragment.js";
+import * as live from "./views/live.js";
+import * as memories from "./views/memories.js";
+import * as operations from "./views/operations.js";
+import * as server from "./views/server.js";
+import * as timeline from "./views/timeline.js";
+
+// Views of one memory. Conflicts, versions and blocks get a line each.
+const OF_MEMORY = [
+  ["live", "Live", live],
+  ["recall", "Recall", desk],
+  ["timeline", "Timeline", timeline],
+];
+const TOP = [
+  ["", "Memories", memories],
+  ["conversations", "Conversations", conversations],
+  ["operations", "Operations", operations],
+  ["server", "Server", server],
+];
+
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const account = document.getElementById("account");
+let open = new AbortController();
+
+/** The address as parts and query: #/m/a/b/live?x=1. */
+function readAddress() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  const parts = path.split("/").filter(Boolean).map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
+  return { parts, query: new URLSearchParams(query) };
+}
+
+function find({ parts, query }) {
+  if (parts[0] !== "m") {
+    const [, title, view] = TOP.find(([name]) => name === (parts[0] ?? "")) ?? TOP[0];
+    return { view, title, parts: parts.slice(1), query, memory: null };
+  }
+  const memory = { namespace: parts[1] ?? "", memory: parts[2] ?? "" };
+  if (parts[3] === "fragment") return { view: fragment, title: "Fragment", parts: parts.slice(4), query, memory };
+  const [, title, view] = OF_MEMORY.find(([name]) => name === (parts[3] ?? "live")) ?? OF_MEMORY[0];
+  return { view, title, parts: parts.slice(4), query, memory };
+}
+
+function drawNavigation(current) {
+  const item = (href, label, here) => h("a", { href, "aria-current": here && "page" }, label);
+  show(nav, TOP.map(([name, label, view]) => item(name ? link(name) : "#/", label, view === current.view)));
+  show(account, caller() && given(caller(), "caller"), signedIn() && h("button", {
+    type: "button",
+    class: "link",
+    onclick: () => { signOut(); start(); },
+  }, "Sign out"));
+}
+
+function drawHeading(found) {
+  const { memory, view } = found;
+  if (!memory) return h("h1", { tabindex: "-1" }, found.title);
+  const base = ["m", memory.namespace, memory.memory];
+  return h("div", { class: "heading" },
+    h("h1", { tabindex: "-1" }, h("a", { href: link("namespace", memory.namespace) }, memory.namespace), " / ",
+      h("a", { href: link(...base) }, memory.memory)),
+    h("nav", { class: "tabs", "aria-label": "Memory" }, OF_MEMORY.map(([name, label, each]) =>
+      h("a", { href: link(...base, name), "aria-current": each === view && "page" }, label))));
+}
+
+/** Draws the view of the address; the former one ends. */
+async function draw(moved) {
+  open.abort();
+  open = new AbortController();
+  const { signal } = open;
+  const address = readAddress();
+  if (address.parts[0] === "namespace") {
+    address.query.set("namespace", address.parts[1] ?? "");
+    address.parts = [];
+  }
+  const found = find(address);
+  document.title = `${found.memory ? `${found.memory.namespace}/${found.memory.memory} · ` : ""}${found.title} · memstream`;
+  drawNavigation(found);
+  const heading = drawHeading(found);
+  const place = h("div", { class: "view", "aria-busy": "true" });
+  show(main, heading, place);
+  notify("");
+  if (moved) main.querySelector("h1").focus({ preventScroll: true });
+  try {
+    await found.view.render({ place, signal, ...found });
+  } catch (error) {
+    if (!signal.aborted) showFailure(place, error);
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
+}
+
+function showFailure(place, error) {
+  if (error.code === "unauthenticated") return drawSignIn(error.message);
+  if (error.code === undefined) console.error(error); // a defect of the page
+  show(place, h("div", { class: "failure", role: "alert" },
+    h("p", null, error.message), error.reason && h("p", { class: "quiet" }, error.reason),
+    h("button", { type: "button", onclick: () => start() }, "Try again")));
+  return undefined;
+}
+
+function drawSignIn(reason) {
+  open.abort();
+  show(nav);
+  show(account);
+  document.title = "Sign in · memstream";
+  const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true });
+  const problem = h("p", { class: "problem", role: "alert" });
+  const submit = h("button", { type: "submit", class: "main" }, "Sign in");
+  const form = h("form", { class: "sign-in" }, h("h1", null, "Sign in"),
+    h("p", null, "This server needs an API key or a token. The page keeps it until it is closed or loaded again."),
+    field("API key", input), submit, problem);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const key = input.value.trim();
+    if (!isHeaderText(key)) return show(problem, "A key consists of printable ASCII characters without spaces.");
+    submit.disabled = true;
+    try {
+      await signIn(key);
+      input.value = "";
+      draw(true);
+    } catch (error) {
+      show(problem, error.message);
+    } finally {
+      submit.disabled = false;
+    }
+    return undefined;
+  });
+  show(main, form);
+  if (reason && signedIn()) show(problem, reason);
+  input.focus();
+}
+
+async function start() {
+  notify("");
+  try {
+    await begin();
+  } catch (error) {
+    if (error.code === "unauthenticated") return drawSignIn("");
+    const place = h("div", { class: "view" });
+    show(main, h("h1", null, "memstream"), place);
+    return showFailure(place, error);
+  }
+  return draw(false);
+}
+
+window.addEventListener("hashchange", () => draw(true));
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the view
+  main.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, textarea, select, [contenteditable]")) return;
+  const first = main.querySelector("input[type=search], textarea");
+  if (first) {
+    event.preventDefault();
+    first.focus();
+  }
+});
+start();

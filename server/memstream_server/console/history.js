@@ -1,0 +1,37 @@
+// The events of one fragment, found in the memory's log. The log has no index by fragment: it is read in parts.
+
+import { stream } from "./api.js";
+
+/** Events read before the reader is asked to go on. */
+export const PART_EVENTS = 20_000;
+const KEPT_MAX = 500;
+
+/** Whether an event is about a fragment: it happened to it, or the fragment took part in it. */
+export function concerns(event, id) {
+  return event.fragmentId === id || event.otherId === id || (event.sources ?? []).includes(id);
+}
+
+/**
+ * Reads on from `cursor` until the events of `revision`, or PART_EVENTS. Returns { events, cursor, read, whole };
+ * `whole` is whether the log was read to its end. Throws CallError.
+ */
+export async function readHistory(memory, id, cursor, revision, signal, onProgress) {
+  const reading = new AbortController();
+  const both = AbortSignal.any([signal, reading.signal]);
+  const found = { events: [], cursor, read: 0, whole: Number(cursor.revision ?? 0) >= Number(revision) };
+  if (found.whole) return found;
+  try {
+    for await (const message of stream("StreamService/Watch", { ...memory, cursor, progressInterval: "1s" }, both)) {
+      const events = message.events?.events ?? [];
+      for (const event of events) if (concerns(event, id) && found.events.length < KEPT_MAX) found.events.push(event);
+      found.read += events.length;
+      found.cursor = events.at(-1)?.cursor ?? message.progress?.cursor ?? found.cursor;
+      onProgress(found.read);
+      found.whole = Number(found.cursor.revision ?? 0) >= Number(revision);
+      if (found.whole || found.read >= PART_EVENTS) break;
+    }
+  } finally {
+    reading.abort();
+  }
+  return found;
+}

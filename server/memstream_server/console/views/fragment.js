@@ -1,0 +1,190 @@
+// A fragment: its fields, its life as events, its sources and what derives from it; forget, restore, pin, edit.
+
+import { call } from "../api.js";
+import { action, append, clipped, facts, given, h, notify, show, table, visible } from "../dom.js";
+import { EVENT_HEADS, eventRow, fragmentLink } from "../events.js";
+import { count, decimal, enumName, metadataValue, textOf, tierName, time } from "../format.js";
+import { PART_EVENTS, readHistory } from "../history.js";
+import { rightsIn } from "../session.js";
+
+const SOURCES_MAX = 20;
+
+export async function render({ place, signal, memory, parts: [id] }) {
+  const rights = await rightsIn(memory.namespace);
+  const page = new Page(place, memory, id, rights, signal);
+  await page.read();
+}
+
+class Page {
+  constructor(place, memory, id, rights, signal) {
+    Object.assign(this, { place, memory, id, rights, signal });
+    this.head = h("div");
+    this.rest = h("div");
+    show(place, this.head, this.rest);
+  }
+
+  async read() {
+    try {
+      const { fragment, revision } = await call("MemoryService/GetFragment", { ...this.memory, id: this.id }, this.signal);
+      this.draw(fragment);
+      show(this.rest, this.drawSources(fragment), this.drawLife(revision));
+    } catch (error) {
+      if (error.code !== "not_found") throw error;
+      this.drawAbsent();
+    }
+  }
+
+  drawAbsent() {
+    show(this.head, h("p", { class: "empty" }, "This fragment is forgotten, expired or gone."),
+      h("p", null, given(this.id)),
+      this.rights.has("forget") && action("Restore", () => this.restore()));
+    show(this.rest, this.drawLife(null));
+  }
+
+  draw(fragment) {
+    this.fragment = fragment;
+    const body = h("div", { class: "body" }, fragment.structured
+      ? facts(Object.entries(fragment.structured).map(([name, value]) => [name, given(value, "content")]))
+      : clipped(fragment.content ?? "", 4_000));
+    show(this.head, h("div", { class: "bar" }, this.drawActions(fragment, body)), body,
+      fragment.mergedText && h("details", { class: "box" }, h("summary", null, "Merged text"), clipped(fragment.mergedText, 4_000)),
+      drawFields(fragment));
+  }
+
+  drawActions(fragment, body) {
+    const write = this.rights.has("write");
+    return [
+      write && !fragment.structured && action("Edit", () => this.edit(body)),
+      write && action(fragment.pinned ? "Unpin" : "Pin", () => this.update({ pinned: !fragment.pinned }, "pinned")),
+      this.rights.has("forget") && action("Forget", () => this.forget(), "danger"),
+    ];
+  }
+
+  async update(changes, updateMask) {
+    const { id, etag } = this.fragment;
+    try {
+      const request = { ...this.memory, fragment: { id, etag, ...changes }, updateMask, requestId: crypto.randomUUID?.() };
+      this.draw((await call("MemoryService/UpdateFragment", request, this.signal)).fragment);
+      notify("Saved.");
+    } catch (error) {
+      if (error.reason !== "ETAG_MISMATCH") throw error;
+      show(document.getElementById("notice"), h("p", null, "The fragment was changed meanwhile; nothing was saved. ", error.message),
+        action("Load it again", () => { notify(""); return this.read(); }));
+      document.getElementById("notice").className = "bad";
+    }
+  }
+
+  edit(body) {
+    const text = h("textarea", { rows: 8, "aria-label": "Content", dir: "auto" });
+    text.value = this.fragment.content ?? "";
+    const cancel = () => this.draw(this.fragment);
+    const save = action("Save", () => this.update({ content: text.value }, "content"), "main");
+    text.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") cancel();
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save.click();
+    });
+    show(body, text, h("div", { class: "bar" }, save, h("button", { type: "button", onclick: cancel }, "Cancel"),
+      h("span", { class: "quiet" }, "Ctrl-Enter saves, Escape cancels. It is saved only if nobody changed the fragment meanwhile.")));
+    text.focus();
+  }
+
+  async forget() {
+    const { forgotten } = await call("MemoryService/ForgetFragments", { ...this.memory, ids: [this.id] }, this.signal);
+    this.drawAbsent();
+    notify(Number(forgotten ?? 0) ? "Forgotten. It can be restored within the grace period of the policy." : "It was forgotten already.");
+  }
+
+  async restore() {
+    const { restored } = await call("MemoryService/RestoreFragments", { ...this.memory, ids: [this.id] }, this.signal);
+    if (!Number(restored ?? 0)) return notify("It cannot be restored: it is gone, or its tier has no room.", "bad");
+    notify("Restored.");
+    return this.read();
+  }
+
+  drawSources(fragment) {
+    const ids = fragment.sources ?? [];
+    if (!ids.length) return null;
+    const list = h("ul", { class: "related" });
+    for (const id of ids.slice(0, SOURCES_MAX)) {
+      const text = h("span");
+      append(list, h("li", null, fragmentLink(this.memory, id), " ", text));
+      call("MemoryService/GetFragment", { ...this.memory, id }, this.signal)
+        .then((answer) => show(text, clipped(textOf(answer.fragment), 160)))
+        .catch(() => show(text, h("span", { class: "quiet" }, "gone or forgotten")));
+    }
+    return h("section", null, h("h2", null, `Sources (${count(ids.length)})`), list,
+      ids.length > SOURCES_MAX && h("p", { class: "quiet" }, `The first ${SOURCES_MAX} are listed.`));
+  }
+
+  /** The life of the fragment; `revision` is where the log ends, null if it must be asked. */
+  drawLife(revision) {
+    const state = h("p", { class: "quiet", role: "status" });
+    const body = h("tbody");
+    const derived = h("ul", { class: "related" });
+    const more = h("span");
+    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision };
+    this.readOn(life);
+    return [
+      h("section", null, h("h2", null, "Life"), table("Events of this fragment", EVENT_HEADS, body, "steps"),
+        h("div", { class: "bar" }, state, more)),
+      h("section", null, h("h2", null, "What derives from it"), derived),
+    ];
+  }
+
+  async readOn(life) {
+    show(life.more);
+    try {
+      if (!life.cursor) {
+        const { memory } = await call("MemoryService/GetMemory", this.memory, this.signal);
+        life.revision ??= memory.revision ?? "0";
+        life.cursor = { memoryUid: memory.uid, revision: "0" };
+      }
+      const found = await readHistory(this.memory, this.id, life.cursor, life.revision, this.signal,
+        (read) => show(life.state, `${count(life.read + read)} events of the memory read …`));
+      life.read += found.read;
+      life.cursor = found.cursor;
+      append(life.body, found.events.map((event) => eventRow(event, this.memory)));
+      for (const event of found.events) this.addDerived(event, life);
+      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.`);
+      if (!found.whole) show(life.more, action(`Read ${count(PART_EVENTS)} more`, () => this.readOn(life)));
+      else if (!life.derived.children.length) append(life.derived, h("li", { class: "empty" }, "nothing"));
+    } catch (error) {
+      if (this.signal.aborted) return;
+      show(life.state, error.reason === "CURSOR_COMPACTED" ? "The memory's older events are no longer kept." : error.message);
+    }
+  }
+
+  addDerived(event, life) {
+    const derives = event.fragmentId && event.fragmentId !== this.id && (event.otherId === this.id || (event.sources ?? []).includes(this.id));
+    if (!derives || life.seen.has(event.fragmentId)) return;
+    life.seen.add(event.fragmentId);
+    const how = event.otherId === this.id ? enumName(event.type, "EVENT_TYPE_") : `${enumName(event.type, "EVENT_TYPE_")} with it as a source`;
+    append(life.derived, h("li", null, fragmentLink(this.memory, event.fragmentId), ` ${how}`));
+  }
+}
+
+function drawFields(fragment) {
+  const metadata = Object.entries(fragment.metadata ?? {});
+  return h("div", { class: "columns" }, facts([
+    ["id", h("code", null, fragment.id)],
+    ["external id", fragment.externalId && given(fragment.externalId)],
+    ["tier", tierName(fragment.tier)],
+    ["kind", enumName(fragment.kind, "FRAGMENT_KIND_")],
+    ["speaker", fragment.speaker && given(fragment.speaker)],
+    ["session", fragment.session && given(fragment.session)],
+    ["importance", decimal(fragment.importance)],
+    ["pinned", fragment.pinned && "yes"],
+    ["etag", h("code", null, fragment.etag ?? "")],
+  ]), facts([
+    ["perceived", time(fragment.observeTime)],
+    ["received", time(fragment.createTime)],
+    ["recalled last", fragment.accessTime && time(fragment.accessTime)],
+    ["expires", fragment.expireTime && time(fragment.expireTime)],
+    ["recalled", `${count(fragment.accessCount)}×`],
+    ["enhanced", `${count(fragment.enhancementCount)}×`],
+    ["repeated", `${count(fragment.duplicateCount)}×`],
+    ["model", fragment.model || "no vector"],
+    ["tokens", fragment.tokenCount && count(fragment.tokenCount)],
+  ]), metadata.length > 0 && h("section", null, h("h2", null, "Metadata"),
+    facts(metadata.map(([name, value]) => [visible(name), given(metadataValue(value))]))));
+}

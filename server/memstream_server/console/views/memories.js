@@ -1,0 +1,112 @@
+// The memories of a namespace: names, labels, sizes and backlog, a page at a time.
+
+import { call } from "../api.js";
+import { field, given, h, select, show, table } from "../dom.js";
+import { count, enumName, link, time } from "../format.js";
+import { paged, PAGE_SIZE } from "../paging.js";
+
+const NAMESPACES_MAX = 1_000;
+const COUNTS_AT_ONCE = 4;
+const TYPING_MS = 200;
+
+export async function render({ place, signal, query }) {
+  const { namespaces = [], nextPageToken } = await call("MemoryService/ListNamespaces", { pageSize: NAMESPACES_MAX }, signal);
+  if (!namespaces.length) return show(place, h("p", { class: "empty" }, "There are no memories that you may read."));
+  const asked = query.get("namespace");
+  const names = namespaces.map(({ name }) => name);
+  const chosen = asked ?? names[0];
+  const options = namespaces.map(({ name, memories }) => [name, `${name} (${count(memories)})`]);
+  if (!names.includes(chosen)) options.unshift([chosen, chosen]);
+  const namespace = select("namespace", options, chosen);
+  const prefix = h("input", { type: "search", name: "prefix", value: query.get("prefix") ?? "", autocomplete: "off" });
+  const label = h("input", { type: "search", name: "label", autocomplete: "off" });
+  const rows = h("div");
+  const form = h("form", { class: "filters", role: "search" }, field("Namespace", namespace), field("Name begins with", prefix),
+    field("Label contains", label, "on this page"));
+  show(place, form, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
+
+  const counts = countsOf(signal);
+  const open = paged(rows, async (pageToken) => {
+    const request = { namespace: namespace.value, namePrefix: prefix.value.trim(), pageSize: PAGE_SIZE, pageToken };
+    const answer = await call("MemoryService/ListMemories", request, signal);
+    return { rows: answer.memories ?? [], next: answer.nextPageToken };
+  }, (memories) => {
+    counts.clear();
+    const body = h("tbody", null, memories.map((memory) => rowOf(memory, counts)));
+    filterByLabel(body, label.value);
+    const heads = ["Memory", "Kind", ["Sensory", "number"], ["Short-term", "number"], ["Long-term", "number"], ["Backlog", "number"],
+      ["Not indexed", "number"], "Labels", ["Revision", "number"], "Created"];
+    return memories.length ? table("Memories", heads, body, "memories") : h("p", { class: "empty" }, "No memory has such a name.");
+  });
+
+  let typing;
+  const reopen = () => open().catch((error) => { if (!signal.aborted) throw error; });
+  namespace.addEventListener("change", () => { location.hash = link("namespace", namespace.value); });
+  prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(reopen, TYPING_MS); });
+  label.addEventListener("input", () => filterByLabel(rows, label.value));
+  form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); reopen(); });
+  return open();
+}
+
+function rowOf(memory, counts) {
+  const labels = Object.entries(memory.labels ?? {}).map(([name, value]) => given(`${name}=${value}`, "label"));
+  const numbers = ["sensory", "shortTerm", "longTerm", "backlog", "unindexed"].map((name) => h("td", { class: "number", "data-count": name }, "·"));
+  const row = h("tr", null,
+    h("th", { scope: "row" }, h("a", { href: link("m", memory.namespace, memory.name) }, memory.name)),
+    h("td", null, enumName(memory.kind, "MEMORY_KIND_")), numbers, h("td", { class: "labels" }, labels),
+    h("td", { class: "number" }, count(memory.revision)), h("td", null, time(memory.createTime)));
+  counts.add(row, memory);
+  return row;
+}
+
+function filterByLabel(rows, text) {
+  const wanted = text.trim().toLowerCase();
+  for (const row of rows.querySelectorAll("tbody tr")) {
+    row.hidden = wanted !== "" && !row.querySelector(".labels").textContent.toLowerCase().includes(wanted);
+  }
+}
+
+/** Counts the memories whose rows are in view, some at a time. */
+function countsOf(signal) {
+  const memories = new WeakMap();
+  let waiting = [];
+  let running = 0;
+  const observer = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      observer.unobserve(target);
+      waiting.push(target);
+    }
+    next();
+  });
+  signal.addEventListener("abort", () => { observer.disconnect(); waiting = []; });
+
+  async function next() {
+    while (running < COUNTS_AT_ONCE && waiting.length) {
+      running += 1;
+      fill(waiting.shift()).finally(() => { running -= 1; next(); });
+    }
+  }
+
+  async function fill(row) {
+    const { namespace, name } = memories.get(row);
+    try {
+      const { stats = {} } = await call("MemoryService/GetMemoryStats", { namespace, memory: name }, signal);
+      for (const cell of row.querySelectorAll("[data-count]")) {
+        const value = Number(stats[cell.dataset.count] ?? 0);
+        cell.textContent = count(value);
+        cell.classList.toggle("zero", value === 0);
+        cell.classList.toggle("warn", value > 0 && cell.dataset.count === "backlog");
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      for (const cell of row.querySelectorAll("[data-count]")) cell.textContent = "–";
+      row.setAttribute("title", error.message);
+    }
+  }
+
+  return {
+    add(row, memory) { memories.set(row, memory); observer.observe(row); },
+    clear() { observer.disconnect(); waiting = []; },
+  };
+}

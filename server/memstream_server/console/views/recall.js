@@ -1,0 +1,221 @@
+// The recall desk: a query, its ranking with every score as the sum of its parts, and what is missing from it.
+
+import { call } from "../api.js";
+import { clipped, field, given, h, select, show, table } from "../dom.js";
+import { fragmentLink } from "../events.js";
+import { count, decimal, textOf, tierName, time } from "../format.js";
+import { bar, legend, partsTable, scaleOf } from "../score.js";
+import { rightsIn } from "../session.js";
+import { explainAbsence, findFragment, STAGES } from "../why.js";
+
+const NEAR_MISSES = 20;
+const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
+
+export async function render({ place, signal, memory }) {
+  if (!(await rightsIn(memory.namespace)).has("recall")) {
+    return show(place, h("p", { class: "empty" }, "Your key does not have the right to recall in this namespace."));
+  }
+  const { limits } = await call("ServerService/GetServerInfo", {}, signal);
+  const panes = h("div", { class: "panes" });
+  const compare = h("button", { type: "button", "aria-pressed": "false" }, "Compare two queries");
+  const first = new Pane(memory, limits, signal, "1");
+  let second = null;
+  compare.addEventListener("click", () => {
+    if (second) {
+      second.root.remove();
+      second = null;
+    } else {
+      second = new Pane(memory, limits, signal, "2");
+      second.copy(first);
+      panes.append(second.root);
+    }
+    compare.setAttribute("aria-pressed", String(second !== null));
+  });
+  panes.append(first.root);
+  show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, "Asking here changes nothing, unless you let it reinforce.")), panes);
+  first.form.elements.text.focus({ preventScroll: true });
+  return undefined;
+}
+
+/** One query and its answer. */
+class Pane {
+  constructor(memory, limits, signal, name) {
+    Object.assign(this, { memory, limits, signal });
+    this.answer = h("div", { class: "answer", "aria-live": "off" });
+    this.status = h("p", { class: "away", role: "status" });
+    this.form = this.drawForm();
+    this.root = h("section", { class: "pane", "aria-label": `Query ${name}` }, this.form, this.status, this.answer);
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
+  }
+
+  drawForm() {
+    const input = (name, type, more) => h("input", { name, type, autocomplete: "off", ...more });
+    const text = h("textarea", { name: "text", rows: 2, required: true, placeholder: "What does Bob drink?" });
+    text.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.form.requestSubmit();
+    });
+    return h("form", { class: "query" }, field("Query", text),
+      h("div", { class: "fields" },
+        field("Limit", input("limit", "number", { min: 1, max: this.limits.recallLimitMax, placeholder: "policy" })),
+        field("Token budget", input("tokens", "number", { min: 1, placeholder: "none" })),
+        field("Session", input("session", "text")), field("Speaker", input("speaker", "text")),
+        field("Tier", select("tier", TIERS)),
+        field("Perceived from", input("from", "datetime-local")), field("before", input("to", "datetime-local")),
+        field("Minimum relevance", input("relevance", "number", { min: 0, max: 1, step: "any", placeholder: "policy" }))),
+      h("div", { class: "bar" },
+        h("button", { type: "submit", class: "main" }, "Recall"),
+        h("label", { class: "check" }, input("fold", "checkbox", { checked: true }), "fold repeats"),
+        h("label", { class: "check" }, input("reinforce", "checkbox"), "reinforce")));
+  }
+
+  /** Takes the values of another pane. */
+  copy(other) {
+    for (const control of other.form.elements) {
+      if (!control.name) continue;
+      this.form.elements[control.name].value = control.value;
+      if (control.type === "checkbox") this.form.elements[control.name].checked = control.checked;
+    }
+  }
+
+  /** The query of the form. */
+  readQuery() {
+    const { elements } = this.form;
+    const filter = {};
+    if (elements.session.value.trim()) filter.sessions = [elements.session.value.trim()];
+    if (elements.speaker.value.trim()) filter.speakers = [elements.speaker.value.trim()];
+    if (elements.tier.value) filter.tiers = [elements.tier.value];
+    if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
+    if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
+    const query = { text: elements.text.value, filter, explain: true, nearMisses: NEAR_MISSES, reinforce: elements.reinforce.checked };
+    if (!elements.fold.checked) query.fold = false;
+    if (elements.limit.value) query.limit = Number(elements.limit.value);
+    if (elements.tokens.value) query.tokenBudget = Number(elements.tokens.value);
+    if (elements.relevance.value) query.minRelevance = Number(elements.relevance.value);
+    return query;
+  }
+
+  async ask() {
+    const query = this.readQuery();
+    this.asked?.abort(); // a second query replaces the first
+    const asked = new AbortController();
+    this.asked = asked;
+    const signal = AbortSignal.any([this.signal, asked.signal]);
+    show(this.status, "asking");
+    this.answer.setAttribute("aria-busy", "true");
+    try {
+      const began = performance.now();
+      const answer = await call("StreamService/RecallOnce", { ...this.memory, query }, signal);
+      this.draw(answer, query, performance.now() - began);
+    } catch (error) {
+      if (signal.aborted) return;
+      show(this.status, "failed");
+      show(this.answer, h("p", { class: "problem", role: "alert" }, error.message));
+    } finally {
+      if (this.asked === asked) this.answer.removeAttribute("aria-busy");
+    }
+  }
+
+  draw({ recollections: parts = {}, done = {} }, query, elapsedMs) {
+    const ranked = parts.recollections ?? [];
+    const scale = scaleOf(ranked);
+    show(this.status, `${ranked.length} recollections`);
+    show(this.answer,
+      this.drawSummary(done, ranked.length, elapsedMs),
+      legend(ranked),
+      ranked.length ? h("ol", { class: "ranking" }, ranked.map((each) => this.drawRecollection(each, scale)))
+        : h("p", { class: "empty" }, "Nothing in this memory answers the query."),
+      this.drawWhy(query, ranked.length),
+      drawMisses(done.nearMisses ?? [], this.memory, (id) => this.explain(id)),
+      this.drawWorking(parts));
+  }
+
+  drawSummary(done, shown, elapsedMs) {
+    const timings = Object.entries(done.timings ?? {}).map(([step, seconds]) => `${step} ${decimal(1_000 * seconds, 1)}`);
+    return [
+      done.weak && h("p", { class: "mark weak" }, "weak: the memory probably has nothing about this"),
+      done.degraded && h("p", { class: "mark warn" }, `degraded: ${done.degraded}`),
+      h("p", { class: "numbers summary" }, [
+        ["recollections", `${count(shown)} of ${count(done.eligible)} eligible, ${count(done.considered)} scored`],
+        ["best relevance", decimal(done.bestRelevance)],
+        ["tokens", done.tokens ? count(done.tokens) : ""],
+        ["revision", count(done.revision)],
+        ["server, ms", timings.join(" · ")],
+        ["round trip, ms", decimal(elapsedMs, 0)],
+      ].filter(([, value]) => value).map(([label, value]) => h("span", null, `${label} `, h("b", null, value)))),
+    ];
+  }
+
+  drawRecollection(each, scale) {
+    const { fragment } = each;
+    const folded = each.foldedIds ?? [];
+    return h("li", { "data-id": fragment.id },
+      h("div", { class: "score" }, h("b", null, decimal(each.score)), bar(each, scale)),
+      h("div", null, clipped(textOf(fragment))),
+      h("p", { class: "quiet meta" }, fragmentLink(this.memory, fragment.id), fragment.speaker && [" · ", given(fragment.speaker)],
+        ` · ${tierName(fragment.tier)} · `, time(fragment.observeTime), fragment.session && [" · ", given(fragment.session)],
+        ` · relevance ${decimal(each.relevance)} `,
+        each.truncated && h("span", { class: "mark" }, "truncated")),
+      folded.length > 0 && h("details", null, h("summary", null, h("span", { class: "mark" }, `folded ${count(folded.length)}`)),
+        h("ul", null, folded.map((id) => h("li", null, fragmentLink(this.memory, id))))),
+      h("details", { class: "explained" }, h("summary", null, "parts of the score"), partsTable(each)));
+  }
+
+  drawWhy(query, shown) {
+    const input = h("input", { type: "text", name: "id", autocomplete: "off", spellcheck: "false", required: true });
+    const result = h("div", { role: "status" });
+    const form = h("form", { class: "why" }, field("Why not this one?", input, "a fragment's id or external id"),
+      h("button", { type: "submit" }, "Explain"));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      show(result, "asking");
+      try {
+        const fragment = await findFragment(this.memory, input.value.trim(), this.signal);
+        const found = await explainAbsence(this.memory, query, fragment, shown, this.limits.recallLimitMax, this.signal);
+        this.drawReason(result, fragment, found);
+      } catch (error) {
+        if (!this.signal.aborted) show(result, h("p", { class: "problem" }, error.message));
+      }
+    });
+    return h("section", { class: "box" }, form, result);
+  }
+
+  /** Fills in the id and explains it. */
+  explain(id) {
+    const form = this.answer.querySelector(".why");
+    form.elements.id.value = id;
+    form.requestSubmit();
+    form.scrollIntoView({ block: "nearest" });
+  }
+
+  drawReason(result, fragment, { stage, rank, miss, foldedInto, recollection }) {
+    const reason = stage === "" ? `It is in the answer, at place ${count(rank)}.`
+      : `Removed by ${stage}: ${STAGES[stage] ?? "the server gives no further reason"}.`;
+    const shown = recollection ?? { score: miss?.score };
+    show(result, h("p", null, h("b", null, reason), rank && stage && ` It would be at place ${count(rank)}.`,
+      foldedInto && [" It is folded into ", fragmentLink(this.memory, foldedInto), "."]),
+      h("p", null, clipped(textOf(fragment), 200)),
+      recollection ? [bar(shown, scaleOf([shown])), partsTable(recollection)]
+        : h("p", { class: "quiet" }, shown.score === undefined ? "It was not scored." : `Its score is ${decimal(shown.score)}.`));
+  }
+
+  drawWorking(parts) {
+    const ids = parts.workingMemoryIds ?? [];
+    if (!ids.length) return null;
+    const texts = new Map((parts.workingMemory ?? []).map((fragment) => [fragment.id, textOf(fragment)]));
+    return h("details", { class: "box" }, h("summary", null, `Working memory (${count(ids.length)})`),
+      h("ol", null, ids.map((id) => h("li", null, fragmentLink(this.memory, id), " ",
+        texts.has(id) ? clipped(texts.get(id), 200) : h("span", { class: "quiet" }, "ranked above")))));
+  }
+}
+
+function drawMisses(misses, memory, explain) {
+  if (!misses.length) return null;
+  const rows = misses.map((miss) => h("tr", null, h("td", null, fragmentLink(memory, miss.fragmentId)),
+    h("td", null, h("span", { class: "mark" }, miss.stage)), h("td", { class: "number" }, miss.score === undefined ? "" : decimal(miss.score)),
+    h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? ""),
+    h("td", null, h("button", { type: "button", class: "link", onclick: () => explain(miss.fragmentId) }, "explain"))));
+  return h("details", { class: "box", open: true }, h("summary", null, `Near misses (${count(misses.length)})`),
+    table("Near misses", ["Fragment", "Removed by", ["Score", "number"], ["Relevance", "number"], "Reason", h("span", { class: "away" }, "Explain")], h("tbody", null, rows)));
+}

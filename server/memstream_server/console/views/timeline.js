@@ -1,0 +1,68 @@
+// The fragments of a memory in order of receipt, under their sessions, a page at a time.
+
+import { call } from "../api.js";
+import { clipped, field, given, h, select, show } from "../dom.js";
+import { fragmentLink } from "../events.js";
+import { count, decimal, enumName, textOf, tierName, time } from "../format.js";
+import { paged, PAGE_SIZE } from "../paging.js";
+
+const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
+const KINDS = [["", "any"], ["FRAGMENT_KIND_OBSERVATION", "observation"], ["FRAGMENT_KIND_INSIGHT", "insight"]];
+
+export async function render({ place, signal, memory, query }) {
+  const text = (name, type = "text") => h("input", { name, type, value: query.get(name) ?? "", autocomplete: "off" });
+  const forgotten = h("input", { type: "checkbox", name: "forgotten", checked: query.get("forgotten") === "1" });
+  const form = h("form", { class: "filters", role: "search" },
+    field("Session", text("session", "search")), field("Speaker", text("speaker")), field("Tier", select("tier", TIERS)),
+    field("Kind", select("kind", KINDS)), field("Perceived from", text("from", "datetime-local")), field("before", text("to", "datetime-local")),
+    h("label", { class: "check" }, forgotten, "forgotten ones"), h("button", { type: "submit" }, "Show"));
+  const rows = h("div");
+  show(place, form, rows);
+  const open = paged(rows, async (pageToken) => {
+    const request = { ...memory, filter: readFilter(form.elements), forgotten: forgotten.checked, pageSize: PAGE_SIZE, pageToken };
+    const answer = await call("MemoryService/ListFragments", request, signal);
+    return { rows: answer.fragments ?? [], next: answer.nextPageToken };
+  }, (fragments) => (fragments.length ? bySession(fragments, memory) : h("p", { class: "empty" }, "No fragment matches.")));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    open().catch((error) => { if (!signal.aborted) show(rows, h("p", { class: "problem", role: "alert" }, error.message)); });
+  });
+  return open();
+}
+
+function readFilter(elements) {
+  const filter = {};
+  if (elements.session.value.trim()) filter.sessions = [elements.session.value.trim()];
+  if (elements.speaker.value.trim()) filter.speakers = [elements.speaker.value.trim()];
+  if (elements.tier.value) filter.tiers = [elements.tier.value];
+  if (elements.kind.value) filter.kinds = [elements.kind.value];
+  if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
+  if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
+  return filter;
+}
+
+/** Runs of one session, each under a heading. */
+function bySession(fragments, memory) {
+  const runs = [];
+  for (const fragment of fragments) {
+    const session = fragment.session ?? "";
+    if (runs.at(-1)?.session !== session) runs.push({ session, fragments: [] });
+    runs.at(-1).fragments.push(fragment);
+  }
+  return runs.map((run) => h("section", { class: "session" },
+    h("h2", null, run.session ? given(run.session) : "no session", " ", h("span", { class: "quiet" }, time(run.fragments[0].observeTime))),
+    h("ol", { class: "timeline" }, run.fragments.map((fragment) => entry(fragment, memory)))));
+}
+
+function entry(fragment, memory) {
+  const enhanced = Number(fragment.enhancementCount ?? 0);
+  return h("li", null,
+    h("div", { class: "when" }, time(fragment.observeTime, false), h("br"), fragmentLink(memory, fragment.id)),
+    h("div", null, fragment.speaker && h("b", null, given(fragment.speaker), " "), clipped(textOf(fragment)),
+      h("p", { class: "quiet meta" }, tierName(fragment.tier), " ",
+        fragment.kind === "FRAGMENT_KIND_INSIGHT" && h("span", { class: "mark" }, enumName(fragment.kind, "FRAGMENT_KIND_")),
+        fragment.pinned && h("span", { class: "mark" }, "pinned"), fragment.forgetTime && h("span", { class: "mark warn" }, "forgotten"),
+        ` importance ${decimal(fragment.importance, 2)}`, enhanced > 0 && ` enhanced ${count(enhanced)}×`,
+        fragment.duplicateCount && ` repeated ${count(fragment.duplicateCount)}×`,
+        fragment.accessCount && ` recalled ${count(fragment.accessCount)}×`)));
+}

@@ -1,0 +1,63 @@
+// Why a fragment is not in an answer: the same query with the largest limit, then the fragment alone.
+
+import { call } from "./api.js";
+
+/** Which stage removed a fragment, in words. */
+export const STAGES = {
+  filter: "the query's filter excludes it",
+  candidates: "no search leg found it among its candidates",
+  min_relevance: "its relevance is below the minimum",
+  folded: "a recollection says the same",
+  limit: "others rank higher: it is beyond the limit",
+  budget: "it does not fit into the token budget",
+  superseded: "a newer fragment supersedes it",
+  validity: "it is not valid at the time of the query",
+};
+
+/** Finds a fragment by id or external_id. */
+export async function findFragment(memory, key, signal) {
+  try {
+    return (await call("MemoryService/GetFragment", { ...memory, id: key }, signal)).fragment;
+  } catch (error) {
+    if (!["not_found", "invalid_argument"].includes(error.code)) throw error;
+  }
+  return (await call("MemoryService/GetFragment", { ...memory, externalId: key }, signal)).fragment;
+}
+
+/**
+ * Explains the place of a fragment in the answer to `query`. Returns { stage, rank, foldedInto, recollection }: `stage`
+ * is empty if the fragment is in the answer; `recollection` has its score, if it can be scored.
+ */
+export async function explainAbsence(memory, query, fragment, shown, limitMax, signal) {
+  const ask = async (changes) => call("StreamService/RecallOnce",
+    { ...memory, query: { ...query, explain: true, reinforce: false, omitWorkingMemory: true, ...changes } }, signal);
+  const whole = await ask({ limit: limitMax, nearMisses: limitMax });
+  const ranked = whole.recollections?.recollections ?? [];
+  const found = ranked.find((each) => each.fragment.id === fragment.id);
+  if (found) return { stage: found.rank > shown ? "limit" : "", rank: found.rank, recollection: found };
+  const folding = ranked.find((each) => (each.foldedIds ?? []).includes(fragment.id));
+  const miss = (whole.done?.nearMisses ?? []).find((each) => each.fragmentId === fragment.id);
+  const alone = await askAlone(ask, fragment);
+  const stage = folding ? "folded" : miss?.stage ?? (await passesFilter(ask, query, fragment) ? "candidates" : "filter");
+  return { stage, miss, foldedInto: folding?.fragment.id, recollection: alone };
+}
+
+/** The millisecond of its observe_time as a filter. */
+function moment(fragment) {
+  const start = new Date(fragment.observeTime);
+  return { observeTimeMin: start.toISOString(), observeTimeMax: new Date(start.getTime() + 1).toISOString() };
+}
+
+async function askAlone(ask, fragment) {
+  const answer = await ask({ filter: { ...moment(fragment), tiers: [fragment.tier] }, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
+  return (answer.recollections?.recollections ?? []).find((each) => each.fragment.id === fragment.id);
+}
+
+async function passesFilter(ask, query, fragment) {
+  const filter = query.filter ?? {};
+  const within = moment(fragment);
+  if (filter.observeTimeMin && new Date(filter.observeTimeMin) > new Date(fragment.observeTime)) return false;
+  if (filter.observeTimeMax && new Date(filter.observeTimeMax) <= new Date(fragment.observeTime)) return false;
+  const answer = await ask({ filter: { ...filter, ...within }, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
+  return (answer.recollections?.recollections ?? []).some((each) => each.fragment.id === fragment.id);
+}

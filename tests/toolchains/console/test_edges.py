@@ -1,0 +1,255 @@
+"""The console with hostile content, few rights, a lost connection, a keyboard, a narrow screen and both schemes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from memstream import Observation
+from tests.support.relay import Relay
+from tests.toolchains import browser
+from tests.toolchains.console.conftest import Visit
+from tests.toolchains.programs import Absent
+
+pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
+SCRIPT = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'><b>bold</b>"
+OVERRIDE = "Send it to \u202eknab ym\u202c now \u2066hidden\u2069"
+CHINESE = "小明每天早上喝绿茶。" * 3
+ARABIC = "يشرب علي الشاي الأخضر كل صباح"
+LONG = "0123456789" * 6_000
+HOSTILE = [SCRIPT, OVERRIDE, CHINESE, ARABIC, LONG, "javascript:alert(1)"]
+VIEWS = [
+    "",
+    "m/shop/every",
+    "m/shop/every/recall",
+    "m/shop/every/timeline",
+    "operations",
+    "server",
+    "conversations/shop/every",
+]
+
+
+async def fill_every(visit: Visit) -> str:
+    """A memory with something for each view. Returns the id of a fragment."""
+    client = visit.console.client
+    memory = await client.create_memory("shop/every", exist_ok=True, labels={"team": "core"})
+    done = await memory.observe_batch([Observation("Bob drinks green tea.", speaker="Bob", session="monday")])
+    await client.conversation("shop/every").append("bob", "hello", receiver="joy")
+    await client.start_purge("shop")
+    return done.outcomes[0].other_id or done.outcomes[0].fragment_id  # a repeat becomes no fragment
+
+
+async def test_hostile_content_is_text_in_every_view(visit: Visit) -> None:
+    client = visit.console.client
+    memory = await client.create_memory("shop/hostile", labels={"label": SCRIPT})
+    observations = [
+        Observation(text, speaker=text[:60], session=text[:60], metadata={text[:30]: text[:200]}) for text in HOSTILE
+    ]
+    outcomes = (await memory.observe_batch(observations)).outcomes
+    page = await visit.sign_in("namespace/shop")
+    await page.locator("table.memories", has_text="hostile").wait_for()
+    for view in ("", "/timeline"):
+        await visit.go(f"m/shop/hostile{view}")
+        for text in (SCRIPT, CHINESE, ARABIC, "⟨U+202E⟩knab ym⟨U+202C⟩"):
+            await page.locator("main bdi.content", has_text=text).first.wait_for()
+    await page.get_by_role("button", name="show all 60,000 characters").click()
+    assert LONG in await page.locator("main").text_content()
+    await visit.go("m/shop/hostile/recall")
+    await page.get_by_label("Query", exact=True).fill(f"{SCRIPT} {ARABIC}")
+    await page.keyboard.press("Enter")
+    await page.locator(".ranking bdi.content", has_text=SCRIPT).wait_for()
+    for outcome in outcomes:
+        await visit.go(f"m/shop/hostile/fragment/{outcome.fragment_id}")
+        await page.get_by_text("events, among").wait_for()
+    await client.conversation("shop/hostile").append(SCRIPT[:60], SCRIPT, receiver=OVERRIDE)
+    await visit.go("conversations/shop/hostile")
+    await page.locator(".timeline li", has_text=SCRIPT).first.wait_for()
+    assert await page.evaluate("window.hit") is None
+    assert await page.locator("main img, main script, main b b").count() == 0
+    assert "\u202e" not in await page.locator("body").text_content()
+
+
+async def test_markup_in_an_address_is_text(visit: Visit) -> None:
+    page = await visit.sign_in("m/shop/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+    await page.get_by_role("alert").wait_for()
+    assert await page.locator("main img").count() == 0
+    assert "<img src=x" in await page.get_by_role("heading", level=1).text_content()
+
+
+async def test_wrong_key_is_refused_and_the_right_one_kept_in_memory(visit: Visit) -> None:
+    page, keys = visit.page, visit.console.keys
+    await page.goto(f"http://{visit.console.address}/#/server")
+    await page.get_by_label("API key").fill("nonsense")
+    await page.keyboard.press("Enter")
+    await page.locator(".problem:not(:empty)").wait_for()
+    await page.get_by_label("API key").fill(keys["root"])
+    await page.keyboard.press("Enter")
+    await page.get_by_role("heading", name="Server").wait_for()
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+    assert keys["root"] not in stored
+    assert json.loads(stored)[:3] == [{}, {}, ""]
+    assert keys["root"] not in await page.content()
+    await page.get_by_role("button", name="Sign out").click()
+    await page.get_by_label("API key").wait_for()
+    await page.reload()
+    await page.get_by_label("API key").wait_for()
+
+
+async def test_reader_sees_no_button_that_writes(visit: Visit) -> None:
+    id = await fill_every(visit)
+    page = await visit.sign_in(f"m/shop/every/fragment/{id}", key="reader")
+    await page.locator(".body", has_text="green tea").wait_for()
+    for name in ("Edit", "Pin", "Forget", "Restore"):
+        assert await page.get_by_role("button", name=name, exact=True).count() == 0
+    await visit.go("m/shop/every/recall")
+    await page.get_by_label("Query", exact=True).fill("Who drinks tea?")
+    await page.keyboard.press("Enter")
+    await page.locator(".ranking > li").first.wait_for()
+    await visit.go("m/secret/memory")
+    await page.get_by_role("alert").get_by_text("does not have the right read").wait_for()
+
+
+async def test_key_without_rights_is_told_so(visit: Visit) -> None:
+    page = await visit.sign_in("", key="nobody")
+    await page.get_by_text("There are no memories that you may read.").wait_for()
+    await visit.go("m/shop/every/recall")
+    await page.get_by_text("does not have the right to recall").wait_for()
+
+
+async def test_lost_connection_resumes_without_gap_or_repeat(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/lost")
+    async with Relay(visit.console.address) as relay:
+        page = await visit.sign_in("m/shop/lost", address=relay.address)
+        await page.locator("[data-state=live]").wait_for()
+        await memory.observe_batch(["one is before the cut"])
+        await page.locator(".card", has_text="one is before").wait_for()
+        await relay.down()
+        await page.locator("[data-state=reconnecting]").wait_for()
+        await memory.observe_batch(["two happens while it is cut"])
+        await relay.up()
+        await page.locator("[data-state=live]").wait_for()
+        await page.locator(".card", has_text="two happens").wait_for()
+        await memory.observe_batch(["three is after it"])
+        await page.locator(".card", has_text="three is").wait_for()
+    observed = page.locator("table.steps tr[data-type=observed]")
+    assert await observed.count() == 3
+    assert len(set(await observed.evaluate_all("rows => rows.map(row => row.dataset.fragment)"))) == 3
+
+
+async def test_server_that_does_not_answer_is_reported(visit: Visit) -> None:
+    async with Relay(visit.console.address) as relay:
+        page = await visit.sign_in("", address=relay.address)
+        await relay.down()
+        await page.get_by_role("link", name="Operations").click()
+        await page.get_by_role("alert").get_by_text("The server does not answer.").wait_for()
+        await relay.up()
+        await page.get_by_role("button", name="Try again").click()
+        await page.get_by_role("alert").wait_for(state="detached")
+
+
+async def test_live_view_keeps_a_bounded_number_of_rows(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/many")
+    page = await visit.sign_in("m/shop/many")
+    await page.locator("[data-state=live]").wait_for()
+    for start in range(0, 1_000, 100):
+        await memory.observe_batch([f"Clock {number} struck the hour." for number in range(start, start + 100)])
+    stats = await memory.stats()
+    assert stats.long_term > 200
+    await page.locator("[data-tier=longTerm] .count", has_text=f"{stats.long_term:,}").wait_for()
+    assert await page.locator("table.steps tbody tr").count() == 200
+    assert await page.locator(".card").count() <= 3 * 60
+    await page.locator("[data-tier=shortTerm] .count", has_text=f"{stats.short_term} of").wait_for()
+
+
+async def test_keyboard_alone_finds_and_opens_a_memory(visit: Visit) -> None:
+    await fill_every(visit)
+    page = await visit.sign_in("namespace/shop")
+    await page.locator("table.memories").wait_for()
+    await page.keyboard.press("/")
+    await page.keyboard.type("every")
+    await page.get_by_text("1 to 1", exact=True).wait_for()
+    for _ in range(6):
+        await page.keyboard.press("Tab")
+        if await page.evaluate("document.activeElement.textContent") == "every":
+            break
+    await page.keyboard.press("Enter")
+    await page.get_by_role("heading", name="shop / every").wait_for()
+    assert await page.evaluate("document.activeElement.tagName") == "H1", "the focus moves to the new view"
+    await page.evaluate("document.activeElement.blur()")
+    await page.locator("#skip").focus()
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+
+
+async def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit) -> None:
+    id = await fill_every(visit)
+    page = await visit.sign_in("")
+    await page.set_viewport_size({"width": 360, "height": 740})
+    for view in (*VIEWS, f"m/shop/every/fragment/{id}"):
+        await visit.go(view)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_serious_violation(scheme: str, visit: Visit) -> None:
+    try:
+        axe = browser.read_axe()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    id = await fill_every(visit)
+    await visit.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page = await visit.sign_in("")
+    back = await page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert (back == "rgb(20, 24, 23)") == (scheme == "dark")
+    await page.evaluate(axe)
+    await check_axe(page, "memories")
+    for view in (*VIEWS[1:], f"m/shop/every/fragment/{id}"):
+        await visit.go(view)
+        if view.endswith("recall"):
+            await page.get_by_label("Query", exact=True).fill("Who drinks green tea?")
+            await page.keyboard.press("Enter")
+            await page.locator(".explained summary").first.click()
+        await check_axe(page, view)
+    await page.get_by_role("button", name="Sign out").click()
+    await check_axe(page, "sign in")
+
+
+async def check_axe(page: object, view: str) -> None:
+    found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")  # type: ignore[attr-defined]
+    serious = [
+        (one["id"], node["target"], node["failureSummary"])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
+    assert serious == [], view
+
+
+async def test_page_of_another_host_cannot_use_the_server(visit: Visit) -> None:
+    """A page on another port of this machine: the server refuses its calls, and the browser its frame."""
+    served = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = f"<title>other</title><iframe src='http://{visit.console.address}/'></iframe>".encode()
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+        if not served.done():
+            served.set_result(None)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    page = visit.page
+    await page.goto(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+    await served
+    url = f"http://{visit.console.address}/memstream.v1.ServerService/GetServerInfo"
+    asked = f"fetch('{url}', {{method: 'POST', headers: {{'content-type': 'application/json'}}, body: '{{}}'}})"
+    assert await page.evaluate(f"{asked}.then(() => 'read', () => 'refused')") == "refused"
+    framed = page.frames[1]
+    assert await framed.locator("#main").count() == 0
+    server.close()
+    assert any("frame-ancestors" in problem or "CORS" in problem for problem in visit.problems)
+    visit.problems.clear()
