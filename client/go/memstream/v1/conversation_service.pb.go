@@ -831,7 +831,8 @@ type WatchMessagesRequest struct {
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages after this number.
 	AfterNumber int64 `protobuf:"varint,3,opt,name=after_number,json=afterNumber,proto3" json:"after_number,omitempty"`
-	// Send an empty answer after this long without a message. Unset: 10 s.
+	// Send an empty answer after this long without a message. Unset: 10 s. A watch that has no message to send at its
+	// start sends one at once.
 	ProgressInterval *durationpb.Duration `protobuf:"bytes,4,opt,name=progress_interval,json=progressInterval,proto3" json:"progress_interval,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache

@@ -515,8 +515,10 @@ type Event struct {
 	ConflictReason string `protobuf:"bytes,15,opt,name=conflict_reason,json=conflictReason,proto3" json:"conflict_reason,omitempty"`
 	// For CONFLICT_RESOLVED: "newer", "older", "both" or "neither".
 	ConflictDecision string `protobuf:"bytes,16,opt,name=conflict_decision,json=conflictDecision,proto3" json:"conflict_decision,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The version that an UPDATED brought back (see RestoreFragmentVersion); else 0.
+	Version       int64 `protobuf:"varint,18,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
@@ -661,6 +663,13 @@ func (x *Event) GetConflictDecision() string {
 	return ""
 }
 
+func (x *Event) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 var File_memstream_v1_event_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_event_proto_rawDesc = "" +
@@ -682,7 +691,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\x05R\brequests\x12#\n" +
 	"\rprompt_tokens\x18\x04 \x01(\x03R\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xbe\x05\n" +
+	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xd8\x05\n" +
 	"\x05Event\x12,\n" +
 	"\x06cursor\x18\x01 \x01(\v2\x14.memstream.v1.CursorR\x06cursor\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
@@ -703,7 +712,8 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\tmodel_use\x18\r \x01(\v2\x16.memstream.v1.ModelUseR\bmodelUse\x12:\n" +
 	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimported\x12'\n" +
 	"\x0fconflict_reason\x18\x0f \x01(\tR\x0econflictReason\x12+\n" +
-	"\x11conflict_decision\x18\x10 \x01(\tR\x10conflictDecisionB\t\n" +
+	"\x11conflict_decision\x18\x10 \x01(\tR\x10conflictDecision\x12\x18\n" +
+	"\aversion\x18\x12 \x01(\x03R\aversionB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
 	"\v_importance*\xf4\x05\n" +

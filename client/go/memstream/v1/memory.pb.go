@@ -508,6 +508,8 @@ type Policy struct {
 	Retention *RetentionPolicy `protobuf:"bytes,10,opt,name=retention,proto3" json:"retention,omitempty"`
 	// Let the server's LLM, if any, rate observations without an importance. Default true.
 	ScoreImportance *bool `protobuf:"varint,11,opt,name=score_importance,json=scoreImportance,proto3,oneof" json:"score_importance,omitempty"`
+	// Earlier contents.
+	History *HistoryPolicy `protobuf:"bytes,12,opt,name=history,proto3" json:"history,omitempty"`
 	// Suspicions.
 	Conflicts     *ConflictPolicy `protobuf:"bytes,13,opt,name=conflicts,proto3" json:"conflicts,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -619,6 +621,13 @@ func (x *Policy) GetScoreImportance() bool {
 		return *x.ScoreImportance
 	}
 	return false
+}
+
+func (x *Policy) GetHistory() *HistoryPolicy {
+	if x != nil {
+		return x.History
+	}
+	return nil
 }
 
 func (x *Policy) GetConflicts() *ConflictPolicy {
@@ -1264,6 +1273,62 @@ func (x *ConflictPolicy) GetFold() bool {
 	return false
 }
 
+// What is kept of earlier contents: see MemoryService.GetFragmentHistory.
+type HistoryPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Versions of a fragment that are kept, 0 to 100; 0 is off, and deletes those that there are. A lower number applies
+	// to a fragment when it next changes. Default 10; dbgpt 0.
+	Versions *int32 `protobuf:"varint,1,opt,name=versions,proto3,oneof" json:"versions,omitempty"`
+	// How long a version is kept after it was replaced, whole seconds; 0 sets no limit. Default 0.
+	VersionRetention *durationpb.Duration `protobuf:"bytes,2,opt,name=version_retention,json=versionRetention,proto3" json:"version_retention,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *HistoryPolicy) Reset() {
+	*x = HistoryPolicy{}
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HistoryPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HistoryPolicy) ProtoMessage() {}
+
+func (x *HistoryPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HistoryPolicy.ProtoReflect.Descriptor instead.
+func (*HistoryPolicy) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *HistoryPolicy) GetVersions() int32 {
+	if x != nil && x.Versions != nil {
+		return *x.Versions
+	}
+	return 0
+}
+
+func (x *HistoryPolicy) GetVersionRetention() *durationpb.Duration {
+	if x != nil {
+		return x.VersionRetention
+	}
+	return nil
+}
+
 // Counts of a memory, at one revision.
 type MemoryStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1293,7 +1358,7 @@ type MemoryStats struct {
 
 func (x *MemoryStats) Reset() {
 	*x = MemoryStats{}
-	mi := &file_memstream_v1_memory_proto_msgTypes[8]
+	mi := &file_memstream_v1_memory_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1370,7 @@ func (x *MemoryStats) String() string {
 func (*MemoryStats) ProtoMessage() {}
 
 func (x *MemoryStats) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_proto_msgTypes[8]
+	mi := &file_memstream_v1_memory_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1383,7 @@ func (x *MemoryStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryStats.ProtoReflect.Descriptor instead.
 func (*MemoryStats) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_memory_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MemoryStats) GetRevision() int64 {
@@ -1412,7 +1477,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	" \x01(\tR\x04etag\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x06\n" +
 	"\x06Policy\x12/\n" +
 	"\aprofile\x18\x01 \x01(\x0e2\x15.memstream.v1.ProfileR\aprofile\x12\x1f\n" +
 	"\blanguage\x18\x02 \x01(\tH\x00R\blanguage\x88\x01\x01\x122\n" +
@@ -1429,7 +1494,8 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\x06recall\x18\t \x01(\v2\x1a.memstream.v1.RecallPolicyR\x06recall\x12;\n" +
 	"\tretention\x18\n" +
 	" \x01(\v2\x1d.memstream.v1.RetentionPolicyR\tretention\x12.\n" +
-	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01\x12:\n" +
+	"\x10score_importance\x18\v \x01(\bH\x04R\x0fscoreImportance\x88\x01\x01\x125\n" +
+	"\ahistory\x18\f \x01(\v2\x1b.memstream.v1.HistoryPolicyR\ahistory\x12:\n" +
 	"\tconflicts\x18\r \x01(\v2\x1c.memstream.v1.ConflictPolicyR\tconflictsB\v\n" +
 	"\t_languageB\x15\n" +
 	"\x13_importance_defaultB\x12\n" +
@@ -1536,7 +1602,11 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"\b_suspectB\t\n" +
 	"\a_marginB\a\n" +
-	"\x05_fold\"\xac\x02\n" +
+	"\x05_fold\"\x85\x01\n" +
+	"\rHistoryPolicy\x12\x1f\n" +
+	"\bversions\x18\x01 \x01(\x05H\x00R\bversions\x88\x01\x01\x12F\n" +
+	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetentionB\v\n" +
+	"\t_versions\"\xac\x02\n" +
 	"\vMemoryStats\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x18\n" +
 	"\asensory\x18\x02 \x01(\x03R\asensory\x12\x1d\n" +
@@ -1593,7 +1663,7 @@ func file_memstream_v1_memory_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_memstream_v1_memory_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_memstream_v1_memory_proto_goTypes = []any{
 	(MemoryKind)(0),               // 0: memstream.v1.MemoryKind
 	(Profile)(0),                  // 1: memstream.v1.Profile
@@ -1609,40 +1679,43 @@ var file_memstream_v1_memory_proto_goTypes = []any{
 	(*RecallPolicy)(nil),          // 11: memstream.v1.RecallPolicy
 	(*RetentionPolicy)(nil),       // 12: memstream.v1.RetentionPolicy
 	(*ConflictPolicy)(nil),        // 13: memstream.v1.ConflictPolicy
-	(*MemoryStats)(nil),           // 14: memstream.v1.MemoryStats
-	nil,                           // 15: memstream.v1.Memory.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
-	(Truth)(0),                    // 18: memstream.v1.Truth
+	(*HistoryPolicy)(nil),         // 14: memstream.v1.HistoryPolicy
+	(*MemoryStats)(nil),           // 15: memstream.v1.MemoryStats
+	nil,                           // 16: memstream.v1.Memory.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(Truth)(0),                    // 19: memstream.v1.Truth
 }
 var file_memstream_v1_memory_proto_depIdxs = []int32{
 	0,  // 0: memstream.v1.Memory.kind:type_name -> memstream.v1.MemoryKind
 	7,  // 1: memstream.v1.Memory.policy:type_name -> memstream.v1.Policy
-	15, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
-	16, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
-	16, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
+	16, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
+	17, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
+	17, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 5: memstream.v1.Policy.profile:type_name -> memstream.v1.Profile
 	8,  // 6: memstream.v1.Policy.sensory:type_name -> memstream.v1.SensoryPolicy
 	9,  // 7: memstream.v1.Policy.short_term:type_name -> memstream.v1.ShortTermPolicy
 	10, // 8: memstream.v1.Policy.reflection:type_name -> memstream.v1.ReflectionPolicy
 	11, // 9: memstream.v1.Policy.recall:type_name -> memstream.v1.RecallPolicy
 	12, // 10: memstream.v1.Policy.retention:type_name -> memstream.v1.RetentionPolicy
-	13, // 11: memstream.v1.Policy.conflicts:type_name -> memstream.v1.ConflictPolicy
-	2,  // 12: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
-	3,  // 13: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
-	4,  // 14: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
-	17, // 15: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
-	5,  // 16: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
-	18, // 17: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
-	17, // 18: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
-	17, // 19: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
-	17, // 20: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
-	17, // 21: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	14, // 11: memstream.v1.Policy.history:type_name -> memstream.v1.HistoryPolicy
+	13, // 12: memstream.v1.Policy.conflicts:type_name -> memstream.v1.ConflictPolicy
+	2,  // 13: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
+	3,  // 14: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
+	4,  // 15: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
+	18, // 16: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
+	5,  // 17: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
+	19, // 18: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
+	18, // 19: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
+	18, // 20: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
+	18, // 21: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
+	18, // 22: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
+	18, // 23: memstream.v1.HistoryPolicy.version_retention:type_name -> google.protobuf.Duration
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_proto_init() }
@@ -1658,13 +1731,14 @@ func file_memstream_v1_memory_proto_init() {
 	file_memstream_v1_memory_proto_msgTypes[5].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[6].OneofWrappers = []any{}
 	file_memstream_v1_memory_proto_msgTypes[7].OneofWrappers = []any{}
+	file_memstream_v1_memory_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_proto_rawDesc), len(file_memstream_v1_memory_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

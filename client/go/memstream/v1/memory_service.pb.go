@@ -12,6 +12,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1164,7 +1165,16 @@ type GetFragmentRequest struct {
 	//
 	//	*GetFragmentRequest_Id
 	//	*GetFragmentRequest_ExternalId
-	Key           isGetFragmentRequest_Key `protobuf_oneof:"key"`
+	Key isGetFragmentRequest_Key `protobuf_oneof:"key"`
+	// Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+	// were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+	// is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*GetFragmentRequest_AsOfTime
+	//	*GetFragmentRequest_AsOfRevision
+	AsOf          isGetFragmentRequest_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1238,6 +1248,31 @@ func (x *GetFragmentRequest) GetExternalId() string {
 	return ""
 }
 
+func (x *GetFragmentRequest) GetAsOf() isGetFragmentRequest_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *GetFragmentRequest) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*GetFragmentRequest_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *GetFragmentRequest) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*GetFragmentRequest_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
 type isGetFragmentRequest_Key interface {
 	isGetFragmentRequest_Key()
 }
@@ -1256,12 +1291,30 @@ func (*GetFragmentRequest_Id) isGetFragmentRequest_Key() {}
 
 func (*GetFragmentRequest_ExternalId) isGetFragmentRequest_Key() {}
 
+type isGetFragmentRequest_AsOf interface {
+	isGetFragmentRequest_AsOf()
+}
+
+type GetFragmentRequest_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type GetFragmentRequest_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,21,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*GetFragmentRequest_AsOfTime) isGetFragmentRequest_AsOf() {}
+
+func (*GetFragmentRequest_AsOfRevision) isGetFragmentRequest_AsOf() {}
+
 // A fragment.
 type GetFragmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The fragment.
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// The memory's revision.
+	// The memory's revision, or that of `as_of`.
 	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1327,7 +1380,16 @@ type ListFragmentsRequest struct {
 	// From the previous answer; empty for the first page.
 	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// CURRENT lists only current fragments. Unset: ALL.
-	Truth         Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
+	Truth Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
+	// Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+	// were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+	// is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*ListFragmentsRequest_AsOfTime
+	//	*ListFragmentsRequest_AsOfRevision
+	AsOf          isListFragmentsRequest_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1411,6 +1473,49 @@ func (x *ListFragmentsRequest) GetTruth() Truth {
 	return Truth_TRUTH_UNSPECIFIED
 }
 
+func (x *ListFragmentsRequest) GetAsOf() isListFragmentsRequest_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *ListFragmentsRequest) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*ListFragmentsRequest_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *ListFragmentsRequest) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*ListFragmentsRequest_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
+type isListFragmentsRequest_AsOf interface {
+	isListFragmentsRequest_AsOf()
+}
+
+type ListFragmentsRequest_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type ListFragmentsRequest_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,21,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*ListFragmentsRequest_AsOfTime) isListFragmentsRequest_AsOf() {}
+
+func (*ListFragmentsRequest_AsOfRevision) isListFragmentsRequest_AsOf() {}
+
 // A page of fragments.
 type ListFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1418,7 +1523,7 @@ type ListFragmentsResponse struct {
 	Fragments []*Fragment `protobuf:"bytes,1,rep,name=fragments,proto3" json:"fragments,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The memory's revision when the page was read: where a watch may start.
+	// The memory's revision when the page was read: where a watch may start. With `as_of`, its revision.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The memory's uid.
 	MemoryUid     string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
@@ -1768,6 +1873,407 @@ func (x *UpdateFragmentResponse) GetRevision() int64 {
 	return 0
 }
 
+// Names a fragment whose history is read.
+type GetFragmentHistoryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Which fragment.
+	//
+	// Types that are valid to be assigned to Key:
+	//
+	//	*GetFragmentHistoryRequest_Id
+	//	*GetFragmentHistoryRequest_ExternalId
+	Key           isGetFragmentHistoryRequest_Key `protobuf_oneof:"key"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFragmentHistoryRequest) Reset() {
+	*x = GetFragmentHistoryRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFragmentHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFragmentHistoryRequest) ProtoMessage() {}
+
+func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFragmentHistoryRequest.ProtoReflect.Descriptor instead.
+func (*GetFragmentHistoryRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *GetFragmentHistoryRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetKey() isGetFragmentHistoryRequest_Key {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryRequest) GetId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetFragmentHistoryRequest_Id); ok {
+			return x.Id
+		}
+	}
+	return ""
+}
+
+func (x *GetFragmentHistoryRequest) GetExternalId() string {
+	if x != nil {
+		if x, ok := x.Key.(*GetFragmentHistoryRequest_ExternalId); ok {
+			return x.ExternalId
+		}
+	}
+	return ""
+}
+
+type isGetFragmentHistoryRequest_Key interface {
+	isGetFragmentHistoryRequest_Key()
+}
+
+type GetFragmentHistoryRequest_Id struct {
+	// By id.
+	Id string `protobuf:"bytes,3,opt,name=id,proto3,oneof"`
+}
+
+type GetFragmentHistoryRequest_ExternalId struct {
+	// By the client's own key.
+	ExternalId string `protobuf:"bytes,4,opt,name=external_id,json=externalId,proto3,oneof"`
+}
+
+func (*GetFragmentHistoryRequest_Id) isGetFragmentHistoryRequest_Key() {}
+
+func (*GetFragmentHistoryRequest_ExternalId) isGetFragmentHistoryRequest_Key() {}
+
+// The history of a fragment.
+type GetFragmentHistoryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment as it is.
+	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// Its earlier versions, the latest first.
+	Versions []*FragmentVersion `protobuf:"bytes,2,rep,name=versions,proto3" json:"versions,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFragmentHistoryResponse) Reset() {
+	*x = GetFragmentHistoryResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFragmentHistoryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFragmentHistoryResponse) ProtoMessage() {}
+
+func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFragmentHistoryResponse.ProtoReflect.Descriptor instead.
+func (*GetFragmentHistoryResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *GetFragmentHistoryResponse) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryResponse) GetVersions() []*FragmentVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+func (x *GetFragmentHistoryResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// What a fragment was until a change replaced it. The change is described with the version that it replaced.
+type FragmentVersion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the version in the history of its fragment: the revision that replaced it. The memory as of the revision
+	// before has this content.
+	Version int64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	// The fragment as it was, without an etag and access statistics; tier and counts are those of its last write.
+	Fragment *Fragment `protobuf:"bytes,2,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// When it was replaced.
+	ReplaceTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=replace_time,json=replaceTime,proto3" json:"replace_time,omitempty"`
+	// What replaced it: UPDATED, or PROMOTED where the policy merges contents.
+	ReplacedBy EventType `protobuf:"varint,4,opt,name=replaced_by,json=replacedBy,proto3,enum=memstream.v1.EventType" json:"replaced_by,omitempty"`
+	// Who replaced it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+	// for a change that the server made.
+	Principal     string `protobuf:"bytes,5,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FragmentVersion) Reset() {
+	*x = FragmentVersion{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FragmentVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FragmentVersion) ProtoMessage() {}
+
+func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FragmentVersion.ProtoReflect.Descriptor instead.
+func (*FragmentVersion) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *FragmentVersion) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *FragmentVersion) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *FragmentVersion) GetReplaceTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReplaceTime
+	}
+	return nil
+}
+
+func (x *FragmentVersion) GetReplacedBy() EventType {
+	if x != nil {
+		return x.ReplacedBy
+	}
+	return EventType_EVENT_TYPE_UNSPECIFIED
+}
+
+func (x *FragmentVersion) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+// Restores a version.
+type RestoreFragmentVersionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The fragment's id.
+	Id string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	// The version, by `FragmentVersion.version`.
+	Version int64 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Require this etag of the fragment; empty for none.
+	Etag string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreFragmentVersionRequest) Reset() {
+	*x = RestoreFragmentVersionRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreFragmentVersionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreFragmentVersionRequest) ProtoMessage() {}
+
+func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreFragmentVersionRequest.ProtoReflect.Descriptor instead.
+func (*RestoreFragmentVersionRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RestoreFragmentVersionRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RestoreFragmentVersionRequest) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *RestoreFragmentVersionRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
+// Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+// `version`.
+type RestoreFragmentVersionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment.
+	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreFragmentVersionResponse) Reset() {
+	*x = RestoreFragmentVersionResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreFragmentVersionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreFragmentVersionResponse) ProtoMessage() {}
+
+func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreFragmentVersionResponse.ProtoReflect.Descriptor instead.
+func (*RestoreFragmentVersionResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RestoreFragmentVersionResponse) GetFragment() *Fragment {
+	if x != nil {
+		return x.Fragment
+	}
+	return nil
+}
+
+func (x *RestoreFragmentVersionResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 // Forgets fragments.
 type ForgetFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1787,7 +2293,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +2305,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +2318,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -1863,7 +2369,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +2381,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +2394,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -1924,7 +2430,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2442,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2455,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -2001,7 +2507,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2519,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2532,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -2069,7 +2575,7 @@ type SupersedeFragmentsRequest struct {
 
 func (x *SupersedeFragmentsRequest) Reset() {
 	*x = SupersedeFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2587,7 @@ func (x *SupersedeFragmentsRequest) String() string {
 func (*SupersedeFragmentsRequest) ProtoMessage() {}
 
 func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2600,7 @@ func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SupersedeFragmentsRequest) GetNamespace() string {
@@ -2189,7 +2695,7 @@ type SupersedeFragmentsResponse struct {
 
 func (x *SupersedeFragmentsResponse) Reset() {
 	*x = SupersedeFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2707,7 @@ func (x *SupersedeFragmentsResponse) String() string {
 func (*SupersedeFragmentsResponse) ProtoMessage() {}
 
 func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2720,7 @@ func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
@@ -2250,7 +2756,7 @@ type ListConflictsRequest struct {
 
 func (x *ListConflictsRequest) Reset() {
 	*x = ListConflictsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2262,7 +2768,7 @@ func (x *ListConflictsRequest) String() string {
 func (*ListConflictsRequest) ProtoMessage() {}
 
 func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2275,7 +2781,7 @@ func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
 func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListConflictsRequest) GetNamespace() string {
@@ -2326,7 +2832,7 @@ type ListConflictsResponse struct {
 
 func (x *ListConflictsResponse) Reset() {
 	*x = ListConflictsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2844,7 @@ func (x *ListConflictsResponse) String() string {
 func (*ListConflictsResponse) ProtoMessage() {}
 
 func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2857,7 @@ func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
 func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
@@ -2392,7 +2898,7 @@ type ResolveConflictRequest struct {
 
 func (x *ResolveConflictRequest) Reset() {
 	*x = ResolveConflictRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2910,7 @@ func (x *ResolveConflictRequest) String() string {
 func (*ResolveConflictRequest) ProtoMessage() {}
 
 func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2923,7 @@ func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
 func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResolveConflictRequest) GetNamespace() string {
@@ -2482,7 +2988,7 @@ type ResolveConflictResponse struct {
 
 func (x *ResolveConflictResponse) Reset() {
 	*x = ResolveConflictResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +3000,7 @@ func (x *ResolveConflictResponse) String() string {
 func (*ResolveConflictResponse) ProtoMessage() {}
 
 func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +3013,7 @@ func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
 func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
@@ -2543,7 +3049,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +3061,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +3074,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -2617,7 +3123,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +3135,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +3148,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -2667,7 +3173,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +3185,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +3198,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -2727,7 +3233,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +3245,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +3258,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -2777,7 +3283,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3295,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3308,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -2841,7 +3347,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2853,7 +3359,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2866,7 +3372,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -2906,7 +3412,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3424,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3437,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -2994,7 +3500,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3512,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3525,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -3061,7 +3567,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3579,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3592,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -3100,7 +3606,7 @@ var File_memstream_v1_memory_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
-	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\"\xe3\x02\n" +
+	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\"\xe3\x02\n" +
 	"\x13CreateMemoryRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12,\n" +
@@ -3181,17 +3687,21 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"I\n" +
 	"\x16GetMemoryStatsResponse\x12/\n" +
-	"\x05stats\x18\x01 \x01(\v2\x19.memstream.v1.MemoryStatsR\x05stats\"\x86\x01\n" +
+	"\x05stats\x18\x01 \x01(\v2\x19.memstream.v1.MemoryStatsR\x05stats\"\xf3\x01\n" +
 	"\x12GetFragmentRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
 	"\x02id\x18\x03 \x01(\tH\x00R\x02id\x12!\n" +
 	"\vexternal_id\x18\x04 \x01(\tH\x00R\n" +
-	"externalIdB\x05\n" +
-	"\x03key\"e\n" +
+	"externalId\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x15 \x01(\x03H\x01R\fasOfRevisionB\x05\n" +
+	"\x03keyB\a\n" +
+	"\x05as_of\"e\n" +
 	"\x13GetFragmentResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\x87\x02\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xf4\x02\n" +
 	"\x14ListFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x124\n" +
@@ -3200,7 +3710,11 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x06 \x01(\tR\tpageToken\x12)\n" +
-	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\"\xb0\x01\n" +
+	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x15 \x01(\x03H\x00R\fasOfRevisionB\a\n" +
+	"\x05as_of\"\xb0\x01\n" +
 	"\x15ListFragmentsResponse\x124\n" +
 	"\tfragments\x18\x01 \x03(\v2\x16.memstream.v1.FragmentR\tfragments\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
@@ -3227,6 +3741,35 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"h\n" +
 	"\x16UpdateFragmentResponse\x122\n" +
+	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\x8d\x01\n" +
+	"\x19GetFragmentHistoryRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
+	"\x02id\x18\x03 \x01(\tH\x00R\x02id\x12!\n" +
+	"\vexternal_id\x18\x04 \x01(\tH\x00R\n" +
+	"externalIdB\x05\n" +
+	"\x03key\"\xa7\x01\n" +
+	"\x1aGetFragmentHistoryResponse\x122\n" +
+	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x129\n" +
+	"\bversions\x18\x02 \x03(\v2\x1d.memstream.v1.FragmentVersionR\bversions\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\"\xf6\x01\n" +
+	"\x0fFragmentVersion\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x03R\aversion\x122\n" +
+	"\bfragment\x18\x02 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12=\n" +
+	"\freplace_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vreplaceTime\x128\n" +
+	"\vreplaced_by\x18\x04 \x01(\x0e2\x17.memstream.v1.EventTypeR\n" +
+	"replacedBy\x12\x1c\n" +
+	"\tprincipal\x18\x05 \x01(\tR\tprincipal\"\xb2\x01\n" +
+	"\x1dRestoreFragmentVersionRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x18\n" +
+	"\aversion\x18\x04 \x01(\x03R\aversion\x12\x12\n" +
+	"\x04etag\x18\x05 \x01(\tR\x04etag\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\"p\n" +
+	"\x1eRestoreFragmentVersionResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb5\x01\n" +
 	"\x16ForgetFragmentsRequest\x12\x1c\n" +
@@ -3322,7 +3865,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"O\n" +
 	"\x16ImportMemoriesResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xd5\x0f\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xb3\x11\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -3341,7 +3884,9 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x10RestoreFragments\x12%.memstream.v1.RestoreFragmentsRequest\x1a&.memstream.v1.RestoreFragmentsResponse\x12g\n" +
 	"\x12SupersedeFragments\x12'.memstream.v1.SupersedeFragmentsRequest\x1a(.memstream.v1.SupersedeFragmentsResponse\x12X\n" +
 	"\rListConflicts\x12\".memstream.v1.ListConflictsRequest\x1a#.memstream.v1.ListConflictsResponse\x12^\n" +
-	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12[\n" +
+	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12g\n" +
+	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12s\n" +
+	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -3360,151 +3905,170 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_memory_service_proto_rawDescData
 }
 
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
-	(*CreateMemoryRequest)(nil),        // 0: memstream.v1.CreateMemoryRequest
-	(*CreateMemoryResponse)(nil),       // 1: memstream.v1.CreateMemoryResponse
-	(*GetMemoryRequest)(nil),           // 2: memstream.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),          // 3: memstream.v1.GetMemoryResponse
-	(*ListMemoriesRequest)(nil),        // 4: memstream.v1.ListMemoriesRequest
-	(*ListMemoriesResponse)(nil),       // 5: memstream.v1.ListMemoriesResponse
-	(*UpdateMemoryRequest)(nil),        // 6: memstream.v1.UpdateMemoryRequest
-	(*UpdateMemoryResponse)(nil),       // 7: memstream.v1.UpdateMemoryResponse
-	(*CloneMemoryRequest)(nil),         // 8: memstream.v1.CloneMemoryRequest
-	(*CloneMemoryResponse)(nil),        // 9: memstream.v1.CloneMemoryResponse
-	(*ClearMemoryRequest)(nil),         // 10: memstream.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),        // 11: memstream.v1.ClearMemoryResponse
-	(*DeleteMemoryRequest)(nil),        // 12: memstream.v1.DeleteMemoryRequest
-	(*DeleteMemoryResponse)(nil),       // 13: memstream.v1.DeleteMemoryResponse
-	(*ListNamespacesRequest)(nil),      // 14: memstream.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),     // 15: memstream.v1.ListNamespacesResponse
-	(*Namespace)(nil),                  // 16: memstream.v1.Namespace
-	(*GetMemoryStatsRequest)(nil),      // 17: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),     // 18: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),         // 19: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),        // 20: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),       // 21: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),      // 22: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),         // 23: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),        // 24: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),      // 25: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),     // 26: memstream.v1.UpdateFragmentResponse
-	(*ForgetFragmentsRequest)(nil),     // 27: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),    // 28: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),    // 29: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil),   // 30: memstream.v1.RestoreFragmentsResponse
-	(*SupersedeFragmentsRequest)(nil),  // 31: memstream.v1.SupersedeFragmentsRequest
-	(*SupersedeFragmentsResponse)(nil), // 32: memstream.v1.SupersedeFragmentsResponse
-	(*ListConflictsRequest)(nil),       // 33: memstream.v1.ListConflictsRequest
-	(*ListConflictsResponse)(nil),      // 34: memstream.v1.ListConflictsResponse
-	(*ResolveConflictRequest)(nil),     // 35: memstream.v1.ResolveConflictRequest
-	(*ResolveConflictResponse)(nil),    // 36: memstream.v1.ResolveConflictResponse
-	(*EraseFragmentsRequest)(nil),      // 37: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),     // 38: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),       // 39: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),      // 40: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),      // 41: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),     // 42: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),      // 43: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                 // 44: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),     // 45: memstream.v1.ImportMemoriesResponse
-	nil,                                // 46: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                    // 47: memstream.v1.MemoryKind
-	(*Policy)(nil),                     // 48: memstream.v1.Policy
-	(*Memory)(nil),                     // 49: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),      // 50: google.protobuf.FieldMask
-	(Tier)(0),                          // 51: memstream.v1.Tier
-	(*MemoryStats)(nil),                // 52: memstream.v1.MemoryStats
-	(*Fragment)(nil),                   // 53: memstream.v1.Fragment
-	(*FragmentFilter)(nil),             // 54: memstream.v1.FragmentFilter
-	(Truth)(0),                         // 55: memstream.v1.Truth
-	(*Observation)(nil),                // 56: memstream.v1.Observation
-	(*ConflictRecord)(nil),             // 57: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),              // 58: memstream.v1.ConflictDecision
-	(*Operation)(nil),                  // 59: memstream.v1.Operation
+	(*CreateMemoryRequest)(nil),            // 0: memstream.v1.CreateMemoryRequest
+	(*CreateMemoryResponse)(nil),           // 1: memstream.v1.CreateMemoryResponse
+	(*GetMemoryRequest)(nil),               // 2: memstream.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),              // 3: memstream.v1.GetMemoryResponse
+	(*ListMemoriesRequest)(nil),            // 4: memstream.v1.ListMemoriesRequest
+	(*ListMemoriesResponse)(nil),           // 5: memstream.v1.ListMemoriesResponse
+	(*UpdateMemoryRequest)(nil),            // 6: memstream.v1.UpdateMemoryRequest
+	(*UpdateMemoryResponse)(nil),           // 7: memstream.v1.UpdateMemoryResponse
+	(*CloneMemoryRequest)(nil),             // 8: memstream.v1.CloneMemoryRequest
+	(*CloneMemoryResponse)(nil),            // 9: memstream.v1.CloneMemoryResponse
+	(*ClearMemoryRequest)(nil),             // 10: memstream.v1.ClearMemoryRequest
+	(*ClearMemoryResponse)(nil),            // 11: memstream.v1.ClearMemoryResponse
+	(*DeleteMemoryRequest)(nil),            // 12: memstream.v1.DeleteMemoryRequest
+	(*DeleteMemoryResponse)(nil),           // 13: memstream.v1.DeleteMemoryResponse
+	(*ListNamespacesRequest)(nil),          // 14: memstream.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),         // 15: memstream.v1.ListNamespacesResponse
+	(*Namespace)(nil),                      // 16: memstream.v1.Namespace
+	(*GetMemoryStatsRequest)(nil),          // 17: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),         // 18: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),             // 19: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),            // 20: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),           // 21: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),          // 22: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),             // 23: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),            // 24: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),          // 25: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),         // 26: memstream.v1.UpdateFragmentResponse
+	(*GetFragmentHistoryRequest)(nil),      // 27: memstream.v1.GetFragmentHistoryRequest
+	(*GetFragmentHistoryResponse)(nil),     // 28: memstream.v1.GetFragmentHistoryResponse
+	(*FragmentVersion)(nil),                // 29: memstream.v1.FragmentVersion
+	(*RestoreFragmentVersionRequest)(nil),  // 30: memstream.v1.RestoreFragmentVersionRequest
+	(*RestoreFragmentVersionResponse)(nil), // 31: memstream.v1.RestoreFragmentVersionResponse
+	(*ForgetFragmentsRequest)(nil),         // 32: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 33: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 34: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 35: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),      // 36: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil),     // 37: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),           // 38: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),          // 39: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),         // 40: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),        // 41: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),          // 42: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 43: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 44: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 45: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 46: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 47: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 48: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 49: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 50: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 51: memstream.v1.CreateMemoryRequest.LabelsEntry
+	(MemoryKind)(0),                        // 52: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 53: memstream.v1.Policy
+	(*Memory)(nil),                         // 54: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 55: google.protobuf.FieldMask
+	(Tier)(0),                              // 56: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 57: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 58: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 59: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 60: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 61: memstream.v1.Truth
+	(*Observation)(nil),                    // 62: memstream.v1.Observation
+	(EventType)(0),                         // 63: memstream.v1.EventType
+	(*ConflictRecord)(nil),                 // 64: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 65: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 66: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	47, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	48, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	46, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	49, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	49, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	49, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	49, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	50, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	49, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	49, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	51, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	52, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	53, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	51, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	54, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	54, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	54, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	54, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	55, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	54, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	54, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	56, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	16, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	52, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	53, // 13: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	54, // 14: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	55, // 15: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	53, // 16: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	56, // 17: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	53, // 18: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	53, // 19: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	50, // 20: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	53, // 21: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	54, // 22: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	54, // 23: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	57, // 24: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	58, // 25: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	57, // 26: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	54, // 27: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	59, // 28: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	59, // 29: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	44, // 30: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	59, // 31: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	0,  // 32: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	2,  // 33: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	4,  // 34: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	6,  // 35: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	8,  // 36: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	10, // 37: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	12, // 38: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	14, // 39: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	17, // 40: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	19, // 41: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	21, // 42: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	23, // 43: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	25, // 44: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	27, // 45: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	29, // 46: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	31, // 47: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	33, // 48: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	35, // 49: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	37, // 50: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	39, // 51: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	41, // 52: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	43, // 53: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	1,  // 54: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	3,  // 55: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	5,  // 56: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	7,  // 57: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	9,  // 58: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	11, // 59: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	13, // 60: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	15, // 61: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	18, // 62: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	20, // 63: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	22, // 64: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	24, // 65: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	26, // 66: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	28, // 67: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	30, // 68: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	32, // 69: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	34, // 70: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	36, // 71: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	38, // 72: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	40, // 73: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	42, // 74: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	45, // 75: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	54, // [54:76] is the sub-list for method output_type
-	32, // [32:54] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	57, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	58, // 13: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	59, // 14: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	60, // 15: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	61, // 16: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	58, // 17: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	59, // 18: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	62, // 19: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	59, // 20: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	59, // 21: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	55, // 22: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	59, // 23: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	59, // 24: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	29, // 25: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	59, // 26: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	58, // 27: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	63, // 28: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	59, // 29: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	60, // 30: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	60, // 31: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	64, // 32: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	65, // 33: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	64, // 34: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	60, // 35: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	66, // 36: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	66, // 37: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	49, // 38: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	66, // 39: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	0,  // 40: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	2,  // 41: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	4,  // 42: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	6,  // 43: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	8,  // 44: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	10, // 45: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	12, // 46: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	14, // 47: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	17, // 48: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	19, // 49: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	21, // 50: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	23, // 51: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	25, // 52: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	32, // 53: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	34, // 54: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	36, // 55: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	38, // 56: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	40, // 57: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	27, // 58: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	30, // 59: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	42, // 60: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	44, // 61: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	46, // 62: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	48, // 63: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	1,  // 64: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	3,  // 65: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	5,  // 66: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	7,  // 67: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	9,  // 68: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	11, // 69: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	13, // 70: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	15, // 71: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	18, // 72: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	20, // 73: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	22, // 74: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	24, // 75: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	26, // 76: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	33, // 77: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	35, // 78: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	37, // 79: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	39, // 80: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	41, // 81: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	28, // 82: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	31, // 83: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	43, // 84: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	45, // 85: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	47, // 86: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	50, // 87: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	64, // [64:88] is the sub-list for method output_type
+	40, // [40:64] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -3512,18 +4076,29 @@ func file_memstream_v1_memory_service_proto_init() {
 	if File_memstream_v1_memory_service_proto != nil {
 		return
 	}
+	file_memstream_v1_event_proto_init()
 	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_memory_proto_init()
 	file_memstream_v1_operation_proto_init()
 	file_memstream_v1_memory_service_proto_msgTypes[19].OneofWrappers = []any{
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
+		(*GetFragmentRequest_AsOfTime)(nil),
+		(*GetFragmentRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[31].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[21].OneofWrappers = []any{
+		(*ListFragmentsRequest_AsOfTime)(nil),
+		(*ListFragmentsRequest_AsOfRevision)(nil),
+	}
+	file_memstream_v1_memory_service_proto_msgTypes[27].OneofWrappers = []any{
+		(*GetFragmentHistoryRequest_Id)(nil),
+		(*GetFragmentHistoryRequest_ExternalId)(nil),
+	}
+	file_memstream_v1_memory_service_proto_msgTypes[36].OneofWrappers = []any{
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[43].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[48].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -3533,7 +4108,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,28 +21,30 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MemoryService_CreateMemory_FullMethodName       = "/memstream.v1.MemoryService/CreateMemory"
-	MemoryService_GetMemory_FullMethodName          = "/memstream.v1.MemoryService/GetMemory"
-	MemoryService_ListMemories_FullMethodName       = "/memstream.v1.MemoryService/ListMemories"
-	MemoryService_UpdateMemory_FullMethodName       = "/memstream.v1.MemoryService/UpdateMemory"
-	MemoryService_CloneMemory_FullMethodName        = "/memstream.v1.MemoryService/CloneMemory"
-	MemoryService_ClearMemory_FullMethodName        = "/memstream.v1.MemoryService/ClearMemory"
-	MemoryService_DeleteMemory_FullMethodName       = "/memstream.v1.MemoryService/DeleteMemory"
-	MemoryService_ListNamespaces_FullMethodName     = "/memstream.v1.MemoryService/ListNamespaces"
-	MemoryService_GetMemoryStats_FullMethodName     = "/memstream.v1.MemoryService/GetMemoryStats"
-	MemoryService_GetFragment_FullMethodName        = "/memstream.v1.MemoryService/GetFragment"
-	MemoryService_ListFragments_FullMethodName      = "/memstream.v1.MemoryService/ListFragments"
-	MemoryService_PutFragment_FullMethodName        = "/memstream.v1.MemoryService/PutFragment"
-	MemoryService_UpdateFragment_FullMethodName     = "/memstream.v1.MemoryService/UpdateFragment"
-	MemoryService_ForgetFragments_FullMethodName    = "/memstream.v1.MemoryService/ForgetFragments"
-	MemoryService_RestoreFragments_FullMethodName   = "/memstream.v1.MemoryService/RestoreFragments"
-	MemoryService_SupersedeFragments_FullMethodName = "/memstream.v1.MemoryService/SupersedeFragments"
-	MemoryService_ListConflicts_FullMethodName      = "/memstream.v1.MemoryService/ListConflicts"
-	MemoryService_ResolveConflict_FullMethodName    = "/memstream.v1.MemoryService/ResolveConflict"
-	MemoryService_EraseFragments_FullMethodName     = "/memstream.v1.MemoryService/EraseFragments"
-	MemoryService_ReflectMemory_FullMethodName      = "/memstream.v1.MemoryService/ReflectMemory"
-	MemoryService_ExportMemories_FullMethodName     = "/memstream.v1.MemoryService/ExportMemories"
-	MemoryService_ImportMemories_FullMethodName     = "/memstream.v1.MemoryService/ImportMemories"
+	MemoryService_CreateMemory_FullMethodName           = "/memstream.v1.MemoryService/CreateMemory"
+	MemoryService_GetMemory_FullMethodName              = "/memstream.v1.MemoryService/GetMemory"
+	MemoryService_ListMemories_FullMethodName           = "/memstream.v1.MemoryService/ListMemories"
+	MemoryService_UpdateMemory_FullMethodName           = "/memstream.v1.MemoryService/UpdateMemory"
+	MemoryService_CloneMemory_FullMethodName            = "/memstream.v1.MemoryService/CloneMemory"
+	MemoryService_ClearMemory_FullMethodName            = "/memstream.v1.MemoryService/ClearMemory"
+	MemoryService_DeleteMemory_FullMethodName           = "/memstream.v1.MemoryService/DeleteMemory"
+	MemoryService_ListNamespaces_FullMethodName         = "/memstream.v1.MemoryService/ListNamespaces"
+	MemoryService_GetMemoryStats_FullMethodName         = "/memstream.v1.MemoryService/GetMemoryStats"
+	MemoryService_GetFragment_FullMethodName            = "/memstream.v1.MemoryService/GetFragment"
+	MemoryService_ListFragments_FullMethodName          = "/memstream.v1.MemoryService/ListFragments"
+	MemoryService_PutFragment_FullMethodName            = "/memstream.v1.MemoryService/PutFragment"
+	MemoryService_UpdateFragment_FullMethodName         = "/memstream.v1.MemoryService/UpdateFragment"
+	MemoryService_ForgetFragments_FullMethodName        = "/memstream.v1.MemoryService/ForgetFragments"
+	MemoryService_RestoreFragments_FullMethodName       = "/memstream.v1.MemoryService/RestoreFragments"
+	MemoryService_SupersedeFragments_FullMethodName     = "/memstream.v1.MemoryService/SupersedeFragments"
+	MemoryService_ListConflicts_FullMethodName          = "/memstream.v1.MemoryService/ListConflicts"
+	MemoryService_ResolveConflict_FullMethodName        = "/memstream.v1.MemoryService/ResolveConflict"
+	MemoryService_GetFragmentHistory_FullMethodName     = "/memstream.v1.MemoryService/GetFragmentHistory"
+	MemoryService_RestoreFragmentVersion_FullMethodName = "/memstream.v1.MemoryService/RestoreFragmentVersion"
+	MemoryService_EraseFragments_FullMethodName         = "/memstream.v1.MemoryService/EraseFragments"
+	MemoryService_ReflectMemory_FullMethodName          = "/memstream.v1.MemoryService/ReflectMemory"
+	MemoryService_ExportMemories_FullMethodName         = "/memstream.v1.MemoryService/ExportMemories"
+	MemoryService_ImportMemories_FullMethodName         = "/memstream.v1.MemoryService/ImportMemories"
 )
 
 // MemoryServiceClient is the client API for MemoryService service.
@@ -89,6 +91,10 @@ type MemoryServiceClient interface {
 	ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error)
 	// Decides a suspicion.
 	ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error)
+	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
+	GetFragmentHistory(ctx context.Context, in *GetFragmentHistoryRequest, opts ...grpc.CallOption) (*GetFragmentHistoryResponse, error)
+	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
+	RestoreFragmentVersion(ctx context.Context, in *RestoreFragmentVersionRequest, opts ...grpc.CallOption) (*RestoreFragmentVersionResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -287,6 +293,26 @@ func (c *memoryServiceClient) ResolveConflict(ctx context.Context, in *ResolveCo
 	return out, nil
 }
 
+func (c *memoryServiceClient) GetFragmentHistory(ctx context.Context, in *GetFragmentHistoryRequest, opts ...grpc.CallOption) (*GetFragmentHistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetFragmentHistoryResponse)
+	err := c.cc.Invoke(ctx, MemoryService_GetFragmentHistory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) RestoreFragmentVersion(ctx context.Context, in *RestoreFragmentVersionRequest, opts ...grpc.CallOption) (*RestoreFragmentVersionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreFragmentVersionResponse)
+	err := c.cc.Invoke(ctx, MemoryService_RestoreFragmentVersion_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EraseFragmentsResponse)
@@ -383,6 +409,10 @@ type MemoryServiceServer interface {
 	ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error)
 	// Decides a suspicion.
 	ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error)
+	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
+	GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error)
+	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
+	RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -454,6 +484,12 @@ func (UnimplementedMemoryServiceServer) ListConflicts(context.Context, *ListConf
 }
 func (UnimplementedMemoryServiceServer) ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveConflict not implemented")
+}
+func (UnimplementedMemoryServiceServer) GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetFragmentHistory not implemented")
+}
+func (UnimplementedMemoryServiceServer) RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreFragmentVersion not implemented")
 }
 func (UnimplementedMemoryServiceServer) EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseFragments not implemented")
@@ -812,6 +848,42 @@ func _MemoryService_ResolveConflict_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_GetFragmentHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetFragmentHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).GetFragmentHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_GetFragmentHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).GetFragmentHistory(ctx, req.(*GetFragmentHistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_RestoreFragmentVersion_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreFragmentVersionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).RestoreFragmentVersion(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_RestoreFragmentVersion_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).RestoreFragmentVersion(ctx, req.(*RestoreFragmentVersionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_EraseFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EraseFragmentsRequest)
 	if err := dec(in); err != nil {
@@ -944,6 +1016,14 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResolveConflict",
 			Handler:    _MemoryService_ResolveConflict_Handler,
+		},
+		{
+			MethodName: "GetFragmentHistory",
+			Handler:    _MemoryService_GetFragmentHistory_Handler,
+		},
+		{
+			MethodName: "RestoreFragmentVersion",
+			Handler:    _MemoryService_RestoreFragmentVersion_Handler,
 		},
 		{
 			MethodName: "EraseFragments",

@@ -1414,7 +1414,7 @@ type RecallQuery struct {
 	Observation isRecallQuery_Observation `protobuf_oneof:"observation"`
 	// The client's own embedding of the query.
 	Embedding []float32 `protobuf:"fixed32,4,rep,packed,name=embedding,proto3" json:"embedding,omitempty"`
-	// The time that recency counts from. Unset: the server's clock.
+	// The time that recency counts from, and that a phrase such as "last week" refers to. Unset: the server's clock.
 	Now *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=now,proto3" json:"now,omitempty"`
 	// Number of recollections, 1 to `Limits.recall_limit_max`. Unset: by policy.
 	Limit *int32 `protobuf:"varint,6,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
@@ -1455,7 +1455,25 @@ type RecallQuery struct {
 	WeakBelow *float64 `protobuf:"fixed64,21,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
 	// Which fragments to return. Unset: by policy. Validity is judged by the server's clock, as expiry is; `now` does not
 	// change it. It applies to the working memory too.
-	Truth         Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
+	Truth Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
+	// The time zone in which days begin for phrases such as "yesterday", by its IANA name, for instance "Europe/Berlin".
+	// Empty: UTC. An unknown name is INVALID_ARGUMENT.
+	TimeZone string `protobuf:"bytes,26,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`
+	// Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
+	// that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
+	// ranking.
+	InterpretTime *bool `protobuf:"varint,27,opt,name=interpret_time,json=interpretTime,proto3,oneof" json:"interpret_time,omitempty"`
+	// Rank the memory as it was, as far as the policy keeps it (`Policy.history`): the fragments with their content,
+	// tier, importance and expiry of that time, by the present policy, with the present access statistics; recency counts
+	// from that time unless `now` is set. Nothing is reinforced. A fragment that has left the memory for good since is
+	// absent; `RecallDone.degraded` then gives the number. Not with `subscribe` or `min_revision`. OUT_OF_RANGE, with the
+	// oldest revision, for what is no longer kept, and for the future.
+	//
+	// Types that are valid to be assigned to AsOf:
+	//
+	//	*RecallQuery_AsOfTime
+	//	*RecallQuery_AsOfRevision
+	AsOf          isRecallQuery_AsOf `protobuf_oneof:"as_of"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1641,6 +1659,45 @@ func (x *RecallQuery) GetTruth() Truth {
 	return Truth_TRUTH_UNSPECIFIED
 }
 
+func (x *RecallQuery) GetTimeZone() string {
+	if x != nil {
+		return x.TimeZone
+	}
+	return ""
+}
+
+func (x *RecallQuery) GetInterpretTime() bool {
+	if x != nil && x.InterpretTime != nil {
+		return *x.InterpretTime
+	}
+	return false
+}
+
+func (x *RecallQuery) GetAsOf() isRecallQuery_AsOf {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetAsOfTime() *timestamppb.Timestamp {
+	if x != nil {
+		if x, ok := x.AsOf.(*RecallQuery_AsOfTime); ok {
+			return x.AsOfTime
+		}
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetAsOfRevision() int64 {
+	if x != nil {
+		if x, ok := x.AsOf.(*RecallQuery_AsOfRevision); ok {
+			return x.AsOfRevision
+		}
+	}
+	return 0
+}
+
 type isRecallQuery_Observation interface {
 	isRecallQuery_Observation()
 }
@@ -1658,6 +1715,24 @@ type RecallQuery_Structured struct {
 func (*RecallQuery_Text) isRecallQuery_Observation() {}
 
 func (*RecallQuery_Structured) isRecallQuery_Observation() {}
+
+type isRecallQuery_AsOf interface {
+	isRecallQuery_AsOf()
+}
+
+type RecallQuery_AsOfTime struct {
+	// As of the last revision that was committed at or before this time; expiry counts at this time.
+	AsOfTime *timestamppb.Timestamp `protobuf:"bytes,23,opt,name=as_of_time,json=asOfTime,proto3,oneof"`
+}
+
+type RecallQuery_AsOfRevision struct {
+	// As of this revision; expiry counts at the time when it was committed.
+	AsOfRevision int64 `protobuf:"varint,24,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
+}
+
+func (*RecallQuery_AsOfTime) isRecallQuery_AsOf() {}
+
+func (*RecallQuery_AsOfRevision) isRecallQuery_AsOf() {}
 
 // Weights of the score: alpha x recency + beta x relevance + gamma x importance.
 type RecallWeights struct {
@@ -2310,7 +2385,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute/3".
+	// Version of the formula, for instance "absolute/4".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2363,8 +2438,8 @@ func (x *Explanation) GetFormula() string {
 // One part of a score.
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
-	// scored it. A later server may add parts.
+	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
+	// interpreted, and "rerank" if a reranker scored it. A later server may add parts.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -2551,9 +2626,14 @@ type RecallDone struct {
 	// For a standing query: the ids of the whole answer, best first. Recollections sent before and not among them are
 	// retracted.
 	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
-	// Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-	// returned all the same.
-	Weak          bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	// Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+	// nothing about this query. The recollections are returned all the same.
+	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	// The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
+	// or if nothing was interpreted.
+	Interpreted []*InterpretedTime `protobuf:"bytes,13,rep,name=interpreted,proto3" json:"interpreted,omitempty"`
+	// Of a query with `as_of`: the revision that was ranked; else 0.
+	AsOfRevision  int64 `protobuf:"varint,14,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2665,6 +2745,84 @@ func (x *RecallDone) GetWeak() bool {
 	return false
 }
 
+func (x *RecallDone) GetInterpreted() []*InterpretedTime {
+	if x != nil {
+		return x.Interpreted
+	}
+	return nil
+}
+
+func (x *RecallDone) GetAsOfRevision() int64 {
+	if x != nil {
+		return x.AsOfRevision
+	}
+	return 0
+}
+
+// A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
+type InterpretedTime struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The words, as the query has them.
+	Phrase string `protobuf:"bytes,1,opt,name=phrase,proto3" json:"phrase,omitempty"`
+	// The first moment. Unset: no beginning ("before Christmas").
+	From *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// The end. Unset: none ("since May").
+	To            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InterpretedTime) Reset() {
+	*x = InterpretedTime{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InterpretedTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InterpretedTime) ProtoMessage() {}
+
+func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InterpretedTime.ProtoReflect.Descriptor instead.
+func (*InterpretedTime) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *InterpretedTime) GetPhrase() string {
+	if x != nil {
+		return x.Phrase
+	}
+	return ""
+}
+
+func (x *InterpretedTime) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *InterpretedTime) GetTo() *timestamppb.Timestamp {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
 // A query failed.
 type RecallFailed struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2678,7 +2836,7 @@ type RecallFailed struct {
 
 func (x *RecallFailed) Reset() {
 	*x = RecallFailed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +2848,7 @@ func (x *RecallFailed) String() string {
 func (*RecallFailed) ProtoMessage() {}
 
 func (x *RecallFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +2861,7 @@ func (x *RecallFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallFailed.ProtoReflect.Descriptor instead.
 func (*RecallFailed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RecallFailed) GetQueryId() string {
@@ -2733,7 +2891,7 @@ type Retracted struct {
 
 func (x *Retracted) Reset() {
 	*x = Retracted{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +2903,7 @@ func (x *Retracted) String() string {
 func (*Retracted) ProtoMessage() {}
 
 func (x *Retracted) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +2916,7 @@ func (x *Retracted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retracted.ProtoReflect.Descriptor instead.
 func (*Retracted) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Retracted) GetQueryId() string {
@@ -2786,7 +2944,8 @@ type WatchRequest struct {
 	Cursor *Cursor `protobuf:"bytes,3,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	// Only these types; empty for all. Cursors advance all the same.
 	Types []EventType `protobuf:"varint,4,rep,packed,name=types,proto3,enum=memstream.v1.EventType" json:"types,omitempty"`
-	// Send a progress mark after this long without a message. Unset: 10 s.
+	// Send a progress mark after this long without a message. Unset: 10 s. A watch
+	// that has no event to send at its start sends one at once.
 	ProgressInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=progress_interval,json=progressInterval,proto3" json:"progress_interval,omitempty"`
 	// Send the fragments of the events too, as they are when the event is sent.
 	IncludeFragments bool `protobuf:"varint,6,opt,name=include_fragments,json=includeFragments,proto3" json:"include_fragments,omitempty"`
@@ -2796,7 +2955,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2808,7 +2967,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2821,7 +2980,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetNamespace() string {
@@ -2883,7 +3042,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +3054,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +3067,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -2983,7 +3142,7 @@ type WatchEvents struct {
 
 func (x *WatchEvents) Reset() {
 	*x = WatchEvents{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3154,7 @@ func (x *WatchEvents) String() string {
 func (*WatchEvents) ProtoMessage() {}
 
 func (x *WatchEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3167,7 @@ func (x *WatchEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvents.ProtoReflect.Descriptor instead.
 func (*WatchEvents) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchEvents) GetEvents() []*Event {
@@ -3038,7 +3197,7 @@ type WatchProgress struct {
 
 func (x *WatchProgress) Reset() {
 	*x = WatchProgress{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3050,7 +3209,7 @@ func (x *WatchProgress) String() string {
 func (*WatchProgress) ProtoMessage() {}
 
 func (x *WatchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3063,7 +3222,7 @@ func (x *WatchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchProgress.ProtoReflect.Descriptor instead.
 func (*WatchProgress) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchProgress) GetCursor() *Cursor {
@@ -3106,7 +3265,7 @@ type ObserveBatchRequest struct {
 
 func (x *ObserveBatchRequest) Reset() {
 	*x = ObserveBatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3118,7 +3277,7 @@ func (x *ObserveBatchRequest) String() string {
 func (*ObserveBatchRequest) ProtoMessage() {}
 
 func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3131,7 +3290,7 @@ func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchRequest.ProtoReflect.Descriptor instead.
 func (*ObserveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ObserveBatchRequest) GetNamespace() string {
@@ -3201,7 +3360,7 @@ type ObserveBatchResponse struct {
 
 func (x *ObserveBatchResponse) Reset() {
 	*x = ObserveBatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3372,7 @@ func (x *ObserveBatchResponse) String() string {
 func (*ObserveBatchResponse) ProtoMessage() {}
 
 func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3385,7 @@ func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchResponse.ProtoReflect.Descriptor instead.
 func (*ObserveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ObserveBatchResponse) GetAck() *Ack {
@@ -3253,7 +3412,7 @@ type RecallOnceRequest struct {
 
 func (x *RecallOnceRequest) Reset() {
 	*x = RecallOnceRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3424,7 @@ func (x *RecallOnceRequest) String() string {
 func (*RecallOnceRequest) ProtoMessage() {}
 
 func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3437,7 @@ func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceRequest.ProtoReflect.Descriptor instead.
 func (*RecallOnceRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecallOnceRequest) GetNamespace() string {
@@ -3322,7 +3481,7 @@ type RecallOnceResponse struct {
 
 func (x *RecallOnceResponse) Reset() {
 	*x = RecallOnceResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3334,7 +3493,7 @@ func (x *RecallOnceResponse) String() string {
 func (*RecallOnceResponse) ProtoMessage() {}
 
 func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3347,7 +3506,7 @@ func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceResponse.ProtoReflect.Descriptor instead.
 func (*RecallOnceResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecallOnceResponse) GetRecollections() *Recollections {
@@ -3459,7 +3618,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xe3\x06\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xac\b\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3468,31 +3627,38 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"structured\x12\x1c\n" +
 	"\tembedding\x18\x04 \x03(\x02R\tembedding\x12,\n" +
 	"\x03now\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x19\n" +
-	"\x05limit\x18\x06 \x01(\x05H\x01R\x05limit\x88\x01\x01\x125\n" +
+	"\x05limit\x18\x06 \x01(\x05H\x02R\x05limit\x88\x01\x01\x125\n" +
 	"\aweights\x18\a \x01(\v2\x1b.memstream.v1.RecallWeightsR\aweights\x12(\n" +
-	"\rmin_relevance\x18\b \x01(\x01H\x02R\fminRelevance\x88\x01\x01\x124\n" +
+	"\rmin_relevance\x18\b \x01(\x01H\x03R\fminRelevance\x88\x01\x01\x124\n" +
 	"\x06filter\x18\t \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12!\n" +
 	"\fmin_revision\x18\n" +
 	" \x01(\x03R\vminRevision\x12\x18\n" +
 	"\aexplain\x18\v \x01(\bR\aexplain\x12\x1f\n" +
 	"\vnear_misses\x18\f \x01(\x05R\n" +
 	"nearMisses\x12!\n" +
-	"\treinforce\x18\r \x01(\bH\x03R\treinforce\x88\x01\x01\x12!\n" +
+	"\treinforce\x18\r \x01(\bH\x04R\treinforce\x88\x01\x01\x12!\n" +
 	"\ftoken_budget\x18\x0e \x01(\x05R\vtokenBudget\x12\x1c\n" +
 	"\tsubscribe\x18\x0f \x01(\bR\tsubscribe\x12.\n" +
 	"\x13omit_working_memory\x18\x10 \x01(\bR\x11omitWorkingMemory\x123\n" +
 	"\atimeout\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x17\n" +
-	"\x04fold\x18\x14 \x01(\bH\x04R\x04fold\x88\x01\x01\x12\"\n" +
+	"\x04fold\x18\x14 \x01(\bH\x05R\x04fold\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"weak_below\x18\x15 \x01(\x01H\x05R\tweakBelow\x88\x01\x01\x12)\n" +
-	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truthB\r\n" +
-	"\vobservationB\b\n" +
+	"weak_below\x18\x15 \x01(\x01H\x06R\tweakBelow\x88\x01\x01\x12)\n" +
+	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\x12\x1b\n" +
+	"\ttime_zone\x18\x1a \x01(\tR\btimeZone\x12*\n" +
+	"\x0einterpret_time\x18\x1b \x01(\bH\aR\rinterpretTime\x88\x01\x01\x12:\n" +
+	"\n" +
+	"as_of_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
+	"\x0eas_of_revision\x18\x18 \x01(\x03H\x01R\fasOfRevisionB\r\n" +
+	"\vobservationB\a\n" +
+	"\x05as_ofB\b\n" +
 	"\x06_limitB\x10\n" +
 	"\x0e_min_relevanceB\f\n" +
 	"\n" +
 	"_reinforceB\a\n" +
 	"\x05_foldB\r\n" +
-	"\v_weak_below\"{\n" +
+	"\v_weak_belowB\x11\n" +
+	"\x0f_interpret_time\"{\n" +
 	"\rRecallWeights\x12\x19\n" +
 	"\x05alpha\x18\x01 \x01(\x01H\x00R\x05alpha\x88\x01\x01\x12\x17\n" +
 	"\x04beta\x18\x02 \x01(\x01H\x01R\x04beta\x88\x01\x01\x12\x19\n" +
@@ -3564,7 +3730,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededByB\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xc5\x03\n" +
+	"_relevance\"\xac\x04\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3582,10 +3748,16 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\vranking_ids\x18\n" +
 	" \x03(\tR\n" +
 	"rankingIds\x12\x12\n" +
-	"\x04weak\x18\v \x01(\bR\x04weak\x1a:\n" +
+	"\x04weak\x18\v \x01(\bR\x04weak\x12?\n" +
+	"\vinterpreted\x18\r \x03(\v2\x1d.memstream.v1.InterpretedTimeR\vinterpreted\x12$\n" +
+	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"U\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x85\x01\n" +
+	"\x0fInterpretedTime\x12\x16\n" +
+	"\x06phrase\x18\x01 \x01(\tR\x06phrase\x12.\n" +
+	"\x04from\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
+	"\x02to\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\"U\n" +
 	"\fRecallFailed\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12*\n" +
 	"\x06status\x18\x02 \x01(\v2\x12.google.rpc.StatusR\x06status\"I\n" +
@@ -3658,7 +3830,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -3689,33 +3861,34 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*ScorePart)(nil),             // 26: memstream.v1.ScorePart
 	(*NearMiss)(nil),              // 27: memstream.v1.NearMiss
 	(*RecallDone)(nil),            // 28: memstream.v1.RecallDone
-	(*RecallFailed)(nil),          // 29: memstream.v1.RecallFailed
-	(*Retracted)(nil),             // 30: memstream.v1.Retracted
-	(*WatchRequest)(nil),          // 31: memstream.v1.WatchRequest
-	(*WatchResponse)(nil),         // 32: memstream.v1.WatchResponse
-	(*WatchEvents)(nil),           // 33: memstream.v1.WatchEvents
-	(*WatchProgress)(nil),         // 34: memstream.v1.WatchProgress
-	(*ObserveBatchRequest)(nil),   // 35: memstream.v1.ObserveBatchRequest
-	(*ObserveBatchResponse)(nil),  // 36: memstream.v1.ObserveBatchResponse
-	(*RecallOnceRequest)(nil),     // 37: memstream.v1.RecallOnceRequest
-	(*RecallOnceResponse)(nil),    // 38: memstream.v1.RecallOnceResponse
-	nil,                           // 39: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 40: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 41: memstream.v1.Observation
-	(*Limits)(nil),                // 42: memstream.v1.Limits
-	(*status.Status)(nil),         // 43: google.rpc.Status
-	(EventType)(0),                // 44: memstream.v1.EventType
-	(Tier)(0),                     // 45: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 46: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 47: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 48: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 49: memstream.v1.FragmentFilter
-	(Truth)(0),                    // 50: memstream.v1.Truth
-	(*Fragment)(nil),              // 51: memstream.v1.Fragment
-	(TruthStatus)(0),              // 52: memstream.v1.TruthStatus
-	(*Suspicion)(nil),             // 53: memstream.v1.Suspicion
-	(*Cursor)(nil),                // 54: memstream.v1.Cursor
-	(*Event)(nil),                 // 55: memstream.v1.Event
+	(*InterpretedTime)(nil),       // 29: memstream.v1.InterpretedTime
+	(*RecallFailed)(nil),          // 30: memstream.v1.RecallFailed
+	(*Retracted)(nil),             // 31: memstream.v1.Retracted
+	(*WatchRequest)(nil),          // 32: memstream.v1.WatchRequest
+	(*WatchResponse)(nil),         // 33: memstream.v1.WatchResponse
+	(*WatchEvents)(nil),           // 34: memstream.v1.WatchEvents
+	(*WatchProgress)(nil),         // 35: memstream.v1.WatchProgress
+	(*ObserveBatchRequest)(nil),   // 36: memstream.v1.ObserveBatchRequest
+	(*ObserveBatchResponse)(nil),  // 37: memstream.v1.ObserveBatchResponse
+	(*RecallOnceRequest)(nil),     // 38: memstream.v1.RecallOnceRequest
+	(*RecallOnceResponse)(nil),    // 39: memstream.v1.RecallOnceResponse
+	nil,                           // 40: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 41: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 42: memstream.v1.Observation
+	(*Limits)(nil),                // 43: memstream.v1.Limits
+	(*status.Status)(nil),         // 44: google.rpc.Status
+	(EventType)(0),                // 45: memstream.v1.EventType
+	(Tier)(0),                     // 46: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 48: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 50: memstream.v1.FragmentFilter
+	(Truth)(0),                    // 51: memstream.v1.Truth
+	(*Fragment)(nil),              // 52: memstream.v1.Fragment
+	(TruthStatus)(0),              // 53: memstream.v1.TruthStatus
+	(*Suspicion)(nil),             // 54: memstream.v1.Suspicion
+	(*Cursor)(nil),                // 55: memstream.v1.Cursor
+	(*Event)(nil),                 // 56: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -3723,87 +3896,91 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	41, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	42, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
 	11, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
 	12, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	13, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	42, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	43, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	43, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	44, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	45, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
-	46, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	46, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	44, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	45, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	46, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	47, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	47, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
 	9,  // 21: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 22: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
 	15, // 23: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
 	16, // 24: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
 	18, // 25: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
 	19, // 26: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	47, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	48, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	48, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	49, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
 	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	49, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	46, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	50, // 32: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
-	21, // 33: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	22, // 34: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 35: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	29, // 36: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	12, // 37: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	30, // 38: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	42, // 39: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	23, // 40: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	51, // 41: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	28, // 42: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	51, // 43: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	25, // 44: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	52, // 45: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
-	24, // 46: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
-	53, // 47: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
-	48, // 48: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	52, // 49: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	26, // 50: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	39, // 51: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	27, // 52: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	40, // 53: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	43, // 54: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	54, // 55: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	44, // 56: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	46, // 57: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	33, // 58: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	34, // 59: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 60: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	55, // 61: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	51, // 62: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	54, // 63: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	48, // 64: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	41, // 65: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 66: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 67: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 68: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 69: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 70: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 71: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 72: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	31, // 73: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	35, // 74: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	37, // 75: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 76: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 77: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	32, // 78: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	36, // 79: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	38, // 80: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	76, // [76:81] is the sub-list for method output_type
-	71, // [71:76] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	50, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	47, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	51, // 32: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
+	49, // 33: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
+	21, // 34: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	22, // 35: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 36: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	30, // 37: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	12, // 38: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	31, // 39: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	43, // 40: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	23, // 41: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	52, // 42: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	28, // 43: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	52, // 44: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	25, // 45: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	53, // 46: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
+	24, // 47: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
+	54, // 48: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	49, // 49: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	53, // 50: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	26, // 51: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	40, // 52: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	27, // 53: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	41, // 54: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	29, // 55: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	49, // 56: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	49, // 57: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	44, // 58: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	55, // 59: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	45, // 60: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	47, // 61: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	34, // 62: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	35, // 63: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 64: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	56, // 65: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	52, // 66: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	55, // 67: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	49, // 68: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	42, // 69: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 70: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 71: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 72: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 73: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 74: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 75: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 76: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	32, // 77: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	36, // 78: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	38, // 79: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 80: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 81: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	33, // 82: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	37, // 83: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	39, // 84: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	80, // [80:85] is the sub-list for method output_type
+	75, // [75:80] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -3837,6 +4014,8 @@ func file_memstream_v1_stream_service_proto_init() {
 	file_memstream_v1_stream_service_proto_msgTypes[15].OneofWrappers = []any{
 		(*RecallQuery_Text)(nil),
 		(*RecallQuery_Structured)(nil),
+		(*RecallQuery_AsOfTime)(nil),
+		(*RecallQuery_AsOfRevision)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[16].OneofWrappers = []any{}
 	file_memstream_v1_stream_service_proto_msgTypes[19].OneofWrappers = []any{
@@ -3848,7 +4027,7 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallResponse_Retracted)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[26].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[31].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[32].OneofWrappers = []any{
 		(*WatchResponse_Events)(nil),
 		(*WatchResponse_Progress)(nil),
 		(*WatchResponse_GoingAway)(nil),
@@ -3859,7 +4038,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -492,7 +492,8 @@ export type WatchMessagesRequest = Message<"memstream.v1.WatchMessagesRequest"> 
   afterNumber: bigint;
 
   /**
-   * Send an empty answer after this long without a message. Unset: 10 s.
+   * Send an empty answer after this long without a message. Unset: 10 s. A watch that has no message to send at its
+   * start sends one at once.
    *
    * @generated from field: google.protobuf.Duration progress_interval = 4;
    */

@@ -6,8 +6,10 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
-import type { FieldMask } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_field_mask } from "@bufbuild/protobuf/wkt";
+import type { FieldMask, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_field_mask, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
+import type { EventType } from "./event_pb.js";
+import { file_memstream_v1_event } from "./event_pb.js";
 import type { ConflictDecision, ConflictRecord, Fragment, FragmentFilter, Observation, Tier, Truth } from "./fragment_pb.js";
 import { file_memstream_v1_fragment } from "./fragment_pb.js";
 import type { Memory, MemoryKind, MemoryStats, Policy } from "./memory_pb.js";
@@ -20,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/memory_service.proto.
  */
 export const file_memstream_v1_memory_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyJjChJHZXRGcmFnbWVudFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIMCgJpZBgDIAEoCUgAEhUKC2V4dGVybmFsX2lkGAQgASgJSABCBQoDa2V5IlEKE0dldEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSEAoIcmV2aXNpb24YAiABKAMixQEKFExpc3RGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLAoGZmlsdGVyGAMgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhEKCWZvcmdvdHRlbhgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCRIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aCKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKKAQoWRm9yZ2V0RnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIsCgZmaWx0ZXIYBCABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEgoKcmVxdWVzdF9pZBgFIAEoCSI+ChdGb3JnZXRGcmFnbWVudHNSZXNwb25zZRIRCglmb3Jnb3R0ZW4YASABKAMSEAoIcmV2aXNpb24YAiABKAMiiwEKF1Jlc3RvcmVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KGFJlc3RvcmVGcmFnbWVudHNSZXNwb25zZRIQCghyZXN0b3JlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKvAQoZU3VwZXJzZWRlRnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIUCgxleHRlcm5hbF9pZHMYBCADKAkSEgoIbmV3ZXJfaWQYBSABKAlIABIbChFuZXdlcl9leHRlcm5hbF9pZBgGIAEoCUgAEhIKCnJlcXVlc3RfaWQYByABKAlCBwoFbmV3ZXIiQgoaU3VwZXJzZWRlRnJhZ21lbnRzUmVzcG9uc2USEgoKc3VwZXJzZWRlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyJxChRMaXN0Q29uZmxpY3RzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB2RlY2lkZWQYAyABKAgSEQoJcGFnZV9zaXplGAQgASgFEhIKCnBhZ2VfdG9rZW4YBSABKAkiYQoVTGlzdENvbmZsaWN0c1Jlc3BvbnNlEi8KCWNvbmZsaWN0cxgBIAMoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiswEKFlJlc29sdmVDb25mbGljdFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghuZXdlcl9pZBgDIAEoCRIQCghvbGRlcl9pZBgEIAEoCRIwCghkZWNpc2lvbhgFIAEoDjIeLm1lbXN0cmVhbS52MS5Db25mbGljdERlY2lzaW9uEgwKBG5vdGUYBiABKAkSEgoKcmVxdWVzdF9pZBgHIAEoCSJbChdSZXNvbHZlQ29uZmxpY3RSZXNwb25zZRIuCghjb25mbGljdBgBIAEoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIQCghyZXZpc2lvbhgCIAEoAyKJAQoVRXJhc2VGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIkQKFkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJNChRSZWZsZWN0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiQwoVUmVmbGVjdE1lbW9yeVJlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24iUwoVRXhwb3J0TWVtb3JpZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSFwoPaW5jbHVkZV92ZWN0b3JzGAMgASgIIkQKFkV4cG9ydE1lbW9yaWVzUmVzcG9uc2USDQoFbGluZXMYASABKAwSDAoEZG9uZRgCIAEoAxINCgV0b3RhbBgDIAEoAyJdChVJbXBvcnRNZW1vcmllc1JlcXVlc3QSKAoEb3BlbhgBIAEoCzIYLm1lbXN0cmVhbS52MS5JbXBvcnRPcGVuSAASDwoFbGluZXMYAiABKAxIAEIJCgdtZXNzYWdlIloKCkltcG9ydE9wZW4SEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEhUKDXZhbGlkYXRlX29ubHkYBCABKAgiRAoWSW1wb3J0TWVtb3JpZXNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uMtUPCg1NZW1vcnlTZXJ2aWNlElUKDENyZWF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlc3BvbnNlEkwKCUdldE1lbW9yeRIeLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlc3BvbnNlElUKDExpc3RNZW1vcmllcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVtb3JpZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1Jlc3BvbnNlElUKDFVwZGF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5VcGRhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlc3BvbnNlElIKC0Nsb25lTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbG9uZU1lbW9yeVJlc3BvbnNlElIKC0NsZWFyTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbGVhck1lbW9yeVJlc3BvbnNlElUKDERlbGV0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5EZWxldGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlc3BvbnNlElsKDkxpc3ROYW1lc3BhY2VzEiMubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5MaXN0TmFtZXNwYWNlc1Jlc3BvbnNlElsKDkdldE1lbW9yeVN0YXRzEiMubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlTdGF0c1Jlc3BvbnNlElIKC0dldEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudFJlc3BvbnNlElgKDUxpc3RGcmFnbWVudHMSIi5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1Jlc3BvbnNlElIKC1B1dEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5QdXRGcmFnbWVudFJlc3BvbnNlElsKDlVwZGF0ZUZyYWdtZW50EiMubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVxdWVzdBokLm1lbXN0cmVhbS52MS5VcGRhdGVGcmFnbWVudFJlc3BvbnNlEl4KD0ZvcmdldEZyYWdtZW50cxIkLm1lbXN0cmVhbS52MS5Gb3JnZXRGcmFnbWVudHNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEmEKEFJlc3RvcmVGcmFnbWVudHMSJS5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QaJi5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlEmcKElN1cGVyc2VkZUZyYWdtZW50cxInLm1lbXN0cmVhbS52MS5TdXBlcnNlZGVGcmFnbWVudHNSZXF1ZXN0GigubWVtc3RyZWFtLnYxLlN1cGVyc2VkZUZyYWdtZW50c1Jlc3BvbnNlElgKDUxpc3RDb25mbGljdHMSIi5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1Jlc3BvbnNlEl4KD1Jlc29sdmVDb25mbGljdBIkLm1lbXN0cmVhbS52MS5SZXNvbHZlQ29uZmxpY3RSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLlJlc29sdmVDb25mbGljdFJlc3BvbnNlElsKDkVyYXNlRnJhZ21lbnRzEiMubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FcmFzZUZyYWdtZW50c1Jlc3BvbnNlElgKDVJlZmxlY3RNZW1vcnkSIi5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlc3BvbnNlEl0KDkV4cG9ydE1lbW9yaWVzEiMubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FeHBvcnRNZW1vcmllc1Jlc3BvbnNlMAESXQoOSW1wb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkltcG9ydE1lbW9yaWVzUmVzcG9uc2UoAUJTChBkZXYubWVtc3RyZWFtLnYxQhJNZW1vcnlTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_field_mask, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyK4AQoSR2V0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAUIFCgNrZXlCBwoFYXNfb2YiUQoTR2V0RnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKaAgoUTGlzdEZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIsCgZmaWx0ZXIYAyABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEQoJZm9yZ290dGVuGAQgASgIEhEKCXBhZ2Vfc2l6ZRgFIAEoBRISCgpwYWdlX3Rva2VuGAYgASgJEiIKBXRydXRoGBYgASgOMhMubWVtc3RyZWFtLnYxLlRydXRoEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAASGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAEIHCgVhc19vZiKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyJqChlHZXRGcmFnbWVudEhpc3RvcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAQgUKA2tleSKJAQoaR2V0RnJhZ21lbnRIaXN0b3J5UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoIdmVyc2lvbnMYAiADKAsyHS5tZW1zdHJlYW0udjEuRnJhZ21lbnRWZXJzaW9uEhAKCHJldmlzaW9uGAMgASgDIr8BCg9GcmFnbWVudFZlcnNpb24SDwoHdmVyc2lvbhgBIAEoAxIoCghmcmFnbWVudBgCIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIwCgxyZXBsYWNlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKC3JlcGxhY2VkX2J5GAQgASgOMhcubWVtc3RyZWFtLnYxLkV2ZW50VHlwZRIRCglwcmluY2lwYWwYBSABKAkigQEKHVJlc3RvcmVGcmFnbWVudFZlcnNpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCgoCaWQYAyABKAkSDwoHdmVyc2lvbhgEIAEoAxIMCgRldGFnGAUgASgJEhIKCnJlcXVlc3RfaWQYBiABKAkiXAoeUmVzdG9yZUZyYWdtZW50VmVyc2lvblJlc3BvbnNlEigKCGZyYWdtZW50GAEgASgLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50EhAKCHJldmlzaW9uGAIgASgDIooBChZGb3JnZXRGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KF0ZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEhEKCWZvcmdvdHRlbhgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKLAQoXUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRILCgNpZHMYAyADKAkSLAoGZmlsdGVyGAQgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhIKCnJlcXVlc3RfaWQYBSABKAkiPgoYUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlEhAKCHJlc3RvcmVkGAEgASgDEhAKCHJldmlzaW9uGAIgASgDIq8BChlTdXBlcnNlZGVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEhQKDGV4dGVybmFsX2lkcxgEIAMoCRISCghuZXdlcl9pZBgFIAEoCUgAEhsKEW5ld2VyX2V4dGVybmFsX2lkGAYgASgJSAASEgoKcmVxdWVzdF9pZBgHIAEoCUIHCgVuZXdlciJCChpTdXBlcnNlZGVGcmFnbWVudHNSZXNwb25zZRISCgpzdXBlcnNlZGVkGAEgASgDEhAKCHJldmlzaW9uGAIgASgDInEKFExpc3RDb25mbGljdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHZGVjaWRlZBgDIAEoCBIRCglwYWdlX3NpemUYBCABKAUSEgoKcGFnZV90b2tlbhgFIAEoCSJhChVMaXN0Q29uZmxpY3RzUmVzcG9uc2USLwoJY29uZmxpY3RzGAEgAygLMhwubWVtc3RyZWFtLnYxLkNvbmZsaWN0UmVjb3JkEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKzAQoWUmVzb2x2ZUNvbmZsaWN0UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCG5ld2VyX2lkGAMgASgJEhAKCG9sZGVyX2lkGAQgASgJEjAKCGRlY2lzaW9uGAUgASgOMh4ubWVtc3RyZWFtLnYxLkNvbmZsaWN0RGVjaXNpb24SDAoEbm90ZRgGIAEoCRISCgpyZXF1ZXN0X2lkGAcgASgJIlsKF1Jlc29sdmVDb25mbGljdFJlc3BvbnNlEi4KCGNvbmZsaWN0GAEgASgLMhwubWVtc3RyZWFtLnYxLkNvbmZsaWN0UmVjb3JkEhAKCHJldmlzaW9uGAIgASgDIokBChVFcmFzZUZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRILCgNpZHMYAyADKAkSLAoGZmlsdGVyGAQgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhIKCnJlcXVlc3RfaWQYBSABKAkiRAoWRXJhc2VGcmFnbWVudHNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uIk0KFFJlZmxlY3RNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSJDChVSZWZsZWN0TWVtb3J5UmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJTChVFeHBvcnRNZW1vcmllc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIXCg9pbmNsdWRlX3ZlY3RvcnMYAyABKAgiRAoWRXhwb3J0TWVtb3JpZXNSZXNwb25zZRINCgVsaW5lcxgBIAEoDBIMCgRkb25lGAIgASgDEg0KBXRvdGFsGAMgASgDIl0KFUltcG9ydE1lbW9yaWVzUmVxdWVzdBIoCgRvcGVuGAEgASgLMhgubWVtc3RyZWFtLnYxLkltcG9ydE9wZW5IABIPCgVsaW5lcxgCIAEoDEgAQgkKB21lc3NhZ2UiWgoKSW1wb3J0T3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSFQoNdmFsaWRhdGVfb25seRgEIAEoCCJEChZJbXBvcnRNZW1vcmllc1Jlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24ysxEKDU1lbW9yeVNlcnZpY2USVQoMQ3JlYXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuQ3JlYXRlTWVtb3J5UmVzcG9uc2USTAoJR2V0TWVtb3J5Eh4ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlcXVlc3QaHy5tZW1zdHJlYW0udjEuR2V0TWVtb3J5UmVzcG9uc2USVQoMTGlzdE1lbW9yaWVzEiEubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1JlcXVlc3QaIi5tZW1zdHJlYW0udjEuTGlzdE1lbW9yaWVzUmVzcG9uc2USVQoMVXBkYXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuVXBkYXRlTWVtb3J5UmVzcG9uc2USUgoLQ2xvbmVNZW1vcnkSIC5tZW1zdHJlYW0udjEuQ2xvbmVNZW1vcnlSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVzcG9uc2USUgoLQ2xlYXJNZW1vcnkSIC5tZW1zdHJlYW0udjEuQ2xlYXJNZW1vcnlSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVzcG9uc2USVQoMRGVsZXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuRGVsZXRlTWVtb3J5UmVzcG9uc2USWwoOTGlzdE5hbWVzcGFjZXMSIy5tZW1zdHJlYW0udjEuTGlzdE5hbWVzcGFjZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVzcG9uc2USWwoOR2V0TWVtb3J5U3RhdHMSIy5tZW1zdHJlYW0udjEuR2V0TWVtb3J5U3RhdHNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVzcG9uc2USUgoLR2V0RnJhZ21lbnQSIC5tZW1zdHJlYW0udjEuR2V0RnJhZ21lbnRSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVzcG9uc2USWAoNTGlzdEZyYWdtZW50cxIiLm1lbXN0cmVhbS52MS5MaXN0RnJhZ21lbnRzUmVxdWVzdBojLm1lbXN0cmVhbS52MS5MaXN0RnJhZ21lbnRzUmVzcG9uc2USUgoLUHV0RnJhZ21lbnQSIC5tZW1zdHJlYW0udjEuUHV0RnJhZ21lbnRSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVzcG9uc2USWwoOVXBkYXRlRnJhZ21lbnQSIy5tZW1zdHJlYW0udjEuVXBkYXRlRnJhZ21lbnRSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVzcG9uc2USXgoPRm9yZ2V0RnJhZ21lbnRzEiQubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1JlcXVlc3QaJS5tZW1zdHJlYW0udjEuRm9yZ2V0RnJhZ21lbnRzUmVzcG9uc2USYQoQUmVzdG9yZUZyYWdtZW50cxIlLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRzUmVxdWVzdBomLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRzUmVzcG9uc2USZwoSU3VwZXJzZWRlRnJhZ21lbnRzEicubWVtc3RyZWFtLnYxLlN1cGVyc2VkZUZyYWdtZW50c1JlcXVlc3QaKC5tZW1zdHJlYW0udjEuU3VwZXJzZWRlRnJhZ21lbnRzUmVzcG9uc2USWAoNTGlzdENvbmZsaWN0cxIiLm1lbXN0cmVhbS52MS5MaXN0Q29uZmxpY3RzUmVxdWVzdBojLm1lbXN0cmVhbS52MS5MaXN0Q29uZmxpY3RzUmVzcG9uc2USXgoPUmVzb2x2ZUNvbmZsaWN0EiQubWVtc3RyZWFtLnYxLlJlc29sdmVDb25mbGljdFJlcXVlc3QaJS5tZW1zdHJlYW0udjEuUmVzb2x2ZUNvbmZsaWN0UmVzcG9uc2USZwoSR2V0RnJhZ21lbnRIaXN0b3J5EicubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50SGlzdG9yeVJlcXVlc3QaKC5tZW1zdHJlYW0udjEuR2V0RnJhZ21lbnRIaXN0b3J5UmVzcG9uc2UScwoWUmVzdG9yZUZyYWdtZW50VmVyc2lvbhIrLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRWZXJzaW9uUmVxdWVzdBosLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRWZXJzaW9uUmVzcG9uc2USWwoORXJhc2VGcmFnbWVudHMSIy5tZW1zdHJlYW0udjEuRXJhc2VGcmFnbWVudHNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USWAoNUmVmbGVjdE1lbW9yeRIiLm1lbXN0cmVhbS52MS5SZWZsZWN0TWVtb3J5UmVxdWVzdBojLm1lbXN0cmVhbS52MS5SZWZsZWN0TWVtb3J5UmVzcG9uc2USXQoORXhwb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuRXhwb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVzcG9uc2UwARJdCg5JbXBvcnRNZW1vcmllcxIjLm1lbXN0cmVhbS52MS5JbXBvcnRNZW1vcmllc1JlcXVlc3QaJC5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXNwb25zZSgBQlMKEGRldi5tZW1zdHJlYW0udjFCEk1lbW9yeVNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_field_mask, file_google_protobuf_timestamp, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
 
 /**
  * Creates a memory.
@@ -661,6 +663,31 @@ export type GetFragmentRequest = Message<"memstream.v1.GetFragmentRequest"> & {
     value: string;
     case: "externalId";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+   * were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+   * is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+   *
+   * @generated from oneof memstream.v1.GetFragmentRequest.as_of
+   */
+  asOf: {
+    /**
+     * As of the last revision that was committed at or before this time; expiry counts at this time.
+     *
+     * @generated from field: google.protobuf.Timestamp as_of_time = 20;
+     */
+    value: Timestamp;
+    case: "asOfTime";
+  } | {
+    /**
+     * As of this revision; expiry counts at the time when it was committed.
+     *
+     * @generated from field: int64 as_of_revision = 21;
+     */
+    value: bigint;
+    case: "asOfRevision";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -684,7 +711,7 @@ export type GetFragmentResponse = Message<"memstream.v1.GetFragmentResponse"> & 
   fragment?: Fragment | undefined;
 
   /**
-   * The memory's revision.
+   * The memory's revision, or that of `as_of`.
    *
    * @generated from field: int64 revision = 2;
    */
@@ -752,6 +779,31 @@ export type ListFragmentsRequest = Message<"memstream.v1.ListFragmentsRequest"> 
    * @generated from field: memstream.v1.Truth truth = 22;
    */
   truth: Truth;
+
+  /**
+   * Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
+   * were, without an etag and with the present access statistics. A fragment that has left the memory for good since
+   * is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
+   *
+   * @generated from oneof memstream.v1.ListFragmentsRequest.as_of
+   */
+  asOf: {
+    /**
+     * As of the last revision that was committed at or before this time; expiry counts at this time.
+     *
+     * @generated from field: google.protobuf.Timestamp as_of_time = 20;
+     */
+    value: Timestamp;
+    case: "asOfTime";
+  } | {
+    /**
+     * As of this revision; expiry counts at the time when it was committed.
+     *
+     * @generated from field: int64 as_of_revision = 21;
+     */
+    value: bigint;
+    case: "asOfRevision";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -782,7 +834,7 @@ export type ListFragmentsResponse = Message<"memstream.v1.ListFragmentsResponse"
   nextPageToken: string;
 
   /**
-   * The memory's revision when the page was read: where a watch may start.
+   * The memory's revision when the page was read: where a watch may start. With `as_of`, its revision.
    *
    * @generated from field: int64 revision = 3;
    */
@@ -966,6 +1018,229 @@ export const UpdateFragmentResponseSchema: GenMessage<UpdateFragmentResponse> = 
   messageDesc(file_memstream_v1_memory_service, 26);
 
 /**
+ * Names a fragment whose history is read.
+ *
+ * @generated from message memstream.v1.GetFragmentHistoryRequest
+ */
+export type GetFragmentHistoryRequest = Message<"memstream.v1.GetFragmentHistoryRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * Which fragment.
+   *
+   * @generated from oneof memstream.v1.GetFragmentHistoryRequest.key
+   */
+  key: {
+    /**
+     * By id.
+     *
+     * @generated from field: string id = 3;
+     */
+    value: string;
+    case: "id";
+  } | {
+    /**
+     * By the client's own key.
+     *
+     * @generated from field: string external_id = 4;
+     */
+    value: string;
+    case: "externalId";
+  } | { case: undefined; value?: undefined };
+};
+
+/**
+ * Describes the message memstream.v1.GetFragmentHistoryRequest.
+ * Use `create(GetFragmentHistoryRequestSchema)` to create a new message.
+ */
+export const GetFragmentHistoryRequestSchema: GenMessage<GetFragmentHistoryRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 27);
+
+/**
+ * The history of a fragment.
+ *
+ * @generated from message memstream.v1.GetFragmentHistoryResponse
+ */
+export type GetFragmentHistoryResponse = Message<"memstream.v1.GetFragmentHistoryResponse"> & {
+  /**
+   * The fragment as it is.
+   *
+   * @generated from field: memstream.v1.Fragment fragment = 1;
+   */
+  fragment?: Fragment | undefined;
+
+  /**
+   * Its earlier versions, the latest first.
+   *
+   * @generated from field: repeated memstream.v1.FragmentVersion versions = 2;
+   */
+  versions: FragmentVersion[];
+
+  /**
+   * The memory's revision.
+   *
+   * @generated from field: int64 revision = 3;
+   */
+  revision: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.GetFragmentHistoryResponse.
+ * Use `create(GetFragmentHistoryResponseSchema)` to create a new message.
+ */
+export const GetFragmentHistoryResponseSchema: GenMessage<GetFragmentHistoryResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 28);
+
+/**
+ * What a fragment was until a change replaced it. The change is described with the version that it replaced.
+ *
+ * @generated from message memstream.v1.FragmentVersion
+ */
+export type FragmentVersion = Message<"memstream.v1.FragmentVersion"> & {
+  /**
+   * Names the version in the history of its fragment: the revision that replaced it. The memory as of the revision
+   * before has this content.
+   *
+   * @generated from field: int64 version = 1;
+   */
+  version: bigint;
+
+  /**
+   * The fragment as it was, without an etag and access statistics; tier and counts are those of its last write.
+   *
+   * @generated from field: memstream.v1.Fragment fragment = 2;
+   */
+  fragment?: Fragment | undefined;
+
+  /**
+   * When it was replaced.
+   *
+   * @generated from field: google.protobuf.Timestamp replace_time = 3;
+   */
+  replaceTime?: Timestamp | undefined;
+
+  /**
+   * What replaced it: UPDATED, or PROMOTED where the policy merges contents.
+   *
+   * @generated from field: memstream.v1.EventType replaced_by = 4;
+   */
+  replacedBy: EventType;
+
+  /**
+   * Who replaced it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+   * for a change that the server made.
+   *
+   * @generated from field: string principal = 5;
+   */
+  principal: string;
+};
+
+/**
+ * Describes the message memstream.v1.FragmentVersion.
+ * Use `create(FragmentVersionSchema)` to create a new message.
+ */
+export const FragmentVersionSchema: GenMessage<FragmentVersion> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 29);
+
+/**
+ * Restores a version.
+ *
+ * @generated from message memstream.v1.RestoreFragmentVersionRequest
+ */
+export type RestoreFragmentVersionRequest = Message<"memstream.v1.RestoreFragmentVersionRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * The fragment's id.
+   *
+   * @generated from field: string id = 3;
+   */
+  id: string;
+
+  /**
+   * The version, by `FragmentVersion.version`.
+   *
+   * @generated from field: int64 version = 4;
+   */
+  version: bigint;
+
+  /**
+   * Require this etag of the fragment; empty for none.
+   *
+   * @generated from field: string etag = 5;
+   */
+  etag: string;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 6;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.RestoreFragmentVersionRequest.
+ * Use `create(RestoreFragmentVersionRequestSchema)` to create a new message.
+ */
+export const RestoreFragmentVersionRequestSchema: GenMessage<RestoreFragmentVersionRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 30);
+
+/**
+ * The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
+ * Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+ * `version`.
+ *
+ * @generated from message memstream.v1.RestoreFragmentVersionResponse
+ */
+export type RestoreFragmentVersionResponse = Message<"memstream.v1.RestoreFragmentVersionResponse"> & {
+  /**
+   * The fragment.
+   *
+   * @generated from field: memstream.v1.Fragment fragment = 1;
+   */
+  fragment?: Fragment | undefined;
+
+  /**
+   * The memory's revision.
+   *
+   * @generated from field: int64 revision = 2;
+   */
+  revision: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.RestoreFragmentVersionResponse.
+ * Use `create(RestoreFragmentVersionResponseSchema)` to create a new message.
+ */
+export const RestoreFragmentVersionResponseSchema: GenMessage<RestoreFragmentVersionResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 31);
+
+/**
  * Forgets fragments.
  *
  * @generated from message memstream.v1.ForgetFragmentsRequest
@@ -1012,7 +1287,7 @@ export type ForgetFragmentsRequest = Message<"memstream.v1.ForgetFragmentsReques
  * Use `create(ForgetFragmentsRequestSchema)` to create a new message.
  */
 export const ForgetFragmentsRequestSchema: GenMessage<ForgetFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 27);
+  messageDesc(file_memstream_v1_memory_service, 32);
 
 /**
  * The fragments are forgotten.
@@ -1040,7 +1315,7 @@ export type ForgetFragmentsResponse = Message<"memstream.v1.ForgetFragmentsRespo
  * Use `create(ForgetFragmentsResponseSchema)` to create a new message.
  */
 export const ForgetFragmentsResponseSchema: GenMessage<ForgetFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 28);
+  messageDesc(file_memstream_v1_memory_service, 33);
 
 /**
  * Restores fragments.
@@ -1089,7 +1364,7 @@ export type RestoreFragmentsRequest = Message<"memstream.v1.RestoreFragmentsRequ
  * Use `create(RestoreFragmentsRequestSchema)` to create a new message.
  */
 export const RestoreFragmentsRequestSchema: GenMessage<RestoreFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 29);
+  messageDesc(file_memstream_v1_memory_service, 34);
 
 /**
  * The fragments are restored to their former tier if it has room, else to long-term. In a kind without long-term they
@@ -1118,7 +1393,7 @@ export type RestoreFragmentsResponse = Message<"memstream.v1.RestoreFragmentsRes
  * Use `create(RestoreFragmentsResponseSchema)` to create a new message.
  */
 export const RestoreFragmentsResponseSchema: GenMessage<RestoreFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 30);
+  messageDesc(file_memstream_v1_memory_service, 35);
 
 /**
  * Supersedes fragments.
@@ -1190,7 +1465,7 @@ export type SupersedeFragmentsRequest = Message<"memstream.v1.SupersedeFragments
  * Use `create(SupersedeFragmentsRequestSchema)` to create a new message.
  */
 export const SupersedeFragmentsRequestSchema: GenMessage<SupersedeFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 31);
+  messageDesc(file_memstream_v1_memory_service, 36);
 
 /**
  * The fragments are superseded. If one of them, or the newer one, is not in the memory, the call fails with
@@ -1219,7 +1494,7 @@ export type SupersedeFragmentsResponse = Message<"memstream.v1.SupersedeFragment
  * Use `create(SupersedeFragmentsResponseSchema)` to create a new message.
  */
 export const SupersedeFragmentsResponseSchema: GenMessage<SupersedeFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 32);
+  messageDesc(file_memstream_v1_memory_service, 37);
 
 /**
  * Lists suspicions, by age of the newer fragment.
@@ -1268,7 +1543,7 @@ export type ListConflictsRequest = Message<"memstream.v1.ListConflictsRequest"> 
  * Use `create(ListConflictsRequestSchema)` to create a new message.
  */
 export const ListConflictsRequestSchema: GenMessage<ListConflictsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 33);
+  messageDesc(file_memstream_v1_memory_service, 38);
 
 /**
  * A page of suspicions.
@@ -1296,7 +1571,7 @@ export type ListConflictsResponse = Message<"memstream.v1.ListConflictsResponse"
  * Use `create(ListConflictsResponseSchema)` to create a new message.
  */
 export const ListConflictsResponseSchema: GenMessage<ListConflictsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 34);
+  messageDesc(file_memstream_v1_memory_service, 39);
 
 /**
  * Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
@@ -1360,7 +1635,7 @@ export type ResolveConflictRequest = Message<"memstream.v1.ResolveConflictReques
  * Use `create(ResolveConflictRequestSchema)` to create a new message.
  */
 export const ResolveConflictRequestSchema: GenMessage<ResolveConflictRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 35);
+  messageDesc(file_memstream_v1_memory_service, 40);
 
 /**
  * The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
@@ -1388,7 +1663,7 @@ export type ResolveConflictResponse = Message<"memstream.v1.ResolveConflictRespo
  * Use `create(ResolveConflictResponseSchema)` to create a new message.
  */
 export const ResolveConflictResponseSchema: GenMessage<ResolveConflictResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 36);
+  messageDesc(file_memstream_v1_memory_service, 41);
 
 /**
  * Erases fragments.
@@ -1437,7 +1712,7 @@ export type EraseFragmentsRequest = Message<"memstream.v1.EraseFragmentsRequest"
  * Use `create(EraseFragmentsRequestSchema)` to create a new message.
  */
 export const EraseFragmentsRequestSchema: GenMessage<EraseFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 37);
+  messageDesc(file_memstream_v1_memory_service, 42);
 
 /**
  * The operation started.
@@ -1458,7 +1733,7 @@ export type EraseFragmentsResponse = Message<"memstream.v1.EraseFragmentsRespons
  * Use `create(EraseFragmentsResponseSchema)` to create a new message.
  */
 export const EraseFragmentsResponseSchema: GenMessage<EraseFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 38);
+  messageDesc(file_memstream_v1_memory_service, 43);
 
 /**
  * Starts a reflection.
@@ -1493,7 +1768,7 @@ export type ReflectMemoryRequest = Message<"memstream.v1.ReflectMemoryRequest"> 
  * Use `create(ReflectMemoryRequestSchema)` to create a new message.
  */
 export const ReflectMemoryRequestSchema: GenMessage<ReflectMemoryRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 39);
+  messageDesc(file_memstream_v1_memory_service, 44);
 
 /**
  * The operation started.
@@ -1514,7 +1789,7 @@ export type ReflectMemoryResponse = Message<"memstream.v1.ReflectMemoryResponse"
  * Use `create(ReflectMemoryResponseSchema)` to create a new message.
  */
 export const ReflectMemoryResponseSchema: GenMessage<ReflectMemoryResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 40);
+  messageDesc(file_memstream_v1_memory_service, 45);
 
 /**
  * Starts an export.
@@ -1549,7 +1824,7 @@ export type ExportMemoriesRequest = Message<"memstream.v1.ExportMemoriesRequest"
  * Use `create(ExportMemoriesRequestSchema)` to create a new message.
  */
 export const ExportMemoriesRequestSchema: GenMessage<ExportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 41);
+  messageDesc(file_memstream_v1_memory_service, 46);
 
 /**
  * A part of an export.
@@ -1584,7 +1859,7 @@ export type ExportMemoriesResponse = Message<"memstream.v1.ExportMemoriesRespons
  * Use `create(ExportMemoriesResponseSchema)` to create a new message.
  */
 export const ExportMemoriesResponseSchema: GenMessage<ExportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 42);
+  messageDesc(file_memstream_v1_memory_service, 47);
 
 /**
  * A part of an import.
@@ -1621,7 +1896,7 @@ export type ImportMemoriesRequest = Message<"memstream.v1.ImportMemoriesRequest"
  * Use `create(ImportMemoriesRequestSchema)` to create a new message.
  */
 export const ImportMemoriesRequestSchema: GenMessage<ImportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 43);
+  messageDesc(file_memstream_v1_memory_service, 48);
 
 /**
  * Opens an import.
@@ -1663,7 +1938,7 @@ export type ImportOpen = Message<"memstream.v1.ImportOpen"> & {
  * Use `create(ImportOpenSchema)` to create a new message.
  */
 export const ImportOpenSchema: GenMessage<ImportOpen> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 44);
+  messageDesc(file_memstream_v1_memory_service, 49);
 
 /**
  * The operation that imports.
@@ -1684,7 +1959,7 @@ export type ImportMemoriesResponse = Message<"memstream.v1.ImportMemoriesRespons
  * Use `create(ImportMemoriesResponseSchema)` to create a new message.
  */
 export const ImportMemoriesResponseSchema: GenMessage<ImportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 45);
+  messageDesc(file_memstream_v1_memory_service, 50);
 
 /**
  * Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
@@ -1873,6 +2148,26 @@ export const MemoryService: GenService<{
     methodKind: "unary";
     input: typeof ResolveConflictRequestSchema;
     output: typeof ResolveConflictResponseSchema;
+  },
+  /**
+   * Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
+   *
+   * @generated from rpc memstream.v1.MemoryService.GetFragmentHistory
+   */
+  getFragmentHistory: {
+    methodKind: "unary";
+    input: typeof GetFragmentHistoryRequestSchema;
+    output: typeof GetFragmentHistoryResponseSchema;
+  },
+  /**
+   * Gives a fragment the content of an earlier version: a change like UpdateFragment.
+   *
+   * @generated from rpc memstream.v1.MemoryService.RestoreFragmentVersion
+   */
+  restoreFragmentVersion: {
+    methodKind: "unary";
+    input: typeof RestoreFragmentVersionRequestSchema;
+    output: typeof RestoreFragmentVersionResponseSchema;
   },
   /**
    * Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.

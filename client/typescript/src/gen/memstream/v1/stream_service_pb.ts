@@ -22,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/stream_service.proto.
  */
 export const file_memstream_v1_stream_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgimQUKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAGIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIAogBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISAOIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgEiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBYgBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aEINCgtvYnNlcnZhdGlvbkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvdyJnCg1SZWNhbGxXZWlnaHRzEhIKBWFscGhhGAEgASgBSACIAQESEQoEYmV0YRgCIAEoAUgBiAEBEhIKBWdhbW1hGAMgASgBSAKIAQFCCAoGX2FscGhhQgcKBV9iZXRhQggKBl9nYW1tYSIgCgxSZWNhbGxDYW5jZWwSEAoIcXVlcnlfaWQYASABKAkiDQoLUmVjYWxsQ2xvc2UitAIKDlJlY2FsbFJlc3BvbnNlEiwKBm9wZW5lZBgBIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxPcGVuZWRIABI0Cg1yZWNvbGxlY3Rpb25zGAIgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnNIABIoCgRkb25lGAMgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmVIABIsCgZmYWlsZWQYBCABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsRmFpbGVkSAASLQoKZ29pbmdfYXdheRgFIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABIsCglyZXRyYWN0ZWQYBiABKAsyFy5tZW1zdHJlYW0udjEuUmV0cmFjdGVkSABCCQoHbWVzc2FnZSJaCgxSZWNhbGxPcGVuZWQSEgoKbWVtb3J5X3VpZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIkCgZsaW1pdHMYAyABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzIsgBCg1SZWNvbGxlY3Rpb25zEhAKCHF1ZXJ5X2lkGAEgASgJEjEKDXJlY29sbGVjdGlvbnMYAiADKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhoKEndvcmtpbmdfbWVtb3J5X2lkcxgDIAMoCRIuCg53b3JraW5nX21lbW9yeRgEIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBImCgRkb25lGAUgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUivwIKDFJlY29sbGVjdGlvbhIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBINCgVzY29yZRgCIAEoARIRCglyZWxldmFuY2UYAyABKAESDAoEcmFuaxgEIAEoBRIRCgl0cnVuY2F0ZWQYBSABKAgSLgoLZXhwbGFuYXRpb24YBiABKAsyGS5tZW1zdHJlYW0udjEuRXhwbGFuYXRpb24SEgoKZm9sZGVkX2lkcxgHIAMoCRIpCgZzdGF0dXMYCCABKA4yGS5tZW1zdHJlYW0udjEuVHJ1dGhTdGF0dXMSJgoFY2hhaW4YCSADKAsyFy5tZW1zdHJlYW0udjEuQ2hhaW5MaW5rEisKCnN1c3BpY2lvbnMYCiADKAsyFy5tZW1zdHJlYW0udjEuU3VzcGljaW9uIn0KCUNoYWluTGluaxITCgtmcmFnbWVudF9pZBgBIAEoCRIwCgxvYnNlcnZlX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEikKBnN0YXR1cxgDIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cyJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiiQEKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQESFQoNc3VwZXJzZWRlZF9ieRgFIAEoCUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSLIAgoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgisQYKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAKIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIA4gBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISASIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgFiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBogBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aBIRCgl0aW1lX3pvbmUYGiABKAkSGwoOaW50ZXJwcmV0X3RpbWUYGyABKAhIB4gBARIwCgphc19vZl90aW1lGBcgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEhgKDmFzX29mX3JldmlzaW9uGBggASgDSAFCDQoLb2JzZXJ2YXRpb25CBwoFYXNfb2ZCCAoGX2xpbWl0QhAKDl9taW5fcmVsZXZhbmNlQgwKCl9yZWluZm9yY2VCBwoFX2ZvbGRCDQoLX3dlYWtfYmVsb3dCEQoPX2ludGVycHJldF90aW1lImcKDVJlY2FsbFdlaWdodHMSEgoFYWxwaGEYASABKAFIAIgBARIRCgRiZXRhGAIgASgBSAGIAQESEgoFZ2FtbWEYAyABKAFIAogBAUIICgZfYWxwaGFCBwoFX2JldGFCCAoGX2dhbW1hIiAKDFJlY2FsbENhbmNlbBIQCghxdWVyeV9pZBgBIAEoCSINCgtSZWNhbGxDbG9zZSK0AgoOUmVjYWxsUmVzcG9uc2USLAoGb3BlbmVkGAEgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbE9wZW5lZEgAEjQKDXJlY29sbGVjdGlvbnMYAiABKAsyGy5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uc0gAEigKBGRvbmUYAyABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZUgAEiwKBmZhaWxlZBgEIAEoCzIaLm1lbXN0cmVhbS52MS5SZWNhbGxGYWlsZWRIABItCgpnb2luZ19hd2F5GAUgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAEiwKCXJldHJhY3RlZBgGIAEoCzIXLm1lbXN0cmVhbS52MS5SZXRyYWN0ZWRIAEIJCgdtZXNzYWdlIloKDFJlY2FsbE9wZW5lZBISCgptZW1vcnlfdWlkGAEgASgJEhAKCHJldmlzaW9uGAIgASgDEiQKBmxpbWl0cxgDIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMiyAEKDVJlY29sbGVjdGlvbnMSEAoIcXVlcnlfaWQYASABKAkSMQoNcmVjb2xsZWN0aW9ucxgCIAMoCzIaLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb24SGgoSd29ya2luZ19tZW1vcnlfaWRzGAMgAygJEi4KDndvcmtpbmdfbWVtb3J5GAQgAygLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50EiYKBGRvbmUYBSABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSK/AgoMUmVjb2xsZWN0aW9uEigKCGZyYWdtZW50GAEgASgLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50Eg0KBXNjb3JlGAIgASgBEhEKCXJlbGV2YW5jZRgDIAEoARIMCgRyYW5rGAQgASgFEhEKCXRydW5jYXRlZBgFIAEoCBIuCgtleHBsYW5hdGlvbhgGIAEoCzIZLm1lbXN0cmVhbS52MS5FeHBsYW5hdGlvbhISCgpmb2xkZWRfaWRzGAcgAygJEikKBnN0YXR1cxgIIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cxImCgVjaGFpbhgJIAMoCzIXLm1lbXN0cmVhbS52MS5DaGFpbkxpbmsSKwoKc3VzcGljaW9ucxgKIAMoCzIXLm1lbXN0cmVhbS52MS5TdXNwaWNpb24ifQoJQ2hhaW5MaW5rEhMKC2ZyYWdtZW50X2lkGAEgASgJEjAKDG9ic2VydmVfdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKQoGc3RhdHVzGAMgASgOMhkubWVtc3RyZWFtLnYxLlRydXRoU3RhdHVzIkYKC0V4cGxhbmF0aW9uEiYKBXBhcnRzGAEgAygLMhcubWVtc3RyZWFtLnYxLlNjb3JlUGFydBIPCgdmb3JtdWxhGAIgASgJIrUBCglTY29yZVBhcnQSDAoEbmFtZRgBIAEoCRINCgV2YWx1ZRgCIAEoARIOCgZ3ZWlnaHQYAyABKAESFAoMY29udHJpYnV0aW9uGAQgASgBEjUKB2RldGFpbHMYBSADKAsyJC5tZW1zdHJlYW0udjEuU2NvcmVQYXJ0LkRldGFpbHNFbnRyeRouCgxEZXRhaWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASKJAQoITmVhck1pc3MSEwoLZnJhZ21lbnRfaWQYASABKAkSDQoFc3RhZ2UYAiABKAkSEgoFc2NvcmUYAyABKAFIAIgBARIWCglyZWxldmFuY2UYBCABKAFIAYgBARIVCg1zdXBlcnNlZGVkX2J5GAUgASgJQggKBl9zY29yZUIMCgpfcmVsZXZhbmNlIpQDCgpSZWNhbGxEb25lEhAKCHF1ZXJ5X2lkGAEgASgJEhAKCHJldmlzaW9uGAIgASgDEhAKCGVsaWdpYmxlGAMgASgDEhIKCmNvbnNpZGVyZWQYBCABKAMSFgoOYmVzdF9yZWxldmFuY2UYBSABKAESEAoIZGVncmFkZWQYBiABKAkSKwoLbmVhcl9taXNzZXMYByADKAsyFi5tZW1zdHJlYW0udjEuTmVhck1pc3MSNgoHdGltaW5ncxgIIAMoCzIlLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lLlRpbWluZ3NFbnRyeRIOCgZ0b2tlbnMYCSABKAUSEwoLcmFua2luZ19pZHMYCiADKAkSDAoEd2VhaxgLIAEoCBIyCgtpbnRlcnByZXRlZBgNIAMoCzIdLm1lbXN0cmVhbS52MS5JbnRlcnByZXRlZFRpbWUSFgoOYXNfb2ZfcmV2aXNpb24YDiABKAMaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEicwoPSW50ZXJwcmV0ZWRUaW1lEg4KBnBocmFzZRgBIAEoCRIoCgRmcm9tGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBImCgJ0bxgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
 
 /**
  * A message of the client on an Observe stream.
@@ -791,7 +791,7 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   embedding: number[];
 
   /**
-   * The time that recency counts from. Unset: the server's clock.
+   * The time that recency counts from, and that a phrase such as "last week" refers to. Unset: the server's clock.
    *
    * @generated from field: google.protobuf.Timestamp now = 5;
    */
@@ -911,6 +911,50 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
    * @generated from field: memstream.v1.Truth truth = 22;
    */
   truth: Truth;
+
+  /**
+   * The time zone in which days begin for phrases such as "yesterday", by its IANA name, for instance "Europe/Berlin".
+   * Empty: UTC. An unknown name is INVALID_ARGUMENT.
+   *
+   * @generated from field: string time_zone = 26;
+   */
+  timeZone: string;
+
+  /**
+   * Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
+   * that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
+   * ranking.
+   *
+   * @generated from field: optional bool interpret_time = 27;
+   */
+  interpretTime?: boolean | undefined;
+
+  /**
+   * Rank the memory as it was, as far as the policy keeps it (`Policy.history`): the fragments with their content,
+   * tier, importance and expiry of that time, by the present policy, with the present access statistics; recency counts
+   * from that time unless `now` is set. Nothing is reinforced. A fragment that has left the memory for good since is
+   * absent; `RecallDone.degraded` then gives the number. Not with `subscribe` or `min_revision`. OUT_OF_RANGE, with the
+   * oldest revision, for what is no longer kept, and for the future.
+   *
+   * @generated from oneof memstream.v1.RecallQuery.as_of
+   */
+  asOf: {
+    /**
+     * As of the last revision that was committed at or before this time; expiry counts at this time.
+     *
+     * @generated from field: google.protobuf.Timestamp as_of_time = 23;
+     */
+    value: Timestamp;
+    case: "asOfTime";
+  } | {
+    /**
+     * As of this revision; expiry counts at the time when it was committed.
+     *
+     * @generated from field: int64 as_of_revision = 24;
+     */
+    value: bigint;
+    case: "asOfRevision";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
@@ -1284,7 +1328,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
   parts: ScorePart[];
 
   /**
-   * Version of the formula, for instance "absolute/3".
+   * Version of the formula, for instance "absolute/4".
    *
    * @generated from field: string formula = 2;
    */
@@ -1305,8 +1349,8 @@ export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
  */
 export type ScorePart = Message<"memstream.v1.ScorePart"> & {
   /**
-   * "recency", "importance", "dense", "lexical", "context", "reply", "speaker", and "rerank" if a reranker
-   * scored it. A later server may add parts.
+   * "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
+   * interpreted, and "rerank" if a reranker scored it. A later server may add parts.
    *
    * @generated from field: string name = 1;
    */
@@ -1477,12 +1521,27 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   rankingIds: string[];
 
   /**
-   * Whether the best relevance, without the speaker bonus, is below the floor: memory probably has nothing about this query. The recollections are
-   * returned all the same.
+   * Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
+   * nothing about this query. The recollections are returned all the same.
    *
    * @generated from field: bool weak = 11;
    */
   weak: boolean;
+
+  /**
+   * The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
+   * or if nothing was interpreted.
+   *
+   * @generated from field: repeated memstream.v1.InterpretedTime interpreted = 13;
+   */
+  interpreted: InterpretedTime[];
+
+  /**
+   * Of a query with `as_of`: the revision that was ranked; else 0.
+   *
+   * @generated from field: int64 as_of_revision = 14;
+   */
+  asOfRevision: bigint;
 };
 
 /**
@@ -1491,6 +1550,41 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
  */
 export const RecallDoneSchema: GenMessage<RecallDone> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 27);
+
+/**
+ * A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
+ *
+ * @generated from message memstream.v1.InterpretedTime
+ */
+export type InterpretedTime = Message<"memstream.v1.InterpretedTime"> & {
+  /**
+   * The words, as the query has them.
+   *
+   * @generated from field: string phrase = 1;
+   */
+  phrase: string;
+
+  /**
+   * The first moment. Unset: no beginning ("before Christmas").
+   *
+   * @generated from field: google.protobuf.Timestamp from = 2;
+   */
+  from?: Timestamp | undefined;
+
+  /**
+   * The end. Unset: none ("since May").
+   *
+   * @generated from field: google.protobuf.Timestamp to = 3;
+   */
+  to?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.InterpretedTime.
+ * Use `create(InterpretedTimeSchema)` to create a new message.
+ */
+export const InterpretedTimeSchema: GenMessage<InterpretedTime> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 28);
 
 /**
  * A query failed.
@@ -1518,7 +1612,7 @@ export type RecallFailed = Message<"memstream.v1.RecallFailed"> & {
  * Use `create(RecallFailedSchema)` to create a new message.
  */
 export const RecallFailedSchema: GenMessage<RecallFailed> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 28);
+  messageDesc(file_memstream_v1_stream_service, 29);
 
 /**
  * Recollections that have left a standing query's answer.
@@ -1546,7 +1640,7 @@ export type Retracted = Message<"memstream.v1.Retracted"> & {
  * Use `create(RetractedSchema)` to create a new message.
  */
 export const RetractedSchema: GenMessage<Retracted> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 29);
+  messageDesc(file_memstream_v1_stream_service, 30);
 
 /**
  * Asks for a memory's events.
@@ -1583,7 +1677,8 @@ export type WatchRequest = Message<"memstream.v1.WatchRequest"> & {
   types: EventType[];
 
   /**
-   * Send a progress mark after this long without a message. Unset: 10 s.
+   * Send a progress mark after this long without a message. Unset: 10 s. A watch
+   * that has no event to send at its start sends one at once.
    *
    * @generated from field: google.protobuf.Duration progress_interval = 5;
    */
@@ -1602,7 +1697,7 @@ export type WatchRequest = Message<"memstream.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 30);
+  messageDesc(file_memstream_v1_stream_service, 31);
 
 /**
  * A message of the server on a Watch stream.
@@ -1647,7 +1742,7 @@ export type WatchResponse = Message<"memstream.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 31);
+  messageDesc(file_memstream_v1_stream_service, 32);
 
 /**
  * Events in order.
@@ -1675,7 +1770,7 @@ export type WatchEvents = Message<"memstream.v1.WatchEvents"> & {
  * Use `create(WatchEventsSchema)` to create a new message.
  */
 export const WatchEventsSchema: GenMessage<WatchEvents> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 32);
+  messageDesc(file_memstream_v1_stream_service, 33);
 
 /**
  * A mark: everything up to the cursor was sent.
@@ -1703,7 +1798,7 @@ export type WatchProgress = Message<"memstream.v1.WatchProgress"> & {
  * Use `create(WatchProgressSchema)` to create a new message.
  */
 export const WatchProgressSchema: GenMessage<WatchProgress> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 33);
+  messageDesc(file_memstream_v1_stream_service, 34);
 
 /**
  * Observes one batch.
@@ -1774,7 +1869,7 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
  * Use `create(ObserveBatchRequestSchema)` to create a new message.
  */
 export const ObserveBatchRequestSchema: GenMessage<ObserveBatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 34);
+  messageDesc(file_memstream_v1_stream_service, 35);
 
 /**
  * The batch has reached the level asked for.
@@ -1795,7 +1890,7 @@ export type ObserveBatchResponse = Message<"memstream.v1.ObserveBatchResponse"> 
  * Use `create(ObserveBatchResponseSchema)` to create a new message.
  */
 export const ObserveBatchResponseSchema: GenMessage<ObserveBatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 35);
+  messageDesc(file_memstream_v1_stream_service, 36);
 
 /**
  * Asks one query.
@@ -1837,7 +1932,7 @@ export type RecallOnceRequest = Message<"memstream.v1.RecallOnceRequest"> & {
  * Use `create(RecallOnceRequestSchema)` to create a new message.
  */
 export const RecallOnceRequestSchema: GenMessage<RecallOnceRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 36);
+  messageDesc(file_memstream_v1_stream_service, 37);
 
 /**
  * A query's answer.
@@ -1865,7 +1960,7 @@ export type RecallOnceResponse = Message<"memstream.v1.RecallOnceResponse"> & {
  * Use `create(RecallOnceResponseSchema)` to create a new message.
  */
 export const RecallOnceResponseSchema: GenMessage<RecallOnceResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 37);
+  messageDesc(file_memstream_v1_stream_service, 38);
 
 /**
  * The acknowledgement level of an observation.
