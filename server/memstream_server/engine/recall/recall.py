@@ -25,6 +25,7 @@ from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
+from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
@@ -228,6 +229,7 @@ class Recaller:
             fold=given.fold if query.fold is None else query.fold,
             preferred=query.preferred,
             windows=tuple(each.window for each in times),
+            only_time=asks_only_time(query.text, times),
         )
 
     def _rank(
