@@ -274,7 +274,8 @@ def _apply_before(before: str, found: _Found, lexicon: Compiled, calendar: Calen
             return len(match[0]), window
     for kind, pattern in lexicon.modifiers.items():
         if match := pattern.search(before):
-            if weak_name and (match[0].startswith("by") or " " in match[0].strip()):
+            doubtful = match[0].startswith("by") or " " in match[0].strip()
+            if weak_name and doubtful and "end of" not in match[0]:
                 return None  # "written by April", "after the fall"
             return len(match[0]), _limited(kind, found.window)
     if found.weak and (match := lexicon.weak[found.weak].search(before)):
