@@ -47,6 +47,7 @@ from memstream_server.core.ranking import (
     rank,
 )
 from memstream_server.core.rendering import indexed_text, lexical_text
+from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import find_times
 from memstream_server.core.values import Fragment
 
@@ -129,7 +130,8 @@ class Memory:
         times = find_times(text, self.language, self.now_us, UTC) if interpret else ()
         terms = query_terms(ANALYZER.question_terms(text, self.language).hashes)
         windows = tuple(each.window for each in times)
-        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS), windows=windows)
+        only = asks_only_time(text, times)
+        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS), windows=windows, only_time=only)
         legs, cosines = self.lexical.legs(terms), self.dense.cosines(vector)
         allowed = mask(self.columns, Filter(), self.now_us)
         words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)

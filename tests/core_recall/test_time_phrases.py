@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.lexicon import LEXICONS
 from memstream_server.core.time_phrases.recognition import (
     PHRASES_MAX,
@@ -202,3 +203,27 @@ def test_any_text_gives_ordered_windows_and_the_same_again(text: str, language: 
             assert each.window.start_us < each.window.end_us
         assert has_time_words(text)
     assert all(one.end <= other.start for one, other in itertools.pairwise(found)), "phrases do not overlap"
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "only"),
+    [
+        ("english", "What did I do yesterday?", True),
+        ("english", "What happened between May 3 and May 7?", True),
+        ("english", "last week", True),
+        ("english", "What did I eat yesterday?", False),
+        ("english", "Who was in Rome last week?", False),
+        ("english", "What did I do?", False),
+        ("german", "Was habe ich gestern gemacht?", True),
+        ("german", "Was hat Anna gestern gemacht?", False),
+        ("french", "Qu'ai-je fait hier ?", True),
+        ("spanish", "¿Qué hice ayer?", True),
+        ("portuguese", "O que fizemos ontem?", True),
+        ("english", "我昨天做了什么", True),
+        ("english", "我昨天吃了什么", False),
+        ("english", "昨日は何をしましたか", True),
+        ("english", "昨日は何を食べましたか", False),
+    ],
+)
+def test_question_that_names_only_a_time_is_recognised(language: str, text: str, only: bool) -> None:
+    assert asks_only_time(text, _find(text, language)) is only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.ranking import Part, Scored
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 WORDS = ["tea", "coffee", "Bob", "Ann", "moved", "Paris", "Rome", "likes", "sold", "garden?", "Monday", "blue", "7"]
 STEPS = 40
-SMALL = with_value(with_value(DEFAULT, "short_term.capacity", 3), "history.versions", 100)
+CERTAIN = with_value(DEFAULT, "conflicts.suspect", False)
+"""Without suspicions: a change ends one, and the log does not say whether it changed words."""
+SMALL = with_value(with_value(CERTAIN, "short_term.capacity", 3), "history.versions", 100)
 MERGING = with_value(with_value(DBGPT, "short_term.overflow", DEFAULT.short_term.overflow), "history.versions", 100)
 POLICIES = {
     "default": SMALL,
@@ -64,6 +68,7 @@ class Walk:
         choices = [self.observe, self.observe, self.observe, self.repeat, self.observe_key]
         if live:
             choices += [self.update, self.update, self.forget, self.recollect, self.restore_version]
+            choices += [self.supersede, self.restore_live]
         if forgotten:
             choices.append(self.restore)
         await self.random.choice(choices)(live, forgotten)
@@ -99,6 +104,14 @@ class Walk:
 
     async def restore(self, _: Sequence[Fragment], forgotten: Sequence[Fragment]) -> None:
         await self.engine.fragments.restore(NAMESPACE, "joy", [self.random.choice(forgotten).id])
+
+    async def supersede(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
+        old, new = self.random.choice(live), self.random.choice(live)
+        with contextlib.suppress(InvalidField):
+            await self.engine.fragments.supersede(NAMESPACE, "joy", [old.id], new.id)
+
+    async def restore_live(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
+        await self.engine.fragments.restore(NAMESPACE, "joy", [self.random.choice(live).id])
 
     async def recollect(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
         await self.engine.reinforce_fragments(NAMESPACE, "joy", [self.random.choice(live).id])

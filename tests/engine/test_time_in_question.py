@@ -126,6 +126,16 @@ async def test_dbgpt_ranking_interprets_no_time(engine: Engine) -> None:
     assert parts_of(answers[0]) == parts_of(answers[1])
 
 
+async def test_question_for_a_time_alone_is_weak_only_without_one(engine: Engine) -> None:
+    await remember(engine)
+    for text, weak in (
+        ("What did we do last week?", False),
+        ("What did we do last year?", True),
+        ("Which guitar did Zoltan restring last week?", True),
+    ):
+        assert (await ask(engine, replace(LAST_WEEK, text=text))).weak is weak, text
+
+
 async def test_zone_of_the_query_decides_the_day(engine: Engine) -> None:
     await remember(engine, {"Late call": datetime(2023, 11, 14, 23, 30, tzinfo=UTC), "Tea": NOW - timedelta(days=9)})
     asked = replace(LAST_WEEK, text="What was there yesterday?")

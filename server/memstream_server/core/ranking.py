@@ -97,6 +97,8 @@ class Question:
     """Open suspicions, and how they change the order."""
     windows: tuple[Window, ...] = ()
     """The windows of its phrases of time."""
+    only_time: bool = False
+    """Whether it names nothing else: a fragment of the time then matches it fully."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -228,7 +230,8 @@ class Assessed:
     """For ordering; only `scored` computes the correctly rounded sums."""
     relevance: npt.NDArray[np.float64]
     matches: npt.NDArray[np.float64]
-    """Relevance without the speaker bonus and the time part, which say nothing about what was said."""
+    """Relevance without the speaker bonus and the time part, which say nothing about what was said; 1 for a fragment
+    of the time if the question names nothing else."""
     names: tuple[str, ...] = PARTS
 
     def best_first(self) -> Slots:
@@ -398,7 +401,7 @@ def _add_time(columns: Columns, assessed: Assessed, question: Question, w: Weigh
         np.vstack([assessed.weights, np.full(assessed.weights.shape[1], w.beta * w.time)]),
         assessed.scores + w.beta * w.time * near,
         assessed.relevance + w.time * near,
-        assessed.matches,
+        np.where(near >= 1, 1.0, assessed.matches) if question.only_time else assessed.matches,
         TIMED_PARTS,
     )
 

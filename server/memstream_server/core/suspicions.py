@@ -11,7 +11,7 @@ in an answer. Of two fragments the one with the later observation time is the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -205,6 +205,9 @@ class OpenSuspicions:
 
     def __bool__(self) -> bool:
         return bool(self._of)
+
+    def __iter__(self) -> Iterator[Suspicion]:
+        return (one for id_, pairs in self._of.items() for one in pairs.values() if one.newer == id_)
 
     def of(self, fragment_id: str) -> tuple[Suspicion, ...]:
         """Those that name the fragment, in order of their ids."""

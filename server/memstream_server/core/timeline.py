@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known
+from memstream_server.core.suspicions import ConflictReason, OpenSuspicions, Suspicion
 from memstream_server.core.values import Fragment
 
 _BORN = frozenset({EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED})
@@ -39,6 +40,8 @@ class Timeline:
         self._superseded_us: dict[str, int] = {}
         self._supersedes: dict[str, dict[str, None]] = {}
         """The fragments that each one superseded at the revision, in order."""
+        self.suspicions = OpenSuspicions()
+        """Those open at the revision, without those of a fragment that was changed since it was suspected."""
         self._versions: Mapping[str, Collection[int]] = {}
         # Of the log after `revision`:
         self._born: set[str] = set()
@@ -75,6 +78,7 @@ class Timeline:
 
     def _fold(self, event: Event, time_us: int) -> None:
         self._fold_links(event, time_us)
+        self._fold_suspicions(event, time_us)
         if self._first == 1:
             fold_event(self._places, event)
         else:
@@ -92,6 +96,15 @@ class Timeline:
         if event.type is EventType.SUPERSEDED:
             self._supersedes.setdefault(event.other, {})[id_] = None
             self._superseded_us[id_] = time_us
+
+    def _fold_suspicions(self, event: Event, time_us: int) -> None:
+        if event.type is EventType.CONFLICT_SUSPECTED:
+            reason = ConflictReason(event.conflict_reason)
+            self.suspicions.add(Suspicion(event.fragment, event.other, reason, time_us))
+        elif event.type is EventType.CONFLICT_RESOLVED:
+            self.suspicions.discard(event.fragment, event.other)
+        elif event.type in (EventType.UPDATED, EventType.SUPERSEDED) or event.type in GONE:
+            self.suspicions.discard_all_of(event.fragment)
 
     def _note(self, event: Event, revision: int, erases: bool) -> None:
         """Note what must be undone."""

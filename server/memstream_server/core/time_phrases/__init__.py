@@ -6,5 +6,6 @@ lexicon: the words of English, German, French, Spanish and Portuguese
 east_asian: the phrases of Chinese and Japanese
 windows: the window of a match, by the groups of its pattern
 calendar: windows of days, weeks, months, seasons and holidays in a time zone
+asking: whether a question names nothing but a time
 closeness: how near a fragment is to the windows of a question
 """

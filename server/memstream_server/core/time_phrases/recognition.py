@@ -72,7 +72,7 @@ def has_time_words(text: str) -> bool:
     """The cheap test: whether the text may have a phrase in any language."""
     if len(text) > TEXT_CHARACTERS_MAX:
         return False
-    low = _fold(text)
+    low = fold_text(text)
     return _is_asian(text) or any(_word_kinds(low, compiled(language)) for language in LEXICONS)
 
 
@@ -82,7 +82,7 @@ def find_times(text: str, language: str, now_us: int, zone: tzinfo) -> tuple[Tim
     """
     if len(text) > TEXT_CHARACTERS_MAX:
         return ()
-    asian, low = _is_asian(text), _fold(text)
+    asian, low = _is_asian(text), fold_text(text)
     lexicon = compiled(language)
     kinds = _word_kinds(low, lexicon)
     if not kinds and not asian:
@@ -105,7 +105,7 @@ def find_times(text: str, language: str, now_us: int, zone: tzinfo) -> tuple[Tim
     return tuple(phrases[:PHRASES_MAX])
 
 
-def _fold(text: str) -> str:
+def fold_text(text: str) -> str:
     """Lowercase without accents, of the same length."""
     low = text.lower()
     if len(low) != len(text):  # "İ" becomes two characters
@@ -274,7 +274,8 @@ def _apply_before(before: str, found: _Found, lexicon: Compiled, calendar: Calen
             return len(match[0]), window
     for kind, pattern in lexicon.modifiers.items():
         if match := pattern.search(before):
-            if weak_name and (match[0].startswith("by") or " " in match[0].strip()):
+            doubtful = match[0].startswith("by") or " " in match[0].strip()
+            if weak_name and doubtful and "end of" not in match[0]:
                 return None  # "written by April", "after the fall"
             return len(match[0]), _limited(kind, found.window)
     if found.weak and (match := lexicon.weak[found.weak].search(before)):

@@ -152,10 +152,12 @@ class _PastWorkingSet(WorkingSet):
 
     def finish_load(self, image: Image) -> None:
         held = [Held(one) for one in self.held]
+        timeline = self.moment.timeline
         super().finish_load(
             replace(
                 image,
-                record=replace(image.record, revision=self.moment.timeline.revision),
+                suspicions=tuple(timeline.suspicions),
+                record=replace(image.record, revision=timeline.revision),
                 sensory=tuple(one for one in held if one.fragment.tier is Tier.SENSORY),
                 short_term=tuple(one for one in held if one.fragment.tier is Tier.SHORT_TERM),
             )

@@ -27,6 +27,7 @@ from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
@@ -242,6 +243,7 @@ class Recaller:
             preferred=query.preferred,
             suspected=_suspected(working),
             windows=tuple(each.window for each in times),
+            only_time=asks_only_time(query.text, times),
         )
 
     def _rank(
