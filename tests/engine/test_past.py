@@ -143,9 +143,15 @@ async def listed(engine: Engine, forgotten: bool, as_of: AsOf | None = None) -> 
 
 
 def plain(fragments: Sequence[Fragment]) -> list[Fragment]:
-    """Without what has no history: etags, access statistics, and the microseconds of a forgetting."""
+    """Without what has no history: etags, access statistics, and the microseconds of a forgetting or superseding."""
     return [
-        one.but(version=0, access_count=0, access_time_us=0, forget_time_us=one.forget_time_us and 1)
+        one.but(
+            version=0,
+            access_count=0,
+            access_time_us=0,
+            forget_time_us=one.forget_time_us and 1,
+            supersede_time_us=one.supersede_time_us and 1,
+        )
         for one in fragments
     ]
 

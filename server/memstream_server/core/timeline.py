@@ -216,6 +216,9 @@ class Timeline:
         if place.forgotten:
             known = base.forget_time_us if base.id not in self._restored else None
             forgotten_us = known or self._forgotten_us.get(base.id, self.time_us)
+        superseded_us = base.supersede_time_us  # exact, if it was superseded by the same one
+        if place.superseded_by != base.superseded_by:
+            superseded_us = self._superseded_us.get(base.id) if place.superseded_by else None
         return base.but(
             tier=place.tier,
             importance=place.importance,
@@ -224,7 +227,7 @@ class Timeline:
             sources=place.sources,
             forget_time_us=forgotten_us,
             superseded_by=place.superseded_by,
-            supersede_time_us=self._superseded_us.get(base.id) if place.superseded_by else None,
+            supersede_time_us=superseded_us,
             supersedes=tuple(self._supersedes.get(base.id, ())),
         )
 
