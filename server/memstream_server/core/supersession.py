@@ -152,6 +152,8 @@ def mark_superseded(draft: Draft, olds: Sequence[Fragment], new: Fragment, time_
     if not olds:
         return new
     take_back(draft, [old.id for old in olds])
+    # One of them may have enhanced the newer fragment.
+    new = next((one.fragment for one in (*draft.sensory, *draft.short_term) if one.fragment.id == new.id), new)
     return new.but(supersedes=tuple(dict.fromkeys((*new.supersedes, *(old.id for old in olds)))))
 
 
