@@ -152,9 +152,9 @@ def mark_superseded(draft: Draft, olds: Sequence[Fragment], new: Fragment, time_
     if not olds:
         return new
     take_back(draft, [old.id for old in olds])
-    held_now = (one.fragment for one in (*draft.sensory, *draft.short_term) if one.fragment.id == new.id)
-    newer = next(held_now, new)  # with the enhancements that remain
-    return newer.but(supersedes=tuple(dict.fromkeys((*newer.supersedes, *(old.id for old in olds)))))
+    # One of them may have enhanced the newer fragment.
+    new = next((one.fragment for one in (*draft.sensory, *draft.short_term) if one.fragment.id == new.id), new)
+    return new.but(supersedes=tuple(dict.fromkeys((*new.supersedes, *(old.id for old in olds)))))
 
 
 def undo_supersessions(state: State, olds: Iterable[Fragment], newer: Iterable[Fragment]) -> Transition:
