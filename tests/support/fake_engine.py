@@ -35,7 +35,7 @@ from memstream_server.engine.status import Info
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
-from tests.support.fake_resources import FakeFragments, FakeMemories
+from tests.support.fake_resources import FakeConflicts, FakeFragments, FakeMemories
 from tests.support.fake_state import DIMENSION, FakeMemory, FakeProducer, Script, Step
 
 
@@ -169,6 +169,7 @@ class FakeEngine:
         self.made = 0
         self.memories = FakeMemories(self)
         self.fragments = FakeFragments(self)
+        self.conflicts = FakeConflicts(self)
 
     def info(self) -> Info:
         return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
