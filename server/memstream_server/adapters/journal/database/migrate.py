@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal.sql import schema
 from memstream_server.ports.journal.errors import Unreadable
 
-HEAD = "0008"
+HEAD = "0011"
 """The newest revision in migrations/versions."""
 SCRIPTS = Path(__file__).parent.parent / "migrations"
 _VERSION = (  # the same statement as Alembic's
