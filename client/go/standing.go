@@ -16,10 +16,11 @@ type AnswerChange struct {
 	Answer *Answer
 	// Entered are the recollections that joined the answer.
 	Entered []*v1.Recollection
-	// Changed are the recollections of which the fragment has a new version: enhanced, promoted or edited.
+	// Changed are the recollections with another status, or of which the fragment has a new version: enhanced, promoted or
+	// edited.
 	Changed []*v1.Recollection
-	// Retracted are the ids of the recollections that left the answer: others rank higher, or they were forgotten, merged
-	// or erased.
+	// Retracted are the ids of the recollections that left the answer: others rank higher, or they were superseded,
+	// forgotten, merged or erased.
 	Retracted []string
 }
 
@@ -91,7 +92,7 @@ func (q *StandingQuery) hasChange() bool {
 
 func sameVersion(one, other *v1.Recollection) bool {
 	return one.GetFragment().GetId() == other.GetFragment().GetId() &&
-		one.GetFragment().GetEtag() == other.GetFragment().GetEtag()
+		one.GetFragment().GetEtag() == other.GetFragment().GetEtag() && one.GetStatus() == other.GetStatus()
 }
 
 // answerChange returns the change from one answer to the next; before may be nil.

@@ -16,7 +16,7 @@ from typing import Self
 from memstream.codec import answer_from_wire
 from memstream.errors import MemstreamError, ProtocolViolation, StreamClosed
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.values import Answer, Recollection
+from memstream.values import Answer, Recollection, TruthStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class AnswerChange:
     """The change in the answer to a standing query since the last change; in the first, everything has entered.
 
     `answer` is the whole answer, best first. `entered`: new in the answer. `changed`: still in it, with a new version
-    (enhanced, promoted, edited) or other folded fragments. `retracted`: ids of fragments that left it, because others
-    rank higher or because they were forgotten, merged or erased.
+    (enhanced, promoted, edited), status or folded fragments. `retracted`: ids of fragments that left it, because others
+    rank higher or because they were superseded, forgotten, merged or erased.
     """
 
     answer: Answer
@@ -152,6 +152,6 @@ def _answer_change(before: Answer | None, now: Answer) -> AnswerChange | None:
     )
 
 
-def _version(hit: Recollection) -> tuple[str, frozenset[str]]:
+def _version(hit: Recollection) -> tuple[str, frozenset[str], TruthStatus]:
     """Changes whenever the recollection does."""
-    return hit.fragment.etag, frozenset(hit.folded_ids)
+    return hit.fragment.etag, frozenset(hit.folded_ids), hit.status

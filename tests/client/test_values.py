@@ -66,6 +66,9 @@ def test_observation_with_all_fields_is_encoded() -> None:
         ttl=timedelta(seconds=1.5),
         external_id="e",
         token_count=3,
+        supersedes=["a", "b"],
+        valid_from=when,
+        valid_until=when + timedelta(days=1),
     )
     wire = observation_to_wire(said, session="override")
     assert (wire.content, wire.session, wire.importance, wire.HasField("importance")) == (
@@ -78,6 +81,9 @@ def test_observation_with_all_fields_is_encoded() -> None:
     assert kinds == {"t": "string_value", "n": "int_value", "f": "double_value", "b": "bool_value"}
     assert (wire.ttl.seconds, wire.ttl.nanos, wire.WhichOneof("expiry")) == (1, 500_000_000, "ttl")
     assert timestamp_from_wire(wire.observe_time) == when
+    assert list(wire.supersedes) == ["a", "b"]
+    assert timestamp_from_wire(wire.valid_from) == when
+    assert timestamp_from_wire(wire.valid_until) == when + timedelta(days=1)
 
 
 @pytest.mark.parametrize(

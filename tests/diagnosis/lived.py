@@ -53,10 +53,24 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
     await memory.forget_fragments([one.id for one in listed[::3]])
     gone = await fragments(memory, forgotten=True)
     await memory.restore_fragments([one.id for one in gone[::2]])
+    if profile is Profile.DEFAULT:  # the other one drops what overflows
+        await _corrected(memory)
     await memory.update_fragment((await fragments(memory))[0].id, content="said otherwise", importance=0.3)
     await memory.clear([Tier.SHORT_TERM])
     await memory.update(labels={"kept": "yes"}, policy={"short_term": {"capacity": 3}})
     await memory.observe_batch([about(number) for number in range(7, 19)], producer="sam", first_sequence=1)
+
+
+async def _corrected(memory: memstream.Memory) -> None:
+    """Chains: one whose newest is forgotten, one whose middle is forgotten, and one that is undone."""
+    for chain in range(3):
+        for link in range(4):
+            before = [f"c{chain}-{link - 1}"] if link else []
+            said = Observation(f"price {chain} is {link}", external_id=f"c{chain}-{link}", supersedes=before)
+            await memory.observe_batch([said])
+    ids = {key: (await memory.get_fragment(external_id=key)).id for key in ("c0-3", "c1-1", "c2-0")}
+    await memory.forget_fragments([ids["c0-3"], ids["c1-1"]])
+    assert await memory.restore_fragments([ids["c2-0"]]) == 1
 
 
 async def _keyed(memory: memstream.Memory) -> None:

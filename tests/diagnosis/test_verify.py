@@ -132,6 +132,21 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
             f" WHERE key = ({ONE})"
         ),
     ),
+    "superseded without an event": (
+        "fragments",
+        "superseded_by is NOWHERE",
+        lambda data_dir: _repacked(data_dir, superseded_by="NOWHERE"),
+    ),
+    "superseded by one from nowhere": (
+        "chains",
+        "which does not exist",
+        lambda data_dir: _repacked(data_dir, superseded_by="NOWHERE"),
+    ),
+    "superseding one from nowhere": (
+        "chains",
+        "names NOWHERE as superseded, which does not exist",
+        lambda data_dir: _repacked(data_dir, supersedes=("NOWHERE",)),
+    ),
     "a source from nowhere": (
         "lineage",
         "was never in this memory",

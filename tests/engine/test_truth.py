@@ -303,7 +303,7 @@ async def test_observation_is_stored_although_the_older_one_left(tmp_path: Path)
         await check(parts.engine, "joy")
 
 
-async def test_newer_one_that_is_dropped_in_its_group_leaves_the_older_current(tmp_path: Path) -> None:
+async def test_newer_one_dropped_in_its_group_leaves_the_older_current(tmp_path: Path) -> None:
     policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
     async with assembled(tmp_path) as parts:
         await create(parts.engine, policy=policy)

@@ -13,10 +13,11 @@ from memstream_server.core.values import Fragment
 
 
 @pytest.mark.parametrize("profile", Profile)
-def test_policy_without_fold_uses_profile_default(profile: Profile) -> None:
+@pytest.mark.parametrize("field", ["fold", "truth"])
+def test_policy_without_newer_field_uses_profile_default(profile: Profile, field: str) -> None:
     written = json.loads(codec.encode_policy(PROFILES[profile]))
     assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
-    del written["recall"]["fold"]
+    del written["recall"][field]
     assert codec.decode_policy(json.dumps(written)) == PROFILES[profile]
 
 

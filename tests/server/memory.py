@@ -229,6 +229,8 @@ def fragment_of(fragment: memstream.Fragment, position: int = 0) -> Fragment:
         pinned=fragment.pinned,
         external_id=fragment.external_id,
         forget_time_us=None if fragment.forget_time is None else _us(fragment.forget_time),
+        superseded_by=fragment.superseded_by,
+        supersedes=fragment.supersedes,
         position=position,
     )
 

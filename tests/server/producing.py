@@ -21,6 +21,9 @@ class Acknowledged:
     stored: int = 0
 
 
+CORRECTS_EVERY = 7
+
+
 def words(producer: str, number: int) -> str:
     """The text of a number: the same after every restart, like a source that is read again."""
     return f"{producer} said {number} {'about the weather ' * (number % 5)}"
@@ -37,6 +40,8 @@ class Producer:
     connections: int = 0
     burst_max: int = 40
     pause_max_s: float = 0.02
+    corrects: bool = False
+    """Every CORRECTS_EVERY-th text supersedes the one sent that many before."""
 
     async def run(self) -> None:
         """Continues after the server's progress, like a restarted process, until cancelled."""
@@ -44,7 +49,7 @@ class Producer:
             assert stream.received >= self.ledger.received
             while True:
                 for _ in range(self.draw.randint(1, self.burst_max)):
-                    await stream.send(words(self.name, stream.expected_sequence))
+                    await self._send_next(stream)
                     self._note(stream)
                 if self.draw.random() < 0.3:
                     await stream.flush()
@@ -57,10 +62,22 @@ class Producer:
             assert stream.received >= self.ledger.received
             assert stream.stored >= self.ledger.stored
             for _ in range(3):
-                await stream.send(words(self.name, stream.expected_sequence))
+                await self._send_next(stream)
             await stream.flush()
             assert stream.stored == stream.received == stream.expected_sequence - 1
             self._note(stream)
+
+    async def _send_next(self, stream: memstream.ObserveStream) -> None:
+        number = stream.expected_sequence
+        if not self.corrects or number % CORRECTS_EVERY:
+            await stream.send(words(self.name, number))
+            return
+        before = [self.key(number - CORRECTS_EVERY)] if number > CORRECTS_EVERY else []
+        await stream.send(words(self.name, number), external_id=self.key(number), supersedes=before)
+
+    def key(self, number: int) -> str:
+        """The external_id of a text that is superseded."""
+        return f"{self.name}-{number}"
 
     def _note(self, stream: memstream.ObserveStream) -> None:
         self.ledger.received = max(self.ledger.received, stream.received)

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import memstream
 from memstream import Memory
 from tests.server.conftest import MakeServer, restarted, started, stopped
-from tests.server.listing import contents, indexed, observed_once
-from tests.server.producing import PATIENT, Producer, words
+from tests.server.listing import contents, fragments, indexed, observed_once
+from tests.server.producing import CORRECTS_EVERY, PATIENT, Producer, words
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
@@ -40,7 +40,7 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
         ]
         losing = await client.create_memory(f"crash/{LOSING}", profile=memstream.Profile.DBGPT)
         producers = [
-            Producer(memory, f"{memory.name}-{number}", random.Random(draw.random()))
+            Producer(memory, f"{memory.name}-{number}", random.Random(draw.random()), corrects=memory in keeping)
             for memory in (*keeping, losing)
             for number in range(2)
         ]
@@ -54,6 +54,9 @@ async def test_producers_survive_kills_of_the_server(make_server: MakeServer) ->
             total, lost, doubled = total + said.total(), lost + (said - kept).total(), doubled + (kept - said).total()
         print(f"{ROUNDS} kills, {total} observations acknowledged, {lost} lost, {doubled} doubled, seed {SEED}")
         assert (lost, doubled) == (0, 0), f"seed {SEED}"
+        for producer in producers:
+            if producer.corrects:
+                await _check_chain(producer)
         for memory in (*keeping, losing):
             assert await observed_once(memory) == sum(len(_numbers(one)) for one in producers if one.memory is memory)
         await until(lambda: indexed(client, *keeping, losing))
@@ -110,6 +113,14 @@ async def _holds(server: ServerProcess, producers: Sequence[Producer], stored: S
             said = kept[producer.memory.name]
             missing = [n for n in range(1, last + 1) if words(producer.name, n) not in said]
             assert not missing, f"{producer.name} got {missing[0]} to {last} acknowledged as stored, seed {SEED}"
+
+
+async def _check_chain(producer: Producer) -> None:
+    """Each correction that was acknowledged superseded the one before it, and the last one is current."""
+    keyed = {one.external_id: one for one in await fragments(producer.memory) if one.external_id}
+    numbers = _numbers(producer)[CORRECTS_EVERY - 1 :: CORRECTS_EVERY]
+    newer = [keyed[producer.key(number)].superseded_by for number in numbers]
+    assert newer == [*(keyed[producer.key(number)].id for number in numbers[1:]), ""], f"seed {SEED}"
 
 
 def _numbers(producer: Producer) -> range:

@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "ForgetFragments": (WHICH, [{"ids": ["${other}"]}, {"ids": []} | {"filter": {"sessions": ["s"]}}]),
     "RestoreFragments": (WHICH, [{"ids": ["${other}"]}]),
+    "SupersedeFragments": (WHICH | {"newerId": "${other}"}, [{"newerId": "${fragment}", "ids": ["${other}"]}]),
     "EraseFragments": (WHICH, [{"ids": ["${other}"]}]),
     "ObserveBatch": (
         BATCH,

@@ -72,10 +72,13 @@ async def lived_in(client: memstream.Client, path: str) -> Memory:
     await made.observe_batch([Observation(f"the bees of Bob live on the roof, he says {n} times") for n in range(6)])
     await made.observe_batch([Observation(Structured(thought="it rains again", action="stay at home"))])
     await made.observe_batch([Observation("a vector of my own", embedding=[1.0] + [0.0] * 383)])
+    await made.observe_batch([Observation("note four was wrong", external_id="late", supersedes=["key 4", "key 8"])])
+    corrected = Observation("so was this", supersedes=["late"], valid_from=NOW, valid_until=NOW + timedelta(days=9_999))
+    await made.observe_batch([corrected])
     listed = await fragments(made)
     await made.update_fragment(listed[1].id, pinned=True)
     await made.update_fragment(listed[2].id, expire_time=datetime.now(UTC) + timedelta(days=300))
-    await made.forget_fragments([listed[3].id, listed[-3].id])
+    await made.forget_fragments([listed[3].id, listed[-5].id, listed[-2].id])
     talk = client.conversation(path)
     for number in range(5):
         await talk.append("Ann", f"hello {number}", receiver="Bob")
@@ -127,7 +130,8 @@ async def test_imported_memory_behaves_like_the_exported(
     assert {line["tier"] for line in exported_fragments} == {"short_term", "long_term"}
     assert any(each.get("structured") for line in exported_fragments for each in line.get("enhancements", []))
     assert any(line.get("duplicate_count") for line in exported_fragments)
-    assert sum("forget_time_us" in line for line in exported_fragments) == 2
+    assert sum("forget_time_us" in line for line in exported_fragments) == 3
+    assert {"superseded_by", "supersedes", "valid_until_us"} <= {key for line in exported_fragments for key in line}
     assert ["vector" in line for line in exported_fragments] == [
         vectors or line.get("own_vector", False) for line in exported_fragments
     ]

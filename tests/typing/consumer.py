@@ -111,3 +111,7 @@ def script() -> None:
             assert_type(recall.submit("hello"), concurrent.futures.Future[Answer])
         for fragment in memory.list_fragments():
             assert_type(fragment, Fragment)
+        assert_type(memory.supersede(["a"], newer_id="b"), int)
+        hit = memory.recall_once("hello", truth=memstream.Truth.ALL)[0]
+        assert_type(hit.status, memstream.TruthStatus)
+        assert_type(hit.chain, tuple[memstream.ChainLink, ...])

@@ -55,6 +55,12 @@ async def manage(client: memstream.Client, memory: Memory) -> None:
     Filter(speakers=keys.keys(), exclude_ids=ids, metadata={"n": (1, 2)})
     await memory.forget_fragments("01K9ZQ4J3V6Y8M2N5P7R0S1T2W")  # wrong
     await memory.forget_fragments(ids)
+    await memory.supersede("01K9ZQ4J3V6Y8M2N5P7R0S1T2W", newer_id="x")  # wrong
+    await memory.supersede(ids, by="x")  # wrong
+    await memory.supersede(ids, newer_external_id="home")
+    await memory.recall_once("x", truth="all")  # wrong
+    await memory.put_fragment("x", external_id="k", supersedes="home")  # wrong
+    await memory.put_fragment("x", external_id="k", supersedes=["home"], valid_from=None)
     Filter(speakers=[7])  # wrong
     Filter(metadata={"n": {"$gt": 3}})  # wrong
     Filter(tiers=["top"])  # wrong

@@ -24,9 +24,12 @@ export interface AnswerChange {
   readonly answer: Answer;
   /** The recollections that joined the answer. */
   readonly entered: readonly Recollection[];
-  /** The recollections of which the fragment has a new version: enhanced, promoted or edited. */
+  /** The recollections with another status, or of which the fragment has a new version: enhanced, promoted or edited. */
   readonly changed: readonly Recollection[];
-  /** The ids of the recollections that left the answer: others rank higher, or they were forgotten, merged or erased. */
+  /**
+   * The ids of the recollections that left the answer: others rank higher, or they were superseded, forgotten, merged or
+   * erased.
+   */
   readonly retracted: readonly string[];
 }
 
@@ -181,7 +184,7 @@ function sameVersions(before: readonly [string, string][], now: readonly [string
 }
 
 function etags(answer: Answer | undefined): Map<string, string> {
-  return new Map(answer?.recollections.map((one) => [idOf(one), one.fragment?.etag ?? ""]));
+  return new Map(answer?.recollections.map((one) => [idOf(one), `${one.fragment?.etag ?? ""} ${one.status.toString()}`]));
 }
 
 function idOf(recollection: Recollection): string {

@@ -107,9 +107,6 @@ def recall_command(
     """
     if follow and (working or reinforce):
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
-    if everything and truth == Truth.CURRENT:
-        raise Misuse("--all contradicts --truth current: give one of them")
-    wanted = Truth.ALL if everything else None if truth is None else Truth(truth)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -123,7 +120,7 @@ def recall_command(
         now=now,
         reinforce=reinforce,
         fold=fold,
-        truth=wanted,
+        truth=_wanted_truth(truth, everything),
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
@@ -140,6 +137,14 @@ def recall_command(
         print_json(answer)
     else:
         print_answer(answer, explain, working)
+
+
+def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
+    if everything and truth == Truth.CURRENT:
+        raise Misuse("--all contradicts --truth current: give one of them")
+    if everything:
+        return Truth.ALL
+    return None if truth is None else Truth(truth)
 
 
 async def _follow_answer(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
