@@ -81,6 +81,7 @@ async def _keyed(memory: memstream.Memory) -> None:
         await memory.put_fragment(Observation(f"changed {number}", external_id=f"k{number}"))
     await memory.forget_fragments([(await memory.get_fragment(external_id="k7")).id])
     await until(lambda: _erased(memory))
+    await memory.observe_batch(["I live in Munich.", "I moved to Berlin."])  # suspected
 
 
 async def _talked(client: memstream.Client) -> None:

@@ -116,6 +116,22 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "forgotten is True",
         lambda data_dir: _repacked(data_dir, forget_time_us=5),
     ),
+    "a suspicion about a stranger": (
+        "conflicts",
+        "is the older of a suspicion and is not in the memory",
+        _sql(
+            f"INSERT INTO conflicts SELECT memory, id, 'NOBODY', 'name', 1, '', '', NULL FROM fragments"
+            f" WHERE key = ({ONE})"
+        ),
+    ),
+    "a suspicion decided at no time": (
+        "conflicts",
+        "has a decision or its time, not both",
+        _sql(
+            f"INSERT INTO conflicts SELECT memory, id, id, 'name', 1, 'both', '', NULL FROM fragments"
+            f" WHERE key = ({ONE})"
+        ),
+    ),
     "superseded without an event": (
         "fragments",
         "superseded_by is NOWHERE",

@@ -10,6 +10,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, Tier
+from memstream_server.engine.conflicts import Resolved, Verdict
 from memstream_server.engine.errors import (
     CursorCompacted,
     EtagMismatch,
@@ -31,6 +32,7 @@ from memstream_server.engine.requests import (
     memory_etag,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
+from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord, Version
 from tests.support.fake_state import FakeMemory
 
@@ -38,6 +40,22 @@ if TYPE_CHECKING:
     from tests.support.fake_engine import FakeEngine
 
 T = TypeVar("T")
+
+
+class FakeConflicts:
+    """No suspicions: the scripted engine compares nothing."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def list_page(
+        self, namespace: str, name: str, decided: bool, after: tuple[str, str], limit: int
+    ) -> tuple[list[StoredConflict], bool, str]:
+        return [], False, self._engine.find(namespace, name).record.uid
+
+    async def resolve(self, namespace: str, name: str, verdict: Verdict, once: object) -> Resolved:
+        self._engine.find(namespace, name)
+        raise FragmentNotFound(f"{verdict.newer} and {verdict.older} are not suspected", id=verdict.newer)
 
 
 class FakeMemories:

@@ -10,11 +10,14 @@ import pytest
 
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, with_value
+from memstream_server.core.suspicions import ConflictDecision, ConflictReason, Suspicion
 from memstream_server.core.values import Fragment, FragmentKind, Structured, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.writing import Resolution
 from tests.journal.samples import MODEL, fragment, image, record, row, transition
 
 
@@ -54,6 +57,32 @@ class Committing:
         found = await image(journal)
         assert found.rows == (row(full),)
         assert found.next_position == 8
+
+    async def test_suspicions_are_kept_until_a_fragment_leaves(self, journal: Journal) -> None:
+        first, second, third = fragment(0), fragment(1), fragment(2)
+        open_one = Suspicion(second.id, first.id, ConflictReason.DATE, 5)
+        other = Suspicion(third.id, second.id, ConflictReason.PLACE, 6)
+        rows = tuple(row(each) for each in (first, second, third))
+        await journal.commit(transition(1, rows=rows, suspicions=(open_one, other)))
+        assert (await image(journal)).suspicions == (open_one, other)
+        assert await journal.list_conflicts("u1", False, ("", ""), 1) == [StoredConflict(open_one)]
+        assert await journal.list_conflicts("u1", False, (second.id, first.id), 9) == [StoredConflict(other)]
+        done = Resolution(second.id, first.id, ConflictDecision.BOTH, "asked", 7)
+        await journal.commit(transition(2, resolutions=(done,)))
+        decided = StoredConflict(open_one, ConflictDecision.BOTH, "asked", 7)
+        assert await journal.list_conflicts("u1", True, ("", ""), 9) == [decided]
+        assert await journal.get_conflict("u1", second.id, first.id) == decided
+        assert (await image(journal)).suspicions == (other,)
+        await journal.commit(transition(3, removed=(second.id,)))
+        assert [await journal.list_conflicts("u1", decided, ("", ""), 9) for decided in (False, True)] == [[], []]
+
+    async def test_a_superseded_fragment_has_no_open_suspicion(self, journal: Journal) -> None:
+        old, new = fragment(0), fragment(1)
+        await journal.commit(transition(1, rows=(row(old), row(new))))
+        suspicion = Suspicion(new.id, old.id, ConflictReason.NAME, 5)
+        await journal.commit(transition(2, suspicions=(suspicion,)))
+        await journal.commit(transition(3, rows=(row(old.but(superseded_by=new.id)),)))
+        assert await journal.list_conflicts("u1", False, ("", ""), 9) == []
 
     async def test_commit_at_wrong_revision_or_epoch_changes_nothing(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))

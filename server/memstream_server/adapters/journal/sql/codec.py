@@ -229,7 +229,7 @@ def encode_policy(policy: Policy) -> str:
 def decode_policy(data: str) -> Policy:
     policy = _decode_checked(_policy, data)
     if policy.profile is Profile.DBGPT:  # written before these fields existed; this profile turns them off
-        if '"fold"' not in data:
+        if '"fold"' not in data.partition('"conflicts"')[0]:  # `conflicts` has a field of that name, too
             policy = replace(policy, recall=replace(policy.recall, fold=False))
         if '"truth"' not in data:
             policy = replace(policy, recall=replace(policy.recall, truth=Truth.ALL))
