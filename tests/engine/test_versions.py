@@ -261,6 +261,21 @@ async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock:
     assert await at(engine, new, first) == "after it"
 
 
+async def test_a_memory_too_large_for_ram_has_a_past(tmp_path: Path) -> None:
+    async with assembled(tmp_path, dense_in_memory_max=2) as parts:
+        engine = parts.engine
+        await create(engine, kind=MemoryKind.LONG_TERM)
+        ids = await observe(engine, "the otter eats fish", *[f"tea number {number}" for number in range(6)])
+        query = Query(text="what does the otter eat?", reinforce=False, now_us=1, limit=1, alpha=0.0)
+        then = await engine.recall(*JOY, query)
+        await change(engine, ids[0], content="a concert in Ulm")
+        assert (await engine.recall(*JOY, query)).best_relevance < then.best_relevance
+        past = await engine.recall(*JOY, replace(query, as_of=AsOf(revision=then.revision)))
+        assert [one.fragment.content for one in past.recollections] == ["the otter eats fish"]
+        assert past.recollections[0].scored.score == then.recollections[0].scored.score
+        assert past.recollections[0].scored.cosine == then.recollections[0].scored.cosine
+
+
 async def test_pages_of_the_past_continue_where_they_ended(engine: Engine) -> None:
     await create(engine)
     ids = await observe(engine, *[f"thing {number}" for number in range(7)])
