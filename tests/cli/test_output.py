@@ -102,6 +102,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "timings",
         "tokens",
         "weak",
+        "as_of_revision",
     ]
 
 

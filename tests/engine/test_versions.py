@@ -217,6 +217,21 @@ async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Eng
     await check(engine, "joy")
 
 
+async def test_erasing_a_source_that_is_gone_removes_versions(engine: Engine) -> None:
+    """The version holds words that neither the content nor the policy shows any more."""
+    uid = await create(engine, MERGING)
+    (anchor,) = await observe(engine, "Bob likes green tea")
+    (source,) = await observe(engine, "Bob likes green tea today")
+    await change(engine, anchor, content="Bob likes coffee")
+    await engine.fragments.clear(*JOY, [Tier.SHORT_TERM])
+    plain = with_value(MERGING, "short_term.merge_content", False)
+    await engine.memories.update(*JOY, MemoryChange(policy=plain))
+    assert await said(engine, anchor) == ["Bob likes green tea;Bob likes green tea today", "Bob likes green tea"]
+    await erased(engine, source)
+    assert await engine._journal.version_keys(uid) == {}
+    assert [(one.content, one.sources) for one in await live(engine)] == [("Bob likes coffee", ())]
+
+
 @pytest.mark.parametrize(
     ("as_of", "expected"),
     [
