@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ async def test_the_past_is_what_the_memory_answered_then(tmp_path: Path, kind: s
             as_of = AsOf(revision=revision)
             assert plain(await listed(parts.engine, False, as_of)) == plain(seen.live), revision
             assert plain(await listed(parts.engine, True, as_of)) == plain(seen.forgotten), revision
-            answer = await parts.engine.recall(NAMESPACE, "joy", Query(**{**fields_of(QUERY), "as_of": as_of}))
+            answer = await parts.engine.recall(NAMESPACE, "joy", replace(QUERY, as_of=as_of))
             assert told(answer) == told(seen.recalled), revision
             for one in seen.live[:2]:
                 found, _, at = await parts.engine.past.get(NAMESPACE, "joy", AsOf(time_us=seen.time_us), one.id)
@@ -190,5 +191,23 @@ async def test_the_past_is_what_the_memory_answered_then(tmp_path: Path, kind: s
         await check(parts.engine, "joy")
 
 
-def fields_of(query: Query) -> dict[str, object]:
-    return {name: getattr(query, name) for name in query.__slots__}
+async def test_the_past_stays_while_the_memory_changes(tmp_path: Path) -> None:
+    clock = SettableClock()
+    async with assembled(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:
+        walked = await walk(parts.engine, clock, 3, SMALL, steps=20)
+        revision = max(walked.seen)
+        seen, as_of = walked.seen[revision], AsOf(revision=revision)
+        query = replace(QUERY, as_of=as_of)
+
+        async def change() -> None:
+            for _ in range(20):
+                await walked.step()
+
+        changing = asyncio.create_task(change())
+        reads = 0
+        while not changing.done():
+            reads += 1
+            assert plain(await listed(parts.engine, False, as_of)) == plain(seen.live)
+            assert told(await parts.engine.recall(NAMESPACE, "joy", query)) == told(seen.recalled)
+        await changing
+        assert reads > 1
