@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 WORDS = ["tea", "coffee", "Bob", "Ann", "moved", "Paris", "Rome", "likes", "sold", "garden?", "Monday", "blue", "7"]
 STEPS = 40
+Step = Callable[..., Awaitable[None]]
 SMALL = with_value(with_value(DEFAULT, "short_term.capacity", 3), "history.versions", 100)
 MERGING = with_value(with_value(DBGPT, "short_term.overflow", DEFAULT.short_term.overflow), "history.versions", 100)
 POLICIES = {
@@ -62,7 +63,13 @@ class Walk:
 
     async def step(self) -> None:
         live, forgotten = await listed(self.engine, False), await listed(self.engine, True)
-        choices = [self.observe, self.observe, self.observe, self.repeat, self.observe_key]
+        choices: list[Callable[..., Awaitable[None]]] = [
+            self.observe,
+            self.observe,
+            self.observe,
+            self.repeat,
+            self.observe_key,
+        ]
         if live:
             choices += [self.update, self.update, self.forget, self.recollect, self.restore_version]
         if forgotten:
@@ -104,7 +111,7 @@ class Walk:
     async def recollect(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
         await self.engine.reinforce_fragments(NAMESPACE, "joy", [self.random.choice(live).id])
 
-    async def restore_version(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
+    async def restore_version(self, live: Sequence[Fragment], _forgotten: Sequence[Fragment]) -> None:
         chosen = self.random.choice(live).id
         _, versions, _ = await self.engine.fragments.read_history(NAMESPACE, "joy", chosen)
         if versions:

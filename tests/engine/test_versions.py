@@ -11,7 +11,7 @@ import pytest
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, EngineError, EtagMismatch, FragmentNotFound
@@ -256,10 +256,7 @@ async def test_a_moment_out_of_range_is_refused(engine: Engine, as_of: AsOf, exp
 
 
 async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock: SettableClock) -> None:
-    def policy(events_s: int) -> Policy:
-        return with_value(DEFAULT, "retention.event_retention_s", events_s)
-
-    uid = await create(engine, policy(3_600))
+    uid = await create(engine, with_value(DEFAULT, "retention.event_retention_s", 3_600))
     (old,) = await observe(engine, "from before")
     clock.offset_us += DAY_US
     await engine.run_maintenance()
