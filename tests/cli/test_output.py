@@ -113,6 +113,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "tokens",
         "weak",
         "interpreted",
+        "as_of_revision",
     ]
 
 

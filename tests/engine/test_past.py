@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ STEPS = 40
 CERTAIN = with_value(DEFAULT, "conflicts.suspect", False)
 """Without suspicions: a change ends one, and the log does not say whether it changed words."""
 SMALL = with_value(with_value(CERTAIN, "short_term.capacity", 3), "history.versions", 100)
+Step = Callable[..., Awaitable[None]]
 MERGING = with_value(with_value(DBGPT, "short_term.overflow", DEFAULT.short_term.overflow), "history.versions", 100)
 POLICIES = {
     "default": SMALL,
@@ -65,7 +67,13 @@ class Walk:
 
     async def step(self) -> None:
         live, forgotten = await listed(self.engine, False), await listed(self.engine, True)
-        choices = [self.observe, self.observe, self.observe, self.repeat, self.observe_key]
+        choices: list[Callable[..., Awaitable[None]]] = [
+            self.observe,
+            self.observe,
+            self.observe,
+            self.repeat,
+            self.observe_key,
+        ]
         if live:
             choices += [self.update, self.update, self.forget, self.recollect, self.restore_version]
             choices += [self.supersede, self.restore_live]
@@ -116,7 +124,7 @@ class Walk:
     async def recollect(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
         await self.engine.reinforce_fragments(NAMESPACE, "joy", [self.random.choice(live).id])
 
-    async def restore_version(self, live: Sequence[Fragment], _: Sequence[Fragment]) -> None:
+    async def restore_version(self, live: Sequence[Fragment], _forgotten: Sequence[Fragment]) -> None:
         chosen = self.random.choice(live).id
         _, versions, _ = await self.engine.fragments.read_history(NAMESPACE, "joy", chosen)
         if versions:
@@ -201,7 +209,7 @@ async def test_the_past_is_what_the_memory_answered_then(tmp_path: Path, kind: s
             as_of = AsOf(revision=revision)
             assert plain(await listed(parts.engine, False, as_of)) == plain(seen.live), revision
             assert plain(await listed(parts.engine, True, as_of)) == plain(seen.forgotten), revision
-            answer = await parts.engine.recall(NAMESPACE, "joy", Query(**{**fields_of(QUERY), "as_of": as_of}))
+            answer = await parts.engine.recall(NAMESPACE, "joy", replace(QUERY, as_of=as_of))
             assert told(answer) == told(seen.recalled), revision
             for one in seen.live[:2]:
                 found, _, at = await parts.engine.past.get(NAMESPACE, "joy", AsOf(time_us=seen.time_us), one.id)
@@ -209,5 +217,23 @@ async def test_the_past_is_what_the_memory_answered_then(tmp_path: Path, kind: s
         await check(parts.engine, "joy")
 
 
-def fields_of(query: Query) -> dict[str, object]:
-    return {name: getattr(query, name) for name in query.__slots__}
+async def test_the_past_stays_while_the_memory_changes(tmp_path: Path) -> None:
+    clock = SettableClock()
+    async with assembled(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:
+        walked = await walk(parts.engine, clock, 3, SMALL, steps=20)
+        revision = max(walked.seen)
+        seen, as_of = walked.seen[revision], AsOf(revision=revision)
+        query = replace(QUERY, as_of=as_of)
+
+        async def change() -> None:
+            for _ in range(20):
+                await walked.step()
+
+        changing = asyncio.create_task(change())
+        reads = 0
+        while not changing.done():
+            reads += 1
+            assert plain(await listed(parts.engine, False, as_of)) == plain(seen.live)
+            assert told(await parts.engine.recall(NAMESPACE, "joy", query)) == told(seen.recalled)
+        await changing
+        assert reads > 1

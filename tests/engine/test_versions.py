@@ -11,7 +11,7 @@ import pytest
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, EngineError, EtagMismatch, FragmentNotFound
@@ -217,6 +217,21 @@ async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Eng
     await check(engine, "joy")
 
 
+async def test_erasing_a_source_that_is_gone_removes_versions(engine: Engine) -> None:
+    """The version holds words that neither the content nor the policy shows any more."""
+    uid = await create(engine, MERGING)
+    (anchor,) = await observe(engine, "Bob likes green tea")
+    (source,) = await observe(engine, "Bob likes green tea today")
+    await change(engine, anchor, content="Bob likes coffee")
+    await engine.fragments.clear(*JOY, [Tier.SHORT_TERM])
+    plain = with_value(MERGING, "short_term.merge_content", False)
+    await engine.memories.update(*JOY, MemoryChange(policy=plain))
+    assert await said(engine, anchor) == ["Bob likes green tea;Bob likes green tea today", "Bob likes green tea"]
+    await erased(engine, source)
+    assert await engine._journal.version_keys(uid) == {}
+    assert [(one.content, one.sources) for one in await live(engine)] == [("Bob likes coffee", ())]
+
+
 @pytest.mark.parametrize(
     ("as_of", "expected"),
     [
@@ -241,10 +256,7 @@ async def test_a_moment_out_of_range_is_refused(engine: Engine, as_of: AsOf, exp
 
 
 async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock: SettableClock) -> None:
-    def policy(events_s: int) -> Policy:
-        return with_value(DEFAULT, "retention.event_retention_s", events_s)
-
-    uid = await create(engine, policy(3_600))
+    uid = await create(engine, with_value(DEFAULT, "retention.event_retention_s", 3_600))
     (old,) = await observe(engine, "from before")
     clock.offset_us += DAY_US
     await engine.run_maintenance()
@@ -259,6 +271,21 @@ async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock:
         await at(engine, old, first)
     assert error.value.details == {"oldest_revision": str(touched)}
     assert await at(engine, new, first) == "after it"
+
+
+async def test_a_memory_too_large_for_ram_has_a_past(tmp_path: Path) -> None:
+    async with assembled(tmp_path, dense_in_memory_max=2) as parts:
+        engine = parts.engine
+        await create(engine, kind=MemoryKind.LONG_TERM)
+        ids = await observe(engine, "the otter eats fish", *[f"tea number {number}" for number in range(6)])
+        query = Query(text="what does the otter eat?", reinforce=False, now_us=1, limit=1, alpha=0.0)
+        then = await engine.recall(*JOY, query)
+        await change(engine, ids[0], content="a concert in Ulm")
+        assert (await engine.recall(*JOY, query)).best_relevance < then.best_relevance
+        past = await engine.recall(*JOY, replace(query, as_of=AsOf(revision=then.revision)))
+        assert [one.fragment.content for one in past.recollections] == ["the otter eats fish"]
+        assert past.recollections[0].scored.score == then.recollections[0].scored.score
+        assert past.recollections[0].scored.cosine == then.recollections[0].scored.cosine
 
 
 async def test_pages_of_the_past_continue_where_they_ended(engine: Engine) -> None:

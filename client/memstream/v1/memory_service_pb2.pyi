@@ -971,7 +971,7 @@ class GetFragmentHistoryResponse(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentVersion]:
-        """Its earlier versions, the latest first."""
+        """Its earlier versions, the latest first: as many as fit into one message."""
 
     def __init__(
         self,

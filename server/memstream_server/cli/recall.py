@@ -139,10 +139,8 @@ def recall_command(
     \b
       memstream recall demo/joy "where is the key?" -n 3 --follow
     """
-    if follow and as_of is not None:
-        raise Misuse("--follow shows changes, and the past has none: omit --as-of")
-    if follow and (working or reinforce):
-        raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
+    if follow:
+        _check_follow(working or bool(reinforce), as_of is not None)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -182,6 +180,13 @@ def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
     if everything:
         return Truth.ALL
     return None if truth is None else Truth(truth)
+
+
+def _check_follow(extra: bool, past: bool) -> None:
+    if past:
+        raise Misuse("--follow shows changes, and the past has none: omit --as-of")
+    if extra:
+        raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
 
 
 async def _follow_answer(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:

@@ -7,9 +7,9 @@ guessed: a fragment whose version is not kept, or was erased, has no value (`fin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from memstream_server.core.events import Event, EventType
+from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known
 from memstream_server.core.suspicions import ConflictReason, OpenSuspicions, Suspicion
 from memstream_server.core.values import Fragment
@@ -68,9 +68,10 @@ class Timeline:
                 self._fold(event, time_us)
         else:
             events = tuple(events)
-            erases = any(event.type is EventType.ERASED for event in events)
+            rewritten = _find_rewritten(events)
             for event in events:
-                self._note(event, revision, erases)
+                self._note(event, revision)
+            self._erased |= dict.fromkeys(rewritten, revision)
 
     def set_versions(self, versions: Mapping[str, Collection[int]]) -> None:
         """Set the revisions of the versions that are kept, by fragment id; read after the log."""
@@ -106,7 +107,7 @@ class Timeline:
         elif event.type in (EventType.UPDATED, EventType.SUPERSEDED) or event.type in GONE:
             self.suspicions.discard_all_of(event.fragment)
 
-    def _note(self, event: Event, revision: int, erases: bool) -> None:
+    def _note(self, event: Event, revision: int) -> None:
         """Note what must be undone."""
         id_, kind = event.fragment, event.type
         if kind in _BORN:
@@ -124,8 +125,6 @@ class Timeline:
             self._vectored.setdefault(id_, revision)
         elif kind is EventType.REPEATED and event.expire_time_us is not None:
             self._expiries.setdefault(id_, []).append((revision, event.expire_time_us))
-        if erases and kind in (EventType.UPDATED, EventType.WEAKENED):
-            self._erased[id_] = revision
         unknown = self._first > 1 and id_ and id_ not in self._places and id_ not in self._born
         if unknown and kind is not EventType.ECHOED:
             self._touched[id_] = revision
@@ -234,3 +233,12 @@ class Timeline:
     def changed_ids(self) -> list[str]:
         """The fragments that may have another content now."""
         return list(self._changes)
+
+
+def _find_rewritten(events: Sequence[Event]) -> set[str]:
+    """The fragments that lost erased words in this transition, or versions that may have held them: those weakened by
+    an erasure on request. Of a fragment that was gone before, the erasure shows in WEAKENED and UPDATED alone."""
+    erases = any(one.type is EventType.ERASED and one.reason is Reason.REQUESTED for one in events)
+    weakened = {one.fragment for one in events if one.type is EventType.WEAKENED}
+    updated = {one.fragment for one in events if one.type is EventType.UPDATED}
+    return weakened | updated if erases else weakened & updated

@@ -1983,7 +1983,7 @@ type GetFragmentHistoryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The fragment as it is.
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// Its earlier versions, the latest first.
+	// Its earlier versions, the latest first: as many as fit into one message.
 	Versions []*FragmentVersion `protobuf:"bytes,2,rep,name=versions,proto3" json:"versions,omitempty"`
 	// The memory's revision.
 	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`

@@ -45,7 +45,7 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         replaced=tuple(_replaced_fragments(working, decision)),
         versions_max=record.policy.history.versions,
         versions_since_us=_versions_since_us(record.policy, time_us),
-        forgotten_versions=_rewritten_fragments(decision),
+        forgotten_versions=decision.forgotten_versions,
         anchors=tuple(_build_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
         released=_released_anchors(before, released),
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
@@ -115,14 +115,6 @@ def _callers_by_key(decision: Decision) -> dict[str, str]:
         for fragment in batch.receipt.fragments
         if fragment.external_id
     }
-
-
-def _rewritten_fragments(decision: Decision) -> tuple[str, ...]:
-    """After an erasure: the long-term fragments that derived from an erased one, whose versions may hold its words."""
-    if not decision.erased or decision.transition is None:
-        return ()
-    erased = set(decision.erased)
-    return tuple(put.id for put in decision.transition.puts if put.tier is Tier.LONG_TERM or put.id in erased)
 
 
 def _versions_since_us(policy: Policy, now_us: int) -> int:

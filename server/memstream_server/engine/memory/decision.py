@@ -41,6 +41,8 @@ class Decision:
     outcomes: tuple[Outcomes, ...] = ()
     erased: tuple[str, ...] = ()
     """Ids whose earlier texts must not be kept anywhere, see Commit."""
+    forgotten_versions: tuple[str, ...] = ()
+    """Ids of the fragments that an erasure changes: their versions may hold erased words."""
     jobs: tuple[Job, ...] = ()
     finish_jobs: tuple[str, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()

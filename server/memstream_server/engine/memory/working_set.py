@@ -54,6 +54,8 @@ class WorkingSet:
     def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
+        self.vectorless: set[str] = set()
+        """Of a memory of the past that is too large for RAM: fragments whose present vector is of another content."""
         self.fragment_cache = FragmentCache()
         self.stale: dict[str, int] = {}
         """Revisions by id: text read from that fragment before the revision may contain erased words and must not be

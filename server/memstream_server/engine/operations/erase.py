@@ -199,7 +199,8 @@ class Erasing:
         erased = (*transition.removed, *parts)
         self._reinforcement.forget_vectors(set(erased))
         jobs = jobs_of(now.working, transition, parts.values(), self._runtime)
-        return Decision(transition=transition, gathered=parts, erased=erased, jobs=jobs)
+        changed = tuple(put.id for put in transition.puts)
+        return Decision(transition=transition, gathered=parts, erased=erased, forgotten_versions=changed, jobs=jobs)
 
 
 def _collect_closure(named: Sequence[str], derived: Mapping[str, Collection[str]]) -> list[str]:

@@ -138,6 +138,7 @@ class _PastWorkingSet(WorkingSet):
             return
         rows = (self.moment.rebuild_row(row, self.embedding.name) for row in block.iterate_rows())
         kept = [row for row in rows if row is not None]
+        self.vectorless.update(row.fragment.id for row in kept if not row.fragment.model)
         self.held += [
             row.fragment
             for row in kept
@@ -147,7 +148,7 @@ class _PastWorkingSet(WorkingSet):
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         super().begin(record, all_vectors)
-        self.behind = False
+        self.behind, self.vectorless = False, set()
         self.held: list[Fragment] = []
 
     def finish_load(self, image: Image) -> None:

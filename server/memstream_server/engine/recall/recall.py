@@ -193,7 +193,8 @@ class Recaller:
             unseen = no_cosines(len(words))
             lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
-        missing = [id_ for id_ in wanted if id_ not in fresh and id_ not in working.fresh]
+        known = fresh.keys() | working.fresh.keys() | working.vectorless
+        missing = [id_ for id_ in wanted if id_ not in known]
         packed = await self._storage.journal.get_vectors(working.record.uid, working.embedding.name, missing)
         watch.record_step("search")
         vectors = {id_: np.frombuffer(raw, dtype="<f4") for id_, raw in packed.items()} | fresh | working.fresh

@@ -1082,7 +1082,7 @@ export type GetFragmentHistoryResponse = Message<"memstream.v1.GetFragmentHistor
   fragment?: Fragment | undefined;
 
   /**
-   * Its earlier versions, the latest first.
+   * Its earlier versions, the latest first: as many as fit into one message.
    *
    * @generated from field: repeated memstream.v1.FragmentVersion versions = 2;
    */
