@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from memstream_server.rpc.http.application import Receive, Scope, Send
+import pytest
+
+from memstream_server.rpc.http.application import Asgi, Receive, Scope, Send
 from memstream_server.rpc.http.listener import HttpListener
 
 HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
@@ -24,10 +27,10 @@ async def answer_at_once(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def connected(
-    opening_max_s: float = OPENING_MAX_S,
+    application: Asgi = answer_at_once, opening_max_s: float = OPENING_MAX_S
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client of a new listener."""
-    listener = HttpListener(answer_at_once, opening_max_s=opening_max_s, connections_max=10)
+    listener = HttpListener(application, opening_max_s=opening_max_s, connections_max=10)
     host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -68,6 +71,28 @@ async def test_quiet_connection_outlives_the_bound_of_a_head() -> None:
             await reader.readuntil(ANSWER_END)
             await asyncio.sleep(2 * OPENING_MAX_S)
         assert not reader.at_eof()
+
+
+async def answer_body(_scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that reads the body, and answers even if it breaks off."""
+    while (await receive()).get("more_body", False):
+        pass
+    await answer_at_once(_scope, receive, send)
+
+
+@pytest.mark.parametrize("application", [answer_body, answer_at_once], ids=["before the answer", "after the answer"])
+async def test_broken_chunk_ends_the_connection(application: Asgi, caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(30), connected(application, opening_max_s=30) as (reader, writer):
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n")
+        if application is answer_at_once:
+            await reader.readuntil(ANSWER_END)
+        else:
+            await asyncio.sleep(0.05)
+        writer.write(b"zz\r\n")
+        left = await reader.read()
+    assert left.count(b"HTTP/1.1") == (application is answer_body)
+    assert left.startswith(b"HTTP/1.1 400 ") == (application is answer_body)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

@@ -59,7 +59,7 @@ def check_lines(server: ServerProcess, marks: Sequence[str]) -> None:
     text = server.log()
     for mark in marks:
         assert mark not in text, f"the log has {mark}"
-    assert "Traceback" not in text, text[text.index("Traceback") - 2_000 :][:6_000]
+    assert "Traceback" not in text, text[max(0, text.index("Traceback") - 2_000) :][:6_000]
     for line in text.splitlines():
         if line.startswith("{"):
             held = json.loads(line)

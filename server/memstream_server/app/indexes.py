@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
+from memstream_server.app.errors import StartError
 from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
 from memstream_server.settings import Settings
 
@@ -26,9 +28,14 @@ class IndexChoice:
 
 
 def choose_index(settings: Settings) -> IndexChoice:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row."""
+    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row.
+
+    Raises StartError if Milvus Lite is needed and not installed.
+    """
     if settings.milvus_uri:
         return IndexChoice(partial(_connect_milvus, settings), shared=True, layout=settings.index_partitions)
+    if find_spec("milvus_lite") is None:
+        raise StartError("Milvus Lite is not installed: pip install 'memstream[server]', or set milvus_uri")
     return IndexChoice(partial(_open_lite, settings), shared=False, layout=settings.index_partitions)
 
 

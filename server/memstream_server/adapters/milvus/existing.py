@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def _serve_lite(directory: Path) -> Iterator[str]:
     # Lite would create its files in any other directory.
     if not (directory / "collections").is_dir():
         raise FileNotFoundError(f"{directory} is no directory of Milvus Lite 3, which has a folder named collections")
+    if find_spec("milvus_lite") is None:
+        raise IndexUnavailable("Milvus Lite is not installed: pip install 'memstream[server]'")
     from milvus_lite.adapter.grpc.server import start_server_in_thread
     from milvus_lite.exceptions import MilvusLiteError
 

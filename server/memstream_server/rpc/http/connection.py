@@ -2,7 +2,8 @@
 
 Rule 1. A new connection is closed if it sends no complete head of a request within `opening_max_s`. A connection that
 is kept alive has as long from its first byte after an answer, and 75 s (listener.py) until that byte.
-Rule 2. The URIs of a client certificate are in the state of every request of the connection.
+Rule 2. After malformed HTTP nothing but one 400 is sent: a call whose body breaks off cannot answer as well.
+Rule 3. The URIs of a client certificate are in the state of every request of the connection.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memstream_server.rpc.http.application import PEER_URIS
@@ -36,6 +38,16 @@ class _BoundedProtocol(H11Protocol):
             self._expect_head()
         else:
             self._cancel_opening()
+
+    def send_400_response(self, msg: str) -> None:
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # otherwise its answer raises in h11, and uvicorn logs a traceback
+            cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _is_waiting(self) -> bool:
         """Whether no request is being answered. The rest of a body that was answered early counts as waiting."""
