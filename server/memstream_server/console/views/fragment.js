@@ -123,7 +123,7 @@ class Page {
     const body = h("tbody");
     const derived = h("ul", { class: "related" });
     const more = h("span");
-    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision };
+    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision, kept: "" };
     this.readOn(life);
     return [
       h("section", null, h("h2", null, "Life"), table("Events of this fragment", EVENT_HEADS, body, "steps"),
@@ -144,12 +144,16 @@ class Page {
         (events, read) => this.addEvents(life, events, life.read + read));
       life.read += found.read;
       life.cursor = found.cursor;
-      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.`);
+      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.${life.kept}`);
       if (!found.whole) show(life.more, action(`Read ${count(PART_EVENTS)} more`, () => this.readOn(life)));
       else if (!life.derived.children.length) append(life.derived, h("li", { class: "empty" }, "nothing"));
     } catch (error) {
-      if (this.signal.aborted) return;
-      show(life.state, error.reason === "CURSOR_COMPACTED" ? "The memory's older events are no longer kept." : error.message);
+      if (this.signal.aborted) return undefined;
+      const oldest = error.reason === "CURSOR_COMPACTED" ? error.detail("oldest_revision") : "";
+      if (!oldest || Number(oldest) <= Number(life.cursor.revision)) return show(life.state, error.message);
+      life.cursor = { memoryUid: life.cursor.memoryUid, revision: oldest };
+      life.kept = ` Events up to revision ${count(oldest)} are no longer kept.`;
+      return this.readOn(life);
     }
   }
 
