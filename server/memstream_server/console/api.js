@@ -9,12 +9,23 @@ export function setKey(value) {
 
 export const hasKey = () => key !== "";
 
-/** An error of a call. `code` is Connect's, `reason` that of google.rpc.ErrorInfo. */
+/** An error of a call. `code` is Connect's; `info` has the bytes of google.rpc.ErrorInfo. */
 export class CallError extends Error {
-  constructor(code, message, reason = "") {
+  constructor(code, message, info = "") {
     super(message);
     this.code = code;
-    this.reason = reason;
+    this.info = info;
+  }
+
+  /** The reason, field 1 of ErrorInfo; empty if there is none. */
+  get reason() {
+    return this.info.charCodeAt(0) === 0x0a ? this.info.slice(2, 2 + this.info.charCodeAt(1)) : "";
+  }
+
+  /** A value of ErrorInfo's metadata, in which a value follows its name as field 2; empty if there is none. */
+  detail(name) {
+    const at = this.info.indexOf(`${name}\x12`) + name.length + 1;
+    return at > name.length ? this.info.slice(at + 1, at + 1 + this.info.charCodeAt(at)) : "";
   }
 
   /** Whether the same call may succeed later. */
@@ -76,15 +87,12 @@ async function errorOf(answer) {
 }
 
 function callError(error) {
-  return new CallError(error.code ?? "unknown", error.message ?? "The call failed.", reasonOf(error.details ?? []));
+  return new CallError(error.code ?? "unknown", error.message ?? "The call failed.", infoOf(error.details ?? []));
 }
 
-// ErrorInfo has its reason in field 1, the first of the message.
-function reasonOf(details) {
+function infoOf(details) {
   const info = details.find((detail) => detail.type === "google.rpc.ErrorInfo");
-  if (!info) return "";
-  const raw = atob(info.value.replaceAll("-", "+").replaceAll("_", "/"));
-  return raw.charCodeAt(0) === 0x0a ? raw.slice(2, 2 + raw.charCodeAt(1)) : "";
+  return info ? atob(info.value.replaceAll("-", "+").replaceAll("_", "/")) : "";
 }
 
 const END = 0b10;

@@ -58,6 +58,10 @@ function find({ parts, query }) {
 function drawNavigation(current) {
   const item = (href, label, here) => h("a", { href, "aria-current": here && "page" }, label);
   show(nav, TOP.map(([name, label, view]) => item(name ? link(name) : "#/", label, view === current.view)));
+  drawAccount();
+}
+
+function drawAccount() {
   show(account, caller() && given(caller(), "caller"), signedIn() && h("button", {
     type: "button",
     class: "link",
@@ -144,17 +148,11 @@ function drawSignIn(reason) {
   input.focus();
 }
 
+/** Draws the view while it asks who calls; a view that fails for lack of a key shows the form itself. */
 async function start() {
-  notify("");
-  try {
-    await begin();
-  } catch (error) {
-    if (error.code === "unauthenticated") return drawSignIn("");
-    const place = h("div", { class: "view" });
-    show(main, h("h1", null, "memstream"), place);
-    return showFailure(place, error);
-  }
-  return draw(false);
+  const [known] = await Promise.allSettled([begin(), draw(false)]);
+  if (known.status === "fulfilled") drawAccount();
+  else if (known.reason.code === "unauthenticated" && !main.querySelector(".sign-in")) drawSignIn("");
 }
 
 window.addEventListener("hashchange", () => draw(true));

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import timedelta
 
 import pytest
 
 import memstream
 from memstream import Observation, OperationState
+from memstream.errors import CursorCompacted
+from tests.support.waiting import until
 from tests.toolchains.console.conftest import Console, Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
@@ -167,6 +170,25 @@ async def test_fragment_shows_fields_life_and_sources(visit: Visit) -> None:
     await source.click()
     derived = page.locator("section", has=page.get_by_role("heading", name="What derives from it"))
     await derived.locator("li", has_text=promoted.id[-8:]).wait_for()
+
+
+async def test_life_begins_at_the_oldest_event_that_is_kept(visit: Visit) -> None:
+    policy = {"retention": {"event_retention": timedelta(seconds=1)}}
+    memory = await fill(visit.console, "pruned", policy=policy)
+
+    async def pruned() -> bool:
+        await memory.observe_batch(["Another hour has struck."])
+        async with memory.watch("beginning") as watch:
+            try:
+                await anext(aiter(watch))
+            except CursorCompacted:
+                return True
+        return False
+
+    await until(pruned)
+    one = await anext(aiter(memory.list_fragments()))
+    page = await visit.sign_in(f"m/shop/pruned/fragment/{one.id}")
+    await page.get_by_text(re.compile(r"events, among .* are no longer kept")).wait_for()
 
 
 async def test_fragment_is_pinned_edited_forgotten_and_restored(visit: Visit) -> None:

@@ -8,6 +8,7 @@ import { PART_EVENTS, readHistory } from "../history.js";
 import { rightsIn } from "../session.js";
 
 const SOURCES_MAX = 20;
+const ROWS_MAX = 500;
 
 export async function render({ place, signal, memory, parts: [id] }) {
   const rights = await rightsIn(memory.namespace);
@@ -122,7 +123,7 @@ class Page {
     const body = h("tbody");
     const derived = h("ul", { class: "related" });
     const more = h("span");
-    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision };
+    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision, kept: "" };
     this.readOn(life);
     return [
       h("section", null, h("h2", null, "Life"), table("Events of this fragment", EVENT_HEADS, body, "steps"),
@@ -140,23 +141,33 @@ class Page {
         life.cursor = { memoryUid: memory.uid, revision: "0" };
       }
       const found = await readHistory(this.memory, this.id, life.cursor, life.revision, this.signal,
-        (read) => show(life.state, `${count(life.read + read)} events of the memory read …`));
+        (events, read) => this.addEvents(life, events, life.read + read));
       life.read += found.read;
       life.cursor = found.cursor;
-      append(life.body, found.events.map((event) => eventRow(event, this.memory)));
-      for (const event of found.events) this.addDerived(event, life);
-      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.`);
+      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.${life.kept}`);
       if (!found.whole) show(life.more, action(`Read ${count(PART_EVENTS)} more`, () => this.readOn(life)));
       else if (!life.derived.children.length) append(life.derived, h("li", { class: "empty" }, "nothing"));
     } catch (error) {
-      if (this.signal.aborted) return;
-      show(life.state, error.reason === "CURSOR_COMPACTED" ? "The memory's older events are no longer kept." : error.message);
+      if (this.signal.aborted) return undefined;
+      const oldest = error.reason === "CURSOR_COMPACTED" ? error.detail("oldest_revision") : "";
+      if (!oldest || Number(oldest) <= Number(life.cursor.revision)) return show(life.state, error.message);
+      life.cursor = { memoryUid: life.cursor.memoryUid, revision: oldest };
+      life.kept = ` Events up to revision ${count(oldest)} are no longer kept.`;
+      return this.readOn(life);
     }
+  }
+
+  addEvents(life, events, read) {
+    for (const event of events) {
+      if (life.body.rows.length < ROWS_MAX) append(life.body, eventRow(event, this.memory));
+      this.addDerived(event, life);
+    }
+    show(life.state, `${count(read)} events of the memory read …`);
   }
 
   addDerived(event, life) {
     const derives = event.fragmentId && event.fragmentId !== this.id && (event.otherId === this.id || (event.sources ?? []).includes(this.id));
-    if (!derives || life.seen.has(event.fragmentId)) return;
+    if (!derives || life.seen.has(event.fragmentId) || life.seen.size === ROWS_MAX) return;
     life.seen.add(event.fragmentId);
     const how = event.otherId === this.id ? enumName(event.type, "EVENT_TYPE_") : `${enumName(event.type, "EVENT_TYPE_")} with it as a source`;
     append(life.derived, h("li", null, fragmentLink(this.memory, event.fragmentId), ` ${how}`));

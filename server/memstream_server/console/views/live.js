@@ -81,6 +81,7 @@ class Live {
     this.changed = new Set(TIERS.map(([name]) => name));
     this.frame = 0;
     this.watching = null;
+    this.wasLive = false;
   }
 
   run() {
@@ -137,11 +138,12 @@ class Live {
     this.changed = new Set(TIERS.map(([name]) => name));
     this.drawTiers();
     this.drawNumbers();
-    notify("The events from there on are not kept, or the memory was created again: the page shows its present state.");
+    if (this.wasLive) notify("The events from there on are not kept, or the memory was created again: the page shows its present state.");
     return this.cursor;
   }
 
   showState(text, detail = "") {
+    if (text === "live") this.wasLive = true;
     if (this.state.textContent === text) return;
     this.state.dataset.state = text;
     show(this.state, text);
