@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, Truth, with_value
@@ -22,6 +23,7 @@ from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_standing import following
+from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
 from tests.support.scripts import until as until_seen
 from tests.support.waiting import until
 
@@ -182,6 +184,17 @@ async def test_standing_query_shows_a_validity_that_begins(tmp_path: Path, monke
         await observe(parts.engine, observation(BERLIN, valid_from_us=begins_us))
         async with following(parts.engine, Query(text=WHERE)) as follower:
             await until_seen(lambda: follower.contents == [BERLIN])
+
+
+async def test_reflection_is_shown_what_is_current(tmp_path: Path) -> None:
+    scripted = ScriptedInsights(questions=["Where does Ann live?"])
+    policy = with_value(DEFAULT, "reflection.threshold", 1.0)
+    async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=scripted)) as parts:
+        await create(parts.engine, MemoryKind.LONG_TERM, policy)
+        said = observation(PARIS, external_id="home"), observation(BERLIN, supersedes=("home",))
+        await observe(parts.engine, *said)
+        await until_seen(lambda: len(scripted.shown) == 2)
+        assert scripted.shown == [(BERLIN,), (BERLIN,)]
 
 
 # ---- what is refused

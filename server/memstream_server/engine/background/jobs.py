@@ -20,6 +20,7 @@ import structlog
 from memstream_server.core import lifecycle
 from memstream_server.core.events import Purpose
 from memstream_server.core.filters import visible
+from memstream_server.core.policy import Truth
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
@@ -227,7 +228,11 @@ class Jobs:
     async def _latest_fragments(self, actor: Actor, count: int) -> list[Fragment]:
         columns = actor.working.columns
         ttl_s = actor.working.record.policy.retention.ttl_s
-        there = visible(columns, self._runtime.clock.now_us(), ttl_s) & columns.tier_is((Tier.LONG_TERM,))
+        now_us = self._runtime.clock.now_us()
+        there = visible(columns, now_us, ttl_s) & columns.tier_is((Tier.LONG_TERM,))
+        current = columns.is_current(now_us) if actor.working.record.policy.recall.truth is Truth.CURRENT else None
+        if current is not None:  # questions about outdated fragments would find no evidence
+            there &= current
         return await self._read_unexpired(actor, [columns.ids[slot] for slot in there.nonzero()[0][-count:]])
 
     async def _read_unexpired(self, actor: Actor, ids: Sequence[str]) -> list[Fragment]:
