@@ -10,9 +10,10 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Weights, rank
+from memstream_server.core.ranking import Question, rank
 from memstream_server.core.rendering import text_prefix
 from memstream_server.core.values import Fragment
+from memstream_server.core.weights import Weights
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 WEIGHTS = Weights(

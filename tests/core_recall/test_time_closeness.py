@@ -10,10 +10,11 @@ import pytest
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import PARTS, TIMED_PARTS, Question, Ranking, Weights, rank
+from memstream_server.core.ranking import PARTS, TIMED_PARTS, Question, Ranking, rank
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Fragment
+from memstream_server.core.weights import Weights
 from tests.core_recall.test_languages import ANALYZER
 
 DAY = 86_400_000_000

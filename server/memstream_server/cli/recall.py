@@ -133,11 +133,9 @@ def recall_command(
       memstream recall demo/joy "what did we do last week?" --time-zone Europe/Berlin
       memstream recall demo/joy "where does Bob live?" --as-of 7d
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
+      memstream recall demo/joy "where is the key?" -n 3 --follow
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
-
-    \b
-      memstream recall demo/joy "where is the key?" -n 3 --follow
     """
     if follow:
         _check_follow(working or bool(reinforce), as_of is not None)
@@ -162,16 +160,10 @@ def recall_command(
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
-            server.run_with_client(
-                lambda client: _follow_answer(client.memory(memory), query, options, as_json=as_json)
-            )
+            server.run_with_client(lambda client: _follow_answer(client.memory(memory), query, options, as_json))
         return
-
     answer = server.run_with_client(lambda client: client.memory(memory).recall_once(query, **options))
-    if as_json:
-        print_json(answer)
-    else:
-        print_answer(answer, explain, working)
+    print_json(answer) if as_json else print_answer(answer, explain, working)
 
 
 def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
@@ -189,7 +181,7 @@ def _check_follow(extra: bool, past: bool) -> None:
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
 
 
-async def _follow_answer(memory: Memory, query: str, options: RecallOptions, *, as_json: bool) -> None:
+async def _follow_answer(memory: Memory, query: str, options: RecallOptions, as_json: bool) -> None:
     known: dict[str, Recollection] = {}
     async with memory.recall() as recalls, recalls.subscribe(query, **options) as changes:
         async for change in changes:

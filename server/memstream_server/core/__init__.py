@@ -33,6 +33,7 @@ Recall:
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
     ranking: scores from dense, lexical, recency and importance parts
+    weights: the weights of a score, and the values of the dense leg that they need
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score

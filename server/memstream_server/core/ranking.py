@@ -37,7 +37,6 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.columns import Columns, Mask
-from memstream_server.core.fitted_weights import MODEL
 from memstream_server.core.folding import find_crowded, fold_places
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
@@ -46,31 +45,12 @@ from memstream_server.core.speakers import named_speaker
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Vector
+from memstream_server.core.weights import Weights, mean_with_dense, scale_cosines, share_out, without_dense
 
 FORMULA = "absolute/4"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The formula's tunables, from policy, embedding model and query. Leg weights are not normalised."""
-
-    alpha: float = 0.02
-    beta: float = 1.0
-    gamma: float = 0.1
-    decay_per_hour: float = 0.01
-    dense: float = MODEL.dense
-    lexical: float = MODEL.lexical
-    context: float = MODEL.context
-    reply: float = MODEL.reply
-    """Weight of the reply part, as a multiple of the context weight."""
-    speaker_bonus: float = 0.1
-    time: float = MODEL.time
-    cosine_low: float = 0.0
-    cosine_high: float = 1.0
-    """Cosines that map to 0 and 1 on the dense leg; clipped outside."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,17 +351,17 @@ def assess_candidates(columns: Columns, signals: Signals, question: Question, w:
     values = np.empty((len(PARTS), len(slots)))
     fresh, closeness, words, around, reply, theirs, important = values
     fresh[:] = recency(columns, slots, question.now_us, w.decay_per_hour)
-    closeness[:], words[:], around[:] = _scale_cosines(signals.cosines, w), signals.lexical, signals.context
+    closeness[:], words[:], around[:] = scale_cosines(signals.cosines, w), signals.lexical, signals.context
     reply[:] = 0.0
     if len(signals.replies):
-        reply[signals.replies] = _mean_with_dense(signals.asked, signals.asked_cosines, w)
+        reply[signals.replies] = mean_with_dense(signals.asked, signals.asked_cosines, w)
     speaker = named_speaker(question.text, columns.speakers.names)
     theirs[:] = 0.0 if speaker is None else columns.speaker[slots] == speaker
     important[:] = columns.importance[slots]
-    legs = _share_out(w, w.dense, w.lexical, w.context)[:, None]
+    legs = share_out(w, w.dense, w.lexical, w.context)[:, None]
     if unknown.any():
         closeness[unknown] = 0.0
-        legs = np.where(unknown, _without_dense(w)[:, None], legs)
+        legs = np.where(unknown, without_dense(w)[:, None], legs)
     weights = np.empty((len(PARTS), legs.shape[1]))
     weights[0], weights[1:6], weights[6] = w.alpha, w.beta * legs, w.gamma
     matches = (values[1:5] * legs[:4]).sum(axis=0)
@@ -404,35 +384,6 @@ def _add_time(columns: Columns, assessed: Assessed, question: Question, w: Weigh
         np.where(near >= 1, 1.0, assessed.matches) if question.only_time else assessed.matches,
         TIMED_PARTS,
     )
-
-
-def _scale_cosines(cosines: Floats, w: Weights) -> Floats:
-    """The dense leg, [0, 1]; NaN where the cosine is."""
-    scaled: Floats = (cosines - w.cosine_low) / np.float32(max(w.cosine_high - w.cosine_low, 1e-6))
-    np.minimum(np.maximum(scaled, 0.0, out=scaled), 1.0, out=scaled)
-    return scaled
-
-
-def _mean_with_dense(shares: Floats, cosines: Floats, w: Weights) -> Floats:
-    """The mean of the lexical and dense legs; the lexical leg alone where the cosine is unknown or has no weight."""
-    if not w.dense:
-        return shares
-    means: Floats = (shares + _scale_cosines(cosines, w)) / np.float32(2)
-    unknown = np.isnan(means)
-    return np.where(unknown, shares, means) if unknown.any() else means
-
-
-def _share_out(w: Weights, dense: float, lexical: float, context: float) -> npt.NDArray[np.float64]:
-    """Weights of the parts of relevance, in the order of PARTS, from the weights of the three legs."""
-    return np.array([dense, lexical, context, context * w.reply, w.speaker_bonus])
-
-
-def _without_dense(w: Weights) -> npt.NDArray[np.float64]:
-    """The same without a cosine: the lexical legs take over the dense weight in proportion."""
-    both = w.lexical + w.context
-    # Divide first: (dense + lexical + context) / (lexical + context) overflows for tiny lexical weights.
-    words, around = (w.lexical / both, w.context / both) if both else (0.0, 0.0)
-    return _share_out(w, 0.0, words * (both + w.dense), around * (both + w.dense))
 
 
 def _choose_results(

@@ -16,9 +16,10 @@ from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs
 from memstream_server.core.newer_first import add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
-from memstream_server.core.ranking import NearMiss, Question, Scored, Weights
+from memstream_server.core.ranking import NearMiss, Question, Scored
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import MemoryKind, Tier
+from memstream_server.core.weights import Weights
 from memstream_server.engine.requests import Query
 from memstream_server.ports.models import EmbeddingModel
 
