@@ -225,7 +225,7 @@ async def test_leaked_ids_open_no_other_namespace(guarded: Guarded, channel: grp
             await alice.create_memory(path, exist_ok=True)
     draw, answered = random.Random(20_260_712), set()
     for method in METHODS:
-        for _ in range(8):
+        for _ in range(30):
             requests = _conversation(method, world.loot, draw)
             outcome = await called(channel, method, requests, guarded.keys["alice"], quiet_s=0.3)
             told = b"".join(outcome.answers)

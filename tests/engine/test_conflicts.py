@@ -79,6 +79,16 @@ async def test_fragments_of_every_tier_are_compared(engine: Engine, kind: Memory
     assert [(one.suspicion.newer, one.suspicion.older) for one in await conflicts(engine)] == [(newer, older)]
 
 
+async def test_a_list_said_at_once_is_not_suspected(engine: Engine) -> None:
+    """ "Order 1 is paid", "order 2 is paid": both are true. Months apart, the second may replace the first."""
+    await create(engine)
+    await tell(engine, *(f"Order number {number} is paid" for number in range(20)))
+    assert await conflicts(engine) == []
+    first = await tell(engine, "My rent is 900 euros.", observe_time_us=1_000_000)
+    later = await tell(engine, "My rent is 950 euros.", observe_time_us=60_000_000)
+    assert [[one.suspicion.older, one.suspicion.newer] for one in await conflicts(engine)] == [first + later]
+
+
 async def test_another_speaker_is_not_suspected(engine: Engine) -> None:
     await create(engine)
     await tell(engine, OLD, speaker="Grace")
@@ -99,7 +109,7 @@ async def test_what_its_sender_says_about_truth_is_not_suspected(engine: Engine)
     await tell(engine, OLD, external_id="home")
     await tell(engine, NEW, supersedes=("home",))
     await tell(engine, "My rent is 900 euros.", valid_until_us=1)
-    await tell(engine, "My rent is 950 euros.")
+    await tell(engine, "My rent is now 950 euros.")
     assert await conflicts(engine) == []
 
 
@@ -194,7 +204,7 @@ async def test_a_decision_survives_a_restart(engines: OpenEngine, tmp_path: Path
         (first,) = await tell(engine, OLD)
         (second,) = await tell(engine, NEW)
         (rent,) = await tell(engine, "My rent is 900 euros.")
-        (raised,) = await tell(engine, "My rent is 950 euros.")
+        (raised,) = await tell(engine, "My rent is now 950 euros.")
         await decide(engine, second, first, ConflictDecision.BOTH)
     async with engines(tmp_path / "data") as engine:
         assert [(one.suspicion.newer, one.suspicion.older) for one in await conflicts(engine)] == [(raised, rent)]

@@ -28,7 +28,7 @@ async def suspected(wire: Wire) -> list[tuple[str, str]]:
     pairs = []
     for older, newer in (
         ("I live in Munich.", "I moved to Berlin."),
-        ("My rent is 900 euros.", "My rent is 950 euros."),
+        ("My rent is 900 euros.", "My rent is now 950 euros."),
     ):
         first = await tell(wire, older, older)
         pairs.append((await tell(wire, newer, newer), first))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,6 +20,7 @@ from memstream.status import error_from_rpc
 from tests.access.calls import METHODS, path_of, request_of
 from tests.support.server import ServerProcess
 
+WHERE = {"namespace": "${ns}", "memory": "joy"}
 BATCH = {"namespace": "${ns}", "memory": "joy", "observations": [{"content": "one"}, {"content": "two"}]}
 WHICH = {"namespace": "${ns}", "memory": "joy", "ids": ["${fragment}"]}
 TALK = {"namespace": "${ns}", "conversation": "talk"}
@@ -47,6 +49,10 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "ForgetFragments": (WHICH, [{"ids": ["${other}"]}, {"ids": []} | {"filter": {"sessions": ["s"]}}]),
     "RestoreFragments": (WHICH, [{"ids": ["${other}"]}]),
     "SupersedeFragments": (WHICH | {"newerId": "${other}"}, [{"newerId": "${fragment}", "ids": ["${other}"]}]),
+    "RestoreFragmentVersion": (
+        WHERE | {"id": "${fragment}", "version": "${version}"},
+        [{"id": "${other}"}],
+    ),
     "EraseFragments": (WHICH, [{"ids": ["${other}"]}]),
     "ObserveBatch": (
         BATCH,
@@ -77,6 +83,7 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 ELSEWHERE = {
     "ReflectMemory": "it needs an LLM",
+    "ResolveConflict": "it needs a suspicion; tests/rpc/test_conflicts.py has its repeats",
     "ImportMemories": "it is a stream; tests/server/test_transfer.py has its repeats",
 }
 
@@ -89,7 +96,7 @@ class Caller:
 
     async def call(self, name: str, content: dict[str, Any], request_id: str = "") -> Message:
         (method,) = (one for one in METHODS if one.name == name)
-        text = json_format.MessageToJson(json_format.ParseDict(content, request_of(method)))
+        text = json.dumps(content)
         for key, value in self.kept.items():
             text = text.replace(f"${{{key}}}", value)
         request = json_format.Parse(text, request_of(method))
@@ -117,6 +124,10 @@ async def caller(shared: ServerProcess) -> AsyncIterator[Caller]:
         held = await made.call("ObserveBatch", BATCH | {"observations": [{"content": "kept"}, {"content": "also"}]})
         first, second = held.ack.outcomes  # type: ignore[attr-defined]  # of ObserveBatchResponse
         kept |= {"fragment": first.fragment_id, "other": second.fragment_id}
+        changed = {"id": first.fragment_id, "content": "kept and changed"}
+        await made.call("UpdateFragment", {**WHERE, "fragment": changed, "updateMask": "content"})
+        history = await made.call("GetFragmentHistory", WHERE | {"id": first.fragment_id})
+        kept["version"] = str(history.versions[0].version)  # type: ignore[attr-defined]  # of GetFragmentHistoryResponse
         plans = [{"subTaskNumber": 1, "subTaskTitle": "first"}]
         for talk in ("talk", "other"):
             said = {"conversation": talk, "sender": "ann", "content": "before"}

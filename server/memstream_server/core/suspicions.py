@@ -33,10 +33,16 @@ NEAR_AT_WORK = Nearness(0.5, 0.25)
 """For two claims about work, of which the newer one announces a change."""
 NEAR_OF_CHANGE = Nearness(0.6, 0.4)
 """If a word of change is the only sign."""
+SHARED_MIN = 2
+"""Words that two claims share if their polarity or a word of change is the only sign: with one, talk about the same
+subject was suspected in real conversations, and nothing else."""
 UNSPACED_SLACK = 0.8
 """Factor of these shares in scripts without spaces, which are compared by characters."""
 COMMON_SHARE, COMMON_MIN = 0.02, 5
 """A word is common in a memory if more than this share of its fragments have it, and at least so many."""
+OCCASION_US = 10_000_000
+"""Statements that were observed within this time are one list ("order 1 is paid", "order 2 is paid"), and suspected
+only if the newer one announces a change."""
 CANDIDATES_MAX = 8
 """Fragments that a newcomer is compared with, of those that share most words with it."""
 
@@ -122,6 +128,11 @@ def is_newer(one: Fragment, other: Fragment) -> bool:
     return (one.observe_time_us, one.position) > (other.observe_time_us, other.position)
 
 
+def is_one_occasion(newer: Fragment, older: Fragment) -> bool:
+    """Whether both were observed within OCCASION_US."""
+    return abs(newer.observe_time_us - older.observe_time_us) < OCCASION_US
+
+
 def find_reason(
     newer: Sequence[Claim], older: Sequence[Claim], common: frozenset[int] = frozenset()
 ) -> ConflictReason | None:
@@ -146,7 +157,7 @@ def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozense
     if not shared and not topics:
         return None
     near = _is_near(newer, older, shared)
-    if near and newer.negated != older.negated:
+    if near and newer.negated != older.negated and (len(shared) >= SHARED_MIN or topics):
         return ConflictReason.POLARITY
     by_value = _differing_value(newer, older)
     if near and by_value is not None:
@@ -161,7 +172,9 @@ def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozense
         return ConflictReason.NAME
     agreeing = shared | (newer.dates & older.dates)
     return (
-        ConflictReason.CHANGE if newer.changed and shared and _is_near(newer, older, agreeing, NEAR_OF_CHANGE) else None
+        ConflictReason.CHANGE
+        if newer.changed and shared and len(agreeing) >= SHARED_MIN and _is_near(newer, older, agreeing, NEAR_OF_CHANGE)
+        else None
     )
 
 

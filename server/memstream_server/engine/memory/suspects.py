@@ -25,6 +25,7 @@ from memstream_server.core.suspicions import (
     Suspicion,
     find_reason,
     is_newer,
+    is_one_occasion,
 )
 from memstream_server.core.values import Fragment, FragmentKind
 
@@ -161,6 +162,8 @@ def _may_be_suspected(fragment: Fragment) -> bool:
 def _compare(one: _Read, other: _Read, common: frozenset[int]) -> list[Suspicion]:
     newer, older = (one, other) if is_newer(one.fragment, other.fragment) else (other, one)
     if newer.fragment.id == older.fragment.id or newer.fragment.content == older.fragment.content:
+        return []
+    if is_one_occasion(newer.fragment, older.fragment) and not any(claim.changed for claim in newer.claims):
         return []
     reason = find_reason(newer.claims, older.claims, common)
     time_us = one.fragment.create_time_us
