@@ -260,7 +260,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("forget", {"ids": []}, "ids must have at least 1 item, not 0"),
     ("forget", {"ids": "01K9ZQ4J3V6Y8M2N5P7R0S1T2W"}, "ids must be a valid list, not the string '01K9ZQ"),
     ("forget", {"ids": [7]}, "ids.0 must be a valid string, not 7 (int)"),
-    ("nothing", {}, "there is no tool 'nothing'; there are observe, recall, history, forget, list"),
+    ("nothing", {}, "there is no tool 'nothing'; there are observe, correct, recall, history, forget, list"),
 ]
 NAMED = [
     ("observe", {"content": "x" * 70_000}, "65536"),

@@ -113,6 +113,13 @@ async def test_what_its_sender_says_about_truth_is_not_suspected(engine: Engine)
     assert await conflicts(engine) == []
 
 
+async def test_a_cut_recollection_keeps_its_suspicions(engine: Engine, pair: tuple[str, str]) -> None:
+    answer = await recall(engine, token_budget=2, limit=1)
+    (hit,) = answer.recollections
+    assert (hit.truncated, hit.fragment.id) == (True, pair[0])
+    assert [(one.newer, one.older) for one in hit.suspicions] == [pair]
+
+
 async def test_a_repeat_is_not_suspected_again(engine: Engine) -> None:
     await create(engine)
     await tell(engine, OLD)

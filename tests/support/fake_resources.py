@@ -273,7 +273,7 @@ class FakePast:
         raise self._refusal(namespace, name)
 
     async def list_page(
-        self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool, after: int, limit: int
+        self, namespace: str, name: str, as_of: AsOf, *which: object
     ) -> tuple[list[Fragment], int | None, int, str]:
         raise self._refusal(namespace, name)
 

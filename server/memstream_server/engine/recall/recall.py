@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec.structs
 import numpy as np
 import structlog
 
@@ -423,7 +424,7 @@ def _build_answer(
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = replace(first, fragment=cut, truncated=True)
+        recollections[0] = msgspec.structs.replace(first, fragment=cut, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)
