@@ -16,14 +16,14 @@ import pytest
 import memstream
 from tests.access.calls import METHODS
 from tests.access.conftest import guarded_files
-from tests.server.conftest import QUICK
+from tests.server.conftest import WITH_INDEX
 from tests.support.fuzz_run import Caller, Report, run_calls
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.server import ServerProcess
 
 CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
 SEED = int(os.environ.get("MEMSTREAM_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
-SETTINGS: dict[str, str | float] = {**QUICK, "log_format": "json", "log_level": "debug", "content_max_bytes": 4_096}
+SETTINGS: dict[str, str | float] = {**WITH_INDEX, "log_format": "json", "log_level": "debug", "content_max_bytes": 4_096}
 RSS_GROWTH_MAX = 1.2
 RSS_CALLS_MIN = 50_000
 """With fewer calls the server is still growing: its caches and malloc's arenas fill."""

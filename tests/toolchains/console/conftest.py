@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import memstream
 from memstream_server.rpc.access import keys
-from tests.server.conftest import QUICK, check_log
+from tests.server.conftest import WITH_INDEX, check_log
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import browser
@@ -84,7 +84,7 @@ async def console(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Con
     async with FakeOpenAI() as llm, async_playwright() as playwright:
         llm.complete = _answer_nothing
         server = ServerProcess(folder / "data", http_listen=address).configure(
-            **QUICK,
+            **WITH_INDEX,
             api_keys_file=str(keys_file),
             access_policy_file=str(policy_file),
             llm_model="scripted",
