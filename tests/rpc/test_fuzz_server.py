@@ -23,7 +23,12 @@ from tests.support.server import ServerProcess
 
 CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
 SEED = int(os.environ.get("MEMSTREAM_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
-SETTINGS: dict[str, str | float] = {**WITH_INDEX, "log_format": "json", "log_level": "debug", "content_max_bytes": 4_096}
+SETTINGS: dict[str, str | float] = {
+    **WITH_INDEX,
+    "log_format": "json",
+    "log_level": "debug",
+    "content_max_bytes": 4_096,
+}
 RSS_GROWTH_MAX = 1.2
 RSS_CALLS_MIN = 50_000
 """With fewer calls the server is still growing: its caches and malloc's arenas fill."""
