@@ -31,6 +31,8 @@ FOODS = ("fish", "frogs", "roots", "hares", "eggs", "berries", "beetles", "voles
 TEXTS = [f"the {animal} of the {food} valley" for animal in ANIMALS for food in FOODS]
 DOWN = Fault(status=503)
 OUTAGE = [DOWN] * 10_000
+ENDED_S = 180.0
+"""An operation that waits for a model asks it again after up to 30 s, and each attempt has timeouts of its own."""
 
 
 @pytest.fixture
@@ -71,7 +73,7 @@ class Operations:
             operation = await self.get(id)
             return operation if operation.HasField("end_time") else None
 
-        found = await until(look)
+        found = await until(look, ENDED_S)
         assert found is not None
         return found
 
