@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import memstream
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.verify.read_only_open import open_data_directory
 from memstream_server.adapters.journal.verify.verify import verify_journal
@@ -17,6 +19,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
 from tests.cli.commands import run
 from tests.diagnosis.conftest import asked, changed, looked
+from tests.server.conftest import MakeServer, started, stopped
 
 ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SELECT max(number) FROM memories)"
 """A fragment of the last memory."""
@@ -430,3 +433,20 @@ def test_unverifiable_file_is_an_error(data_dir: Path, tmp_path: Path) -> None:
     assert (code, "no journal" in answer["error"]["message"]) == (1, True)
     (tmp_path / "notes").write_text("mine")
     assert run("verify", str(tmp_path / "notes")).returncode == 1
+
+
+async def test_data_after_an_erasure_verifies(make_server: MakeServer, tmp_path: Path) -> None:
+    """An erasure removes the receipts of what is stored: their hashes are traces of erased words."""
+    server = await started(make_server("erased"))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("lived/erased")
+        async with memory.observe("joy") as stream:
+            await stream.send("tea")
+            await stream.send("coffee")
+            await stream.flush()
+        (first, _) = [one async for one in memory.list_fragments()]
+        await client.finished(await memory.erase_fragments([first.id]))
+        await memory.observe_batch(["milk"], producer="joy", first_sequence=3)
+    assert await stopped(server) == 0
+    code, answer = await asyncio.to_thread(looked, "verify", server.data_dir)
+    assert (code, answer["violations"]) == (0, [])

@@ -20,7 +20,7 @@ from memstream_server.adapters.journal.sql.schema import (
     outbox,
     vectors,
 )
-from memstream_server.core.events import Event
+from memstream_server.core.events import Event, EventType
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known, list_differences, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.ports.journal.errors import JournalError
@@ -92,8 +92,9 @@ class _MemoryCheck:
         return fetch_pages(self.connection, statement, *key_range(self.memory.number))
 
 
-def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> None:
-    """Check everything of a memory except its producers. Raises DBAPIError and JournalError for unreadable rows."""
+def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> bool:
+    """Check everything of a memory except its producers; returns whether fragments were erased, or may have been before
+    the log begins. Raises DBAPIError and JournalError for unreadable rows."""
     checking = _MemoryCheck(connection, memory, name, report)
     enhancements = _check_anchors(checking)
     listing = _check_records(checking, enhancements)
@@ -104,7 +105,7 @@ def check_fragments(connection: Connection, memory: Row[Any], name: str, space: 
     _check_chains(checking, listing)
     _check_vectors(checking, listing, space)
     entered = _check_outbox(checking, listing)
-    _check_log(checking, listing, entered)
+    return _check_log(checking, listing, entered)
 
 
 def _check_anchors(checking: _MemoryCheck) -> dict[str, tuple[Enhancement, ...]]:
@@ -254,9 +255,11 @@ def _check_outbox(checking: _MemoryCheck, listing: _FragmentTable) -> dict[str, 
 # ---- the log
 
 
-def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[str, None]) -> None:
+def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[str, None]) -> bool:
+    """Returns whether the log has an erasure, or does not begin with the memory."""
     places: dict[str, Place] = {}
     first = last = 0
+    is_erased = False
     for key, payload in checking.fetch_pages(_EVENTS):
         revision = key_position(key)
         checking.report.count_checked("revisions")
@@ -270,6 +273,7 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
             checking.add_violation("revisions", f"revision {revision} cannot be read: {error}")
             continue
         for event in happened:
+            is_erased = is_erased or event.type is EventType.ERASED
             _fold_event(checking, places, event, revision, whole=first == 1)
             for id_ in (event.fragment, event.other):
                 listing.sources.pop(id_, None)
@@ -283,11 +287,12 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
     _compare_places(checking, listing, places, whole=first == 1)
     if first != 1:
         checking.report.compacted[checking.name] = first
-        return
+        return True
     for source, id_ in listing.sources.items():
         checking.add_violation("lineage", f"its source {source} was never in this memory", id_)
     for id_ in entered:
         checking.add_violation("outbox", "waits to be indexed and was never in this memory", id_)
+    return is_erased
 
 
 def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:

@@ -50,15 +50,21 @@ _PENDING = (
 )
 
 
-def check_producers(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
-    """Raises DBAPIError and JournalError for unreadable rows."""
+def check_producers(
+    connection: Connection, memory: Row[Any], name: str, report: Report, *, is_erased: bool = False
+) -> None:
+    """Raises DBAPIError and JournalError for unreadable rows.
+
+    is_erased: an erasure may have removed the receipts of stored observations, whose hashes are traces of their words.
+    """
     known: dict[str, tuple[int, int]] = {}
     for producer, received, stored in connection.execute(_PRODUCERS, {"number": memory.number}):
         known[producer] = received, stored
         report.count_checked("producers")
         if not 0 <= stored <= received:
             report.add_violation("producers", f"producer {producer} has {received} received and {stored} stored", name)
-        _check_receipts(connection, memory.number, producer, received, name, report)
+        removable = stored if is_erased else 0
+        _check_receipts(connection, memory.number, producer, (received, removable), name, report)
     for stranger in connection.execute(_STRANGERS, {"number": memory.number}).scalars():
         report.add_violation(
             "receipts", f"there are receipts of {stranger}, which is not a producer of this memory", name
@@ -67,9 +73,13 @@ def check_producers(connection: Connection, memory: Row[Any], name: str, report:
 
 
 def _check_receipts(
-    connection: Connection, number: int, producer: str, received: int, name: str, report: Report
+    connection: Connection, number: int, producer: str, reached: tuple[int, int], name: str, report: Report
 ) -> None:
-    """Receipts detect repeats: those of the latest SEQUENCES_KEPT numbers must exist."""
+    """Receipts detect repeats: those of the latest SEQUENCES_KEPT numbers must exist.
+
+    reached: (last number received, last number whose receipt may have been removed by an erasure).
+    """
+    received, removable = reached
     last = begun = 0
     more = True
     while more:
@@ -84,9 +94,9 @@ def _check_receipts(
                 report.add_violation("receipts", text, name)
             last = final
         more = len(rows) == PAGE_ROWS
-    if last != received:
+    if last != received and not (last == 0 and removable == received):
         report.add_violation("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
-    if begun > max(1, received - SEQUENCES_KEPT + 1):
+    if begun > max(1, received - SEQUENCES_KEPT + 1, removable + 1):
         report.add_violation(
             "receipts", f"producer {producer}: receipts begin at {begun}, later ones than must be kept", name
         )

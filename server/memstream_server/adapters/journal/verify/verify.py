@@ -78,8 +78,8 @@ def _check_memory(opened: OpenedJournal, number: int, space: Space | None, repor
             name = f"{row.namespace}/{row.name}"
             report.count_checked("memories")
             reads.decode_record(row)
-            check_fragments(connection, row, name, space, report)
-            check_producers(connection, row, name, report)
+            is_erased = check_fragments(connection, row, name, space, report)
+            check_producers(connection, row, name, report, is_erased=is_erased)
             check_conflicts(connection, row, name, report)
             check_versions(connection, row, name, report)
     except DBAPIError as error:
