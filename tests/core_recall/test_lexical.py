@@ -94,8 +94,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     # The machine's few postings must go through merges, too, and its few fragments each way of summing windows.
     monkeypatch.setattr(postings, "_TAIL_MIN", 7)
     monkeypatch.setattr(neighbours, "_NEW_MIN", 3)
-    monkeypatch.setattr(lexical, "_GATHER_MIN", 0)
-    monkeypatch.setattr(lexical, "_GATHER_SHARE", 2)
+    monkeypatch.setattr(lexical, "_GATHER_MAX", 8)
 
 
 def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
@@ -111,10 +110,12 @@ def filled(count: int, seed: int) -> tuple[list[Doc], LexicalIndex]:
 
 @pytest.mark.parametrize("removed", [0, 60])
 @pytest.mark.parametrize("sparse_share", [0, 16])
-@pytest.mark.parametrize("cells", [1_000, 1 << 18])
-def test_rare_and_frequent_terms(removed: int, sparse_share: int, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gather_max", [0, 1_024])
+def test_rare_and_frequent_terms(
+    removed: int, sparse_share: int, gather_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lexical, "_SPARSE_SHARE", sparse_share)
-    monkeypatch.setattr(lexical, "_CELLS_MAX", cells)
+    monkeypatch.setattr(lexical, "_GATHER_MAX", gather_max)
     docs, index = filled(400, seed=removed)
     for slot in range(0, removed * 3, 3):
         index.remove(slot)

@@ -32,15 +32,14 @@ _Found = tuple[Slots, npt.NDArray[np.integer], Floats]
 """Parallel arrays: term (index in the query), slot, count; a (term, slot) pair occurs once."""
 _Weighed = tuple[Floats, float]
 """The sum of idf x saturated tf by slot, and the sum of the idfs, which bounds it."""
-_OWN_AND_SHARES = np.concatenate([np.ones(1, np.float32), SHARES])
-_GATHER_SHARE = 10
-"""Terms that occur in at least one of this many fragments are gathered per window; rarer ones are scattered,"""
-_GATHER_MIN = 1_024
-"""and memories smaller than this gather all terms, because numpy call overhead dominates."""
+_GATHER_MAX = 1_024
+"""Smaller memories gather all terms of all windows in one step, because numpy call overhead dominates."""
 _SPARSE_SHARE = 16
-"""If fewer than one cell in this many is touched, sorting the touched cells is faster than a pass over all."""
+"""If a term touches fewer than one window in this many, sorting these is faster than a pass over all."""
+_SCATTERED_AT_ONCE = 8_192
+"""Postings per step: their windows stay in the processor's cache."""
 _CELLS_MAX = 1 << 18
-"""Terms x fragments per step; bounds the RAM of long queries."""
+"""Terms x fragments of a gathering; bounds the RAM of long queries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,17 +225,14 @@ class LexicalIndex:
         return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
-        """In steps of some terms: gather the frequent terms per window, scatter the rare ones into windows."""
-        if len(self) < _GATHER_MIN and terms * len(self) <= _CELLS_MAX:
+        if len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX:
             yield self._gather_windows(found, terms, norms)
             return
-        often = np.bincount(found[0], minlength=terms) * _GATHER_SHARE + _GATHER_MIN > len(self)
-        numbers, step = np.arange(terms), max(1, _CELLS_MAX // max(1, len(self)))
-        for start in range(0, terms, step):
-            block = (numbers >= start) & (numbers < start + step)
-            for chosen, weigh in ((block & often, self._gather_windows), (block & ~often, self._scatter_terms)):
-                if chosen.any():
-                    yield weigh(*_select_terms(found, chosen), norms)
+        which, slots, counts = found
+        order = np.argsort(which, kind="stable")
+        ends = np.cumsum(np.bincount(which, minlength=terms))
+        for places in np.split(order, ends[:-1]) if terms else ():
+            yield self._scatter_term(slots[places], counts[places], norms)
 
     def _length_norm(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
         """`total` is the sum of `lengths` over live slots."""
@@ -266,24 +262,40 @@ class LexicalIndex:
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _scatter_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        which, slots, counts = found
-        windows, stride = self._neighbours.windows(), len(self) + 1  # per term one extra cell, first, for NOBODY
-        near = windows[slots].astype(np.int64)
-        lonely = self._neighbours.lonely()
-        if len(lonely):  # a long fragment is in no other window, but has neighbours in its own
-            near[~self._neighbours.eligible[slots]] = NOBODY
-        cells = (which * stride + 1)[:, None] + np.concatenate([slots[:, None], near], axis=1)
-        shares = counts[:, None] * _OWN_AND_SHARES
-        if len(lonely):
-            sums = self._count_matrix(found, terms)[:, windows[lonely]] @ SHARES
-            places, those = np.nonzero(sums)
-            cells = np.append(cells, places * stride + 1 + lonely[those])
-            shares = np.append(shares, sums[places, those])
-        touched, inside = _sum_cells(cells.ravel(), shares.ravel(), terms * stride)
-        which, places = np.divmod(touched, stride)
-        somebody = places > 0
-        return self._weigh_terms((which[somebody], places[somebody] - 1, inside[somebody]), terms, norms)
+    def _scatter_term(self, slots: npt.NDArray[np.integer], counts: Floats, norms: Floats) -> _Weighed:
+        """One term: add the count of each fragment that has it to the windows that it is in."""
+        windows = self._neighbours.windows()
+        inside = np.zeros(len(self) + 1, np.float32)  # the last one is for NOBODY
+        inside[slots] = counts
+        lonely = self._neighbours.lonely()  # they are in no other window, but have neighbours in their own
+        around = inside[windows[lonely]] @ SHARES
+        is_rare = len(slots) * len(SHARES) * _SPARSE_SHARE < len(self)
+        spread: list[Slots] = []
+        for start in range(0, len(slots), _SCATTERED_AT_ONCE):
+            some = slots[start : start + _SCATTERED_AT_ONCE]
+            near = windows[some].astype(np.intp)
+            if len(lonely):
+                near[~self._neighbours.eligible[some]] = NOBODY
+            shares = counts[start : start + _SCATTERED_AT_ONCE, None] * SHARES
+            np.add.at(inside, near.ravel(), shares.ravel())
+            if is_rare:
+                spread.append(near.ravel())
+        inside[lonely] += around
+        inside = inside[:-1]
+        if not is_rare:
+            value = self._window_idf(int(np.count_nonzero(inside)))
+            weighed = inside / (inside + norms)
+            weighed *= value
+            return weighed, float(value)
+        touched = np.unique(np.concatenate([slots, *spread, lonely[around > 0]]))
+        touched = touched[touched != NOBODY]
+        value = self._window_idf(len(touched))
+        weighed = np.zeros(len(self), np.float32)
+        weighed[touched] = value * inside[touched] / (inside[touched] + norms[touched])
+        return weighed, float(value)
+
+    def _window_idf(self, holding: int) -> np.float32:
+        return np.float32(idf(self.live, np.array([holding]))[0])
 
     def _count_matrix(self, found: _Found, terms: int) -> Floats:
         """(terms, n + 1) counts; the last column is 0, for NOBODY."""
@@ -291,22 +303,3 @@ class LexicalIndex:
         held = np.zeros((terms, len(self) + 1), np.float32)
         held[which, slots] = counts
         return held
-
-
-def _sum_cells(cells: Slots, counts: Floats, size: int) -> tuple[Slots, Floats]:
-    """The distinct cells, each below `size`, and the summed counts of each."""
-    if len(cells) * _SPARSE_SHARE < size:
-        touched, places = np.unique(cells, return_inverse=True)
-        return touched, np.bincount(places, counts, len(touched)).astype(np.float32)
-    sums = np.bincount(cells, counts, size)
-    touched = np.flatnonzero(sums)
-    return touched, sums[touched].astype(np.float32)
-
-
-def _select_terms(found: _Found, chosen: npt.NDArray[np.bool_]) -> tuple[_Found, int]:
-    """The postings of the chosen terms, with terms renumbered, and the number of chosen terms."""
-    if chosen.all():
-        return found, len(chosen)
-    which, slots, counts = found
-    those = chosen[which]
-    return ((np.cumsum(chosen) - 1)[which[those]], slots[those], counts[those]), int(chosen.sum())
