@@ -144,14 +144,16 @@ async def measure_way() -> dict[str, list[list[tuple[int, str, int, str]]]]:
                     async def recall() -> None:
                         await recalling.query(talk.draw_question(talk.make_sentence()))
 
+                    async def rest() -> None:
+                        await asyncio.sleep(0)
+
                     for _ in range(WARM_UP):
                         await observe()
                         await recall()
                     await asyncio.sleep(1)
                     for _ in range(ROUNDS):
-                        for name, work in (("observation", observe), ("recall", recall), ("idle", asyncio.sleep)):
-                            done = await server.trace(work if name != "idle" else lambda: asyncio.sleep(0))
-                            found.setdefault(name, []).append(done)
+                        for name, work in (("observation", observe), ("recall", recall), ("idle", rest)):
+                            found.setdefault(name, []).append(await server.trace(work))
         finally:
             server.stop()
     return found
