@@ -30,7 +30,7 @@ from typing import Any
 import memstream
 
 CASES = Path(__file__).parent / "truth_cases"
-MODES = ("plain", "supersedes", "suspicions")
+MODES = ("plain", "supersedes", "suspicions", "folded")
 HALVES = ("tuned", "held_out")
 STEMMERS = {"en": "english", "de": "german", "fr": "french", "es": "spanish", "zh": "english"}
 """The policy's language of each language; Chinese is split into characters under any."""
@@ -100,14 +100,16 @@ def score_case(case: Case, found: Sequence[str]) -> Score:
 
 
 async def ask_memstream(target: str, cases: Sequence[Case], mode: str, conflicts: Mapping[str, Any]) -> list[Score]:
-    """Every case in a memory of its own. Mode: plain, supersedes or suspicions, which takes the policy `conflicts`."""
+    """Every case in a memory of its own. Mode: plain, supersedes, suspicions, which takes the policy `conflicts`, or
+    folded, which folds the older ones too."""
     async with memstream.connect(target) as client:
         return [await _ask_case(client, case, mode, conflicts) for case in cases]
 
 
 async def _ask_case(client: memstream.Client, case: Case, mode: str, conflicts: Mapping[str, Any]) -> Score:
     policy: dict[str, Any] = {"language": STEMMERS[case.language]}
-    policy["conflicts"] = conflicts if mode == "suspicions" else {"suspect": False}
+    policies = {"suspicions": conflicts, "folded": {**conflicts, "fold": True}}
+    policy["conflicts"] = policies.get(mode, {"suspect": False})
     memory = await client.create_memory(f"truth/{mode}-{case.name}", policy=policy)
     ids: dict[str, str] = {}
     async with memory.observe(producer="truth", outcomes=True) as stream:
@@ -179,13 +181,12 @@ def main() -> int:
     parser.add_argument("--mode", nargs="*", choices=MODES, default=list(MODES), help="of memstream")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
     parser.add_argument("--margin", type=float, help="policy.conflicts.margin (default: the server's)")
-    parser.add_argument("--no-fold", action="store_true", help="policy.conflicts.fold off")
     parser.add_argument("--peers", action="store_true", help="measure mem0 and LangGraph, too")
     parser.add_argument("--failures", action="store_true", help="list failed cases of the tuned half")
     parser.add_argument("--json", type=Path, help="write every score here")
     arguments = parser.parse_args()
     model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
-    conflicts = {"margin": arguments.margin, "fold": False if arguments.no_fold else None}
+    conflicts = {"margin": arguments.margin}
     every: dict[str, list[dict[str, Any]]] = {}
     for half in [arguments.half] if arguments.half else HALVES:
         cases = load_cases(half)

@@ -48,8 +48,8 @@ async def decide(engine: Engine, newer: str, older: str, decision: ConflictDecis
 
 @pytest.fixture
 async def pair(engine: Engine) -> tuple[str, str]:
-    """(newer, older) in a memory that suspects them."""
-    await create(engine)
+    """(newer, older) in a memory that suspects them, and folds."""
+    await create(engine, with_value(DEFAULT, "conflicts.fold", True))
     (older,) = await tell(engine, OLD)
     await tell(engine, *OTHERS)
     (newer,) = await tell(engine, NEW)
@@ -156,7 +156,7 @@ async def test_the_newer_fragment_comes_first_and_both_say_so(engine: Engine, pa
 
 
 async def test_without_folding_both_are_returned(engine: Engine) -> None:
-    await create(engine, with_value(DEFAULT, "conflicts.fold", False))
+    await create(engine)
     (older,) = await tell(engine, OLD)
     (newer,) = await tell(engine, NEW)
     answer = await recall(engine)

@@ -55,8 +55,8 @@ async def test_recollections_carry_their_suspicions(wire: Wire) -> None:
     answer = await wire.streams.RecallOnce(stream_pb.RecallOnceRequest(**NAMED, query=query))
     found = {one.fragment.id: one for one in answer.recollections.recollections}
     (suspicion,) = found[newer].suspicions
-    assert (suspicion.newer_id, suspicion.older_id, suspicion.folded) == (newer, older, True)
-    assert older not in found
+    assert (suspicion.newer_id, suspicion.older_id, suspicion.folded) == (newer, older, False)
+    assert (newer, older) == tuple(one.fragment.id for one in answer.recollections.recollections)[:2]
 
 
 async def test_a_decision_is_made_once(wire: Wire) -> None:

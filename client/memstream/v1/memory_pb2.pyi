@@ -788,7 +788,9 @@ class ConflictPolicy(_message.Message):
     Default 0.3.
     """
     fold: _builtins.bool
-    """Fold the older of two suspected fragments under the newer one. Default true."""
+    """Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
+    are about two true statements.
+    """
     def __init__(
         self,
         *,

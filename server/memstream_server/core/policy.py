@@ -203,7 +203,7 @@ class ConflictPolicy:
         0,
         10,
     )
-    fold: bool = _tunable(True, "fold the older of two suspected fragments under the newer one")
+    fold: bool = _tunable(False, "fold the older of two suspected fragments under the newer one")
 
 
 @dataclass(frozen=True, slots=True)

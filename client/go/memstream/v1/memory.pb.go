@@ -1216,7 +1216,8 @@ type ConflictPolicy struct {
 	// How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
 	// Default 0.3.
 	Margin *float64 `protobuf:"fixed64,2,opt,name=margin,proto3,oneof" json:"margin,omitempty"`
-	// Fold the older of two suspected fragments under the newer one. Default true.
+	// Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
+	// are about two true statements.
 	Fold          *bool `protobuf:"varint,3,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -602,7 +602,8 @@ export type ConflictPolicy = Message<"memstream.v1.ConflictPolicy"> & {
   margin?: number | undefined;
 
   /**
-   * Fold the older of two suspected fragments under the newer one. Default true.
+   * Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
+   * are about two true statements.
    *
    * @generated from field: optional bool fold = 3;
    */
