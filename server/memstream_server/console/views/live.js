@@ -244,5 +244,5 @@ function cardOf(fragment, memory, key) {
   return h("li", { "data-key": key, class: "card" },
     h("bdi", { class: "content", dir: "auto" }, visible(shown)),
     h("span", { class: "quiet" }, fragmentLink(memory, fragment.id), fragment.speaker && [" ", given(fragment.speaker)],
-      hits > 0 && ` enhanced ${count(hits)}×`, fragment.pinned && " pinned"));
+      hits > 0 && ` enhanced ${count(hits)}×`, fragment.pinned && " pinned", fragment.supersededBy && " superseded"));
 }
