@@ -28,6 +28,7 @@ const TOP = [
   ["server", "Server", server],
 ];
 
+const RECOUNT_MS = 300; // after the last change of several
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const account = document.getElementById("account");
@@ -84,6 +85,7 @@ function drawHeading(found) {
 
 /** Adds the number of open suspicions to the link; without it if it cannot be read, which the view itself reports. */
 async function drawOpenConflicts(heading, memory, signal) {
+  if (signal.aborted) return;
   try {
     if (!(await rightsIn(memory.namespace)).has("read")) return;
     const open = await conflicts.countOpen(memory, signal);
@@ -111,9 +113,12 @@ async function draw(moved) {
   show(main, heading, place);
   notify("");
   if (found.memory) {
-    const recount = () => drawOpenConflicts(heading, found.memory, signal);
-    place.addEventListener("decided", recount);
-    recount();
+    let waiting = 0;
+    place.addEventListener("conflicts", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => drawOpenConflicts(heading, found.memory, signal), RECOUNT_MS);
+    });
+    drawOpenConflicts(heading, found.memory, signal);
   }
   if (moved) main.querySelector("h1").focus({ preventScroll: true });
   try {

@@ -257,7 +257,9 @@ async def test_live_view_shows_truth_and_conflicts_as_steps(visit: Visit) -> Non
         return await row.locator(".reason").text_content()
 
     assert await reason("conflict-suspected") == f"may contradict {older[-8:]}, they differ in a place"
+    await page.get_by_role("link", name="Conflicts 1 open").wait_for()
     await memory.resolve_conflict(newer, older, ConflictDecision.NEWER)
+    await page.get_by_role("link", name="Conflicts", exact=True).wait_for()
     assert await reason("superseded") == f"by {newer[-8:]}, it is no longer current"
     expected = f"against {older[-8:]}, decided: this one is true, and supersedes it"
     assert await reason("conflict-resolved") == expected

@@ -97,7 +97,7 @@ class Pair {
     this.texts = await readFragments(this.memory, [newerId, olderId], this.signal);
     this.draw();
     this.root.querySelector("a").focus({ preventScroll: true });
-    this.root.dispatchEvent(new CustomEvent("decided", { bubbles: true }));
+    this.root.dispatchEvent(new CustomEvent("conflicts", { bubbles: true }));
   }
 }
 
