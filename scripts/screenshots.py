@@ -58,13 +58,14 @@ def ask(page: Any, pane: Any, question: str) -> None:
 def take_all(page: Any, console: str) -> None:
     """All pictures."""
     memory = f"{console}#/m/demo/letters"
+    page.set_viewport_size({"width": 1100, "height": 760})
     page.goto(f"{memory}/recall")
     ask(page, page.locator(".pane"), QUESTION)
     page.locator(".explained summary").first.click()
     page.evaluate("scrollTo(0, 0)")
     take(page, "recall")
     page.get_by_role("button", name="Compare two queries").click()
-    page.set_viewport_size({"width": 1100, "height": 560})
+    page.set_viewport_size({"width": 1100, "height": 640})
     second = page.get_by_role("region", name="Query 2")
     ask(page, second, OTHER)
     first = page.get_by_role("region", name="Query 1")

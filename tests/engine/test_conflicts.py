@@ -220,6 +220,15 @@ async def test_a_decision_survives_a_restart(engines: OpenEngine, tmp_path: Path
         assert {first, second} <= {one.fragment.id for one in answer.recollections}
 
 
+async def test_supersession_of_others_hides_no_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
+    newer, older = pair
+    (tea, coffee) = await tell(engine, "Bob prefers tea.", "Bob prefers coffee.", speaker="Eve")
+    await engine.fragments.supersede(*NAME, [tea], coffee)
+    first = (await recall(engine)).recollections[0]
+    assert (first.fragment.id, first.under) == (newer, (older,))
+    assert [(one.newer, one.older) for one in first.suspicions] == [pair]
+
+
 # ---- the end of a fragment
 async def test_an_erased_fragment_leaves_no_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
     operation = await engine.erasing.start(*NAME, [pair[1]])

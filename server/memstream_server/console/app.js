@@ -2,8 +2,9 @@
 
 import { isHeaderText } from "./api.js";
 import { field, given, h, notify, show } from "./dom.js";
-import { begin, caller, signedIn, signIn, signOut } from "./session.js";
+import { begin, caller, rightsIn, signedIn, signIn, signOut } from "./session.js";
 import { link } from "./format.js";
+import * as conflicts from "./views/conflicts.js";
 import * as conversations from "./views/conversations.js";
 import * as desk from "./views/recall.js";
 import * as fragment from "./views/fragment.js";
@@ -13,11 +14,12 @@ import * as operations from "./views/operations.js";
 import * as server from "./views/server.js";
 import * as timeline from "./views/timeline.js";
 
-// Views of one memory. Conflicts, versions and blocks get a line each.
+// Views of one memory.
 const OF_MEMORY = [
   ["live", "Live", live],
   ["recall", "Recall", desk],
   ["timeline", "Timeline", timeline],
+  ["conflicts", "Conflicts", conflicts],
 ];
 const TOP = [
   ["", "Memories", memories],
@@ -26,6 +28,7 @@ const TOP = [
   ["server", "Server", server],
 ];
 
+const RECOUNT_MS = 300; // after the last change of several
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const account = document.getElementById("account");
@@ -77,7 +80,19 @@ function drawHeading(found) {
     h("h1", { tabindex: "-1" }, h("a", { href: link("namespace", memory.namespace) }, memory.namespace), " / ",
       h("a", { href: link(...base) }, memory.memory)),
     h("nav", { class: "tabs", "aria-label": "Memory" }, OF_MEMORY.map(([name, label, each]) =>
-      h("a", { href: link(...base, name), "aria-current": each === view && "page" }, label))));
+      h("a", { href: link(...base, name), "aria-current": each === view && "page", "data-view": name }, label))));
+}
+
+/** Adds the number of open suspicions to the link; without it if it cannot be read, which the view itself reports. */
+async function drawOpenConflicts(heading, memory, signal) {
+  if (signal.aborted) return;
+  try {
+    if (!(await rightsIn(memory.namespace)).has("read")) return;
+    const open = await conflicts.countOpen(memory, signal);
+    show(heading.querySelector("[data-view=conflicts]"), "Conflicts", open && [" ", h("span", { class: "mark warn" }, `${open} open`)]);
+  } catch {
+    // The view reports a server that does not answer.
+  }
 }
 
 /** Draws the view of the address; the former one ends. */
@@ -97,6 +112,14 @@ async function draw(moved) {
   const place = h("div", { class: "view", "aria-busy": "true" });
   show(main, heading, place);
   notify("");
+  if (found.memory) {
+    let waiting = 0;
+    place.addEventListener("conflicts", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => drawOpenConflicts(heading, found.memory, signal), RECOUNT_MS);
+    });
+    drawOpenConflicts(heading, found.memory, signal);
+  }
   if (moved) main.querySelector("h1").focus({ preventScroll: true });
   try {
     await found.view.render({ place, signal, ...found });

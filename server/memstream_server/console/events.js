@@ -22,6 +22,25 @@ const MEANINGS = {
   EVENT_TYPE_VECTORED: "its missing vector was filled in",
   EVENT_TYPE_RATED: "its missing importance was filled in",
   EVENT_TYPE_IMPORTED: "from an export",
+  EVENT_TYPE_SUPERSEDED: "it is no longer current",
+  EVENT_TYPE_SUPERSESSION_UNDONE: "it is current again",
+};
+
+/** Why two fragments are suspected, in words. */
+export const CONFLICT_REASONS = {
+  number: "they differ in a number",
+  date: "they differ in a date",
+  name: "they differ in a name",
+  place: "they differ in a place",
+  polarity: "one negates the other",
+  change: "the newer one announces a change",
+};
+
+const DECISIONS = {
+  newer: "this one is true, and supersedes it",
+  older: "the other one is true, and supersedes this one",
+  both: "both are true",
+  neither: "neither: the suspicion ends",
 };
 
 /** The name of an event's type, for instance "promoted". */
@@ -37,6 +56,9 @@ export function reasonOf(event, memory) {
   const parts = [];
   if (event.otherId) parts.push([ROLE_OF_OTHER[event.type] ?? "with ", fragmentLink(memory, event.otherId)]);
   if (MEANINGS[event.type]) parts.push(MEANINGS[event.type]);
+  if (event.conflictReason) parts.push(CONFLICT_REASONS[event.conflictReason] ?? event.conflictReason);
+  if (event.conflictDecision) parts.push(`decided: ${DECISIONS[event.conflictDecision] ?? event.conflictDecision}`);
+  if (Number(event.version ?? 0)) parts.push(`version ${count(event.version)} was restored`);
   if (event.reason) parts.push(REASONS[event.reason] ?? enumName(event.reason, "EVENT_REASON_"));
   if (event.cosine !== undefined) parts.push(`cosine ${decimal(event.cosine)}`);
   if (event.draw !== undefined) parts.push(`draw ${decimal(event.draw)}`);
@@ -56,6 +78,10 @@ const ROLE_OF_OTHER = {
   EVENT_TYPE_REPEATED: "by ",
   EVENT_TYPE_ECHOED: "by ",
   EVENT_TYPE_MERGED: "into ",
+  EVENT_TYPE_SUPERSEDED: "by ",
+  EVENT_TYPE_SUPERSESSION_UNDONE: "no longer by ",
+  EVENT_TYPE_CONFLICT_SUSPECTED: "may contradict ",
+  EVENT_TYPE_CONFLICT_RESOLVED: "against ",
 };
 
 /** Where a fragment moved: "sensory → short-term". */

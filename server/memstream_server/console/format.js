@@ -41,6 +41,18 @@ export function time(value, withDate = true) {
   return element;
 }
 
+/** A time in a zone by its IANA name; in the browser's if the browser does not know it. */
+export function timeIn(value, zone) {
+  const element = time(value);
+  try {
+    // This locale writes a date as the other times here are written.
+    element.textContent = new Date(value).toLocaleString("sv-SE", { timeZone: zone || "UTC" });
+  } catch {
+    // The name is unknown to the browser.
+  }
+  return element;
+}
+
 /** A short form of a fragment's id: its random part. */
 export const shortId = (id) => (id ?? "").slice(-8);
 

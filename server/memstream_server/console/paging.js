@@ -5,23 +5,25 @@ import { action, h, show } from "./dom.js";
 export const PAGE_SIZE = 100;
 
 /**
- * Shows page after page in `place`. `read(token)` returns { rows, next }, `draw(rows)` the nodes of a page.
+ * Shows page after page in `place`. `read(token)` returns { rows, next }, `draw(rows, found)` the nodes of a page, where
+ * `found` is what was read; `size` is that of a full page.
  * Returns a function that shows the first page again.
  */
-export function paged(place, read, draw) {
+export function paged(place, read, draw, size = PAGE_SIZE) {
   const tokens = [""];
   const body = h("div");
   const foot = h("nav", { class: "pages", "aria-label": "Pages" });
   show(place, body, foot);
 
   async function open() {
-    const { rows, next } = await read(tokens[tokens.length - 1]);
-    show(body, draw(rows));
+    const found = await read(tokens[tokens.length - 1]);
+    const { rows, next } = found;
+    show(body, draw(rows, found));
     const back = action("Previous", () => { tokens.pop(); return open(); });
     const forth = action("Next", () => { tokens.push(next); return open(); });
     back.disabled = tokens.length === 1;
     forth.disabled = !next;
-    const first = (tokens.length - 1) * PAGE_SIZE;
+    const first = (tokens.length - 1) * size;
     const range = rows.length ? `${(first + 1).toLocaleString("en")} to ${(first + rows.length).toLocaleString("en")}` : "none";
     show(foot, back, h("span", null, range), forth);
   }

@@ -9,24 +9,25 @@ export const STAGES = {
   min_relevance: "its relevance is below the minimum",
   folded: "a recollection says the same",
   limit: "others rank higher: it is beyond the limit",
+  suspected: "the newer fragment of a suspicion takes its place",
   budget: "it does not fit into the token budget",
   superseded: "a newer fragment supersedes it",
-  validity: "it is not valid at the time of the query",
+  validity: "it is outside its validity",
 };
 
-/** Finds a fragment by id or external_id. */
-export async function findFragment(memory, key, signal) {
+/** Finds a fragment by id or external_id. `asOf` has the moment of a query, if it has one. */
+export async function findFragment(memory, key, signal, asOf = {}) {
   try {
-    return (await call("MemoryService/GetFragment", { ...memory, id: key }, signal)).fragment;
+    return (await call("MemoryService/GetFragment", { ...memory, ...asOf, id: key }, signal)).fragment;
   } catch (error) {
     if (!["not_found", "invalid_argument"].includes(error.code)) throw error;
   }
-  return (await call("MemoryService/GetFragment", { ...memory, externalId: key }, signal)).fragment;
+  return (await call("MemoryService/GetFragment", { ...memory, ...asOf, externalId: key }, signal)).fragment;
 }
 
 /**
- * Explains the place of a fragment in the answer to `query`. Returns { stage, rank, foldedInto, recollection }: `stage`
- * is empty if the fragment is in the answer; `recollection` has its score, if it can be scored.
+ * Explains the place of a fragment in the answer to `query`. Returns { stage, rank, miss, foldedInto, recollection }:
+ * `stage` is empty if the fragment is in the answer; `recollection` has its score, if it can be scored.
  */
 export async function explainAbsence(memory, query, fragment, shown, limitMax, signal) {
   const ask = async (changes) => call("StreamService/RecallOnce",
@@ -36,10 +37,11 @@ export async function explainAbsence(memory, query, fragment, shown, limitMax, s
   const found = ranked.find((each) => each.fragment.id === fragment.id);
   if (found) return { stage: found.rank > shown ? "limit" : "", rank: found.rank, recollection: found };
   const folding = ranked.find((each) => (each.foldedIds ?? []).includes(fragment.id));
+  const newer = ranked.find((each) => (each.suspicions ?? []).some((one) => one.folded && one.olderId === fragment.id));
   const miss = (whole.done?.nearMisses ?? []).find((each) => each.fragmentId === fragment.id);
   const alone = await askAlone(ask, fragment);
-  const stage = folding ? "folded" : miss?.stage ?? (await passesFilter(ask, query, fragment) ? "candidates" : "filter");
-  return { stage, miss, foldedInto: folding?.fragment.id, recollection: alone };
+  const stage = folding ? "folded" : newer ? "suspected" : miss?.stage ?? await stageOf(ask, query, fragment);
+  return { stage, miss, foldedInto: (folding ?? newer)?.fragment.id, recollection: alone };
 }
 
 /** The millisecond of its observe_time as a filter. */
@@ -48,8 +50,15 @@ function moment(fragment) {
   return { observeTimeMin: start.toISOString(), observeTimeMax: new Date(start.getTime() + 1).toISOString() };
 }
 
+/** The stage of a fragment that is in neither list of the answer. */
+async function stageOf(ask, query, fragment) {
+  if (!(await passesFilter(ask, { ...query, truth: "TRUTH_ALL" }, fragment))) return "filter";
+  if (await passesFilter(ask, query, fragment)) return "candidates";
+  return fragment.supersededBy ? "superseded" : "validity";
+}
+
 async function askAlone(ask, fragment) {
-  const answer = await ask({ filter: { ...moment(fragment), tiers: [fragment.tier] }, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
+  const answer = await ask({ filter: { ...moment(fragment), tiers: [fragment.tier] }, truth: "TRUTH_ALL", limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
   return (answer.recollections?.recollections ?? []).find((each) => each.fragment.id === fragment.id);
 }
 
@@ -58,6 +67,6 @@ async function passesFilter(ask, query, fragment) {
   const within = moment(fragment);
   if (filter.observeTimeMin && new Date(filter.observeTimeMin) > new Date(fragment.observeTime)) return false;
   if (filter.observeTimeMax && new Date(filter.observeTimeMax) <= new Date(fragment.observeTime)) return false;
-  const answer = await ask({ filter: { ...filter, ...within }, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
+  const answer = await ask({ filter: { ...filter, ...within }, truth: query.truth, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
   return (answer.recollections?.recollections ?? []).some((each) => each.fragment.id === fragment.id);
 }

@@ -25,6 +25,7 @@ VIEWS = [
     "m/shop/every",
     "m/shop/every/recall",
     "m/shop/every/timeline",
+    "m/shop/every/conflicts",
     "operations",
     "server",
     "conversations/shop/every",
@@ -35,10 +36,19 @@ async def fill_every(visit: Visit) -> str:
     """A memory with something for each view. Returns the id of a fragment."""
     client = visit.console.client
     memory = await client.create_memory("shop/every", exist_ok=True, labels={"team": "core"})
-    done = await memory.observe_batch([Observation("Bob drinks green tea.", speaker="Bob", session="monday")])
+    observations = [
+        Observation("Bob drinks tea.", speaker="Bob", session="monday", external_id="tea"),
+        Observation("Bob drinks coffee.", speaker="Bob", session="monday", external_id="coffee"),
+        Observation("My desk is number 12.", speaker="Bob"),
+        Observation("My desk is now number 14.", speaker="Bob"),
+    ]
+    await memory.observe_batch(observations)
+    tea, coffee = [await memory.get_fragment(external_id=key) for key in ("tea", "coffee")]
+    await memory.update_fragment(tea.id, content="Bob drinks green tea.")
+    await memory.supersede([coffee.id], newer_id=tea.id)
     await client.conversation("shop/every").append("bob", "hello", receiver="joy")
     await client.start_purge("shop")
-    return done.outcomes[0].other_id or done.outcomes[0].fragment_id  # a repeat becomes no fragment
+    return tea.id
 
 
 async def test_hostile_content_is_text_in_every_view(visit: Visit) -> None:
@@ -68,6 +78,34 @@ async def test_hostile_content_is_text_in_every_view(visit: Visit) -> None:
     await page.locator(".timeline li", has_text=SCRIPT).first.wait_for()
     assert await page.evaluate("window.hit") is None
     assert await page.locator("main img, main script, main b b").count() == 0
+    assert "\u202e" not in await page.locator("body").text_content()
+
+
+async def test_hostile_content_is_text_in_conflicts_and_versions(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/disputed")
+    texts = [f"I live in Munich. {SCRIPT}", f"I moved to Berlin last month. {SCRIPT}{OVERRIDE}", f"{SCRIPT} {OVERRIDE}"]
+    done = await memory.observe_batch([Observation(text, speaker=SCRIPT[:60]) for text in texts])
+    older, newer, other = [one.fragment_id for one in done.outcomes]
+    await memory.update_fragment(other, content=f"<u>changed</u> {SCRIPT}", speaker=OVERRIDE)
+    page = await visit.sign_in("m/shop/disputed/conflicts")
+    await page.locator(".conflict .content", has_text=f"{SCRIPT}Send it to ⟨U+202E⟩knab").wait_for()
+    await visit.go("m/shop/disputed/recall")
+    await page.get_by_label("Query", exact=True).fill(f"Where do I live? {SCRIPT} yesterday")
+    await page.keyboard.press("Enter")
+    await page.locator(".suspicion .content", has_text=SCRIPT).first.wait_for()
+    await visit.go("m/shop/disputed/conflicts")
+    await page.get_by_label("Note").fill(SCRIPT)
+    await page.get_by_role("button", name="The newer is true").click()
+    await page.get_by_text(f"Note: {SCRIPT}").wait_for()
+    await visit.go(f"m/shop/disputed/fragment/{older}")
+    await page.locator(".superseded .content", has_text=SCRIPT).wait_for()
+    await visit.go(f"m/shop/disputed/fragment/{other}")
+    await page.locator(".versions ins", has_text="u>changed</u>").wait_for()
+    await page.locator(".versions p", has_text="⟨U+202E⟩knab ym⟨U+202C⟩").wait_for()
+    await visit.go(f"m/shop/disputed/fragment/{newer}")
+    await page.locator("table.steps tr[data-type=conflict-resolved]").wait_for()
+    assert await page.evaluate("window.hit") is None
+    assert await page.locator("main img, main script, main b b, main u").count() == 0
     assert "\u202e" not in await page.locator("body").text_content()
 
 

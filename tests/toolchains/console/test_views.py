@@ -204,7 +204,7 @@ async def test_fragment_is_pinned_edited_forgotten_and_restored(visit: Visit) ->
     read = await memory.get_fragment(tea.id)
     assert (read.content, read.pinned) == ("Bob drinks black tea.", True)
     await page.get_by_role("button", name="Forget").click()
-    await page.get_by_role("button", name="Restore").click()
+    await page.get_by_role("button", name="Restore", exact=True).click()
     await page.locator(".body", has_text="black tea").wait_for()
     assert (await memory.get_fragment(tea.id)).forget_time is None
 

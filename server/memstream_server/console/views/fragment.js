@@ -1,14 +1,20 @@
-// A fragment: its fields, its life as events, its sources and what derives from it; forget, restore, pin, edit.
+// A fragment: its fields, what supersedes it, its versions, its life as events, its sources and what derives from it;
+// forget, restore, pin, edit, supersede.
 
 import { call } from "../api.js";
-import { action, append, clipped, facts, given, h, notify, show, table, visible } from "../dom.js";
+import { action, append, clipped, facts, field, given, h, notify, show, table, visible } from "../dom.js";
 import { EVENT_HEADS, eventRow, fragmentLink } from "../events.js";
-import { count, decimal, enumName, metadataValue, textOf, tierName, time } from "../format.js";
+import { count, decimal, enumName, metadataValue, tierName, time } from "../format.js";
 import { PART_EVENTS, readHistory } from "../history.js";
+import { textLater } from "../related.js";
 import { rightsIn } from "../session.js";
+import { findFragment } from "../why.js";
+import { drawVersions } from "./versions.js";
 
 const SOURCES_MAX = 20;
 const ROWS_MAX = 500;
+// Events that name another fragment but derive nothing from it.
+const RELATES = new Set(["SUPERSEDED", "SUPERSESSION_UNDONE", "CONFLICT_SUSPECTED", "CONFLICT_RESOLVED"].map((name) => `EVENT_TYPE_${name}`));
 
 export async function render({ place, signal, memory, parts: [id] }) {
   const rights = await rightsIn(memory.namespace);
@@ -20,14 +26,16 @@ class Page {
   constructor(place, memory, id, rights, signal) {
     Object.assign(this, { place, memory, id, rights, signal });
     this.head = h("div");
+    this.versions = h("div");
     this.rest = h("div");
-    show(place, this.head, this.rest);
+    show(place, this.head, this.versions, this.rest);
   }
 
   async read() {
     try {
-      const { fragment, revision } = await call("MemoryService/GetFragment", { ...this.memory, id: this.id }, this.signal);
-      this.draw(fragment);
+      const history = await this.readHistory();
+      const { fragment, revision } = history;
+      this.draw(fragment, history);
       show(this.rest, this.drawSources(fragment), this.drawLife(revision));
     } catch (error) {
       if (error.code !== "not_found") throw error;
@@ -35,21 +43,35 @@ class Page {
     }
   }
 
+  /** The fragment as it is, and its versions. */
+  readHistory() {
+    return call("MemoryService/GetFragmentHistory", { ...this.memory, id: this.id }, this.signal);
+  }
+
   drawAbsent() {
+    show(this.versions);
     show(this.head, h("p", { class: "empty" }, "This fragment is forgotten, expired or gone."),
       h("p", null, given(this.id)),
       this.rights.has("forget") && action("Restore", () => this.restore()));
     show(this.rest, this.drawLife(null));
   }
 
-  draw(fragment) {
+  draw(fragment, history = null) {
     this.fragment = fragment;
+    if (history) show(this.versions, drawVersions(history, this.rights.has("write") ? (version) => this.restoreVersion(version) : null));
     const body = h("div", { class: "body" }, fragment.structured
       ? facts(Object.entries(fragment.structured).map(([name, value]) => [name, given(value, "content")]))
       : clipped(fragment.content ?? "", 4_000));
-    show(this.head, h("div", { class: "bar" }, this.drawActions(fragment, body)), body,
+    show(this.head, h("div", { class: "bar" }, this.drawActions(fragment, body)), this.drawSuperseded(fragment), body,
       fragment.mergedText && h("details", { class: "box" }, h("summary", null, "Merged text"), clipped(fragment.mergedText, 4_000)),
-      drawFields(fragment));
+      drawFields(fragment, this.memory));
+  }
+
+  /** What supersedes the fragment, with its text. */
+  drawSuperseded(fragment) {
+    if (!fragment.supersededBy) return null;
+    return h("p", { class: "superseded" }, h("span", { class: "mark warn" }, "superseded"), " by ", fragmentLink(this.memory, fragment.supersededBy),
+      ": ", textLater(this.memory, fragment.supersededBy, this.signal));
   }
 
   drawActions(fragment, body) {
@@ -57,15 +79,57 @@ class Page {
     return [
       write && !fragment.structured && action("Edit", () => this.edit(body)),
       write && action(fragment.pinned ? "Unpin" : "Pin", () => this.update({ pinned: !fragment.pinned }, "pinned")),
+      write && h("button", { type: "button", onclick: (event) => this.askNewer(event.target) }, "Supersede by …"),
+      // RestoreFragments needs the right to forget.
+      fragment.supersededBy && this.rights.has("forget") && action("Undo the supersession", () => this.restore("It is current again.")),
       this.rights.has("forget") && action("Forget", () => this.forget(), "danger"),
     ];
   }
 
-  async update(changes, updateMask) {
+  /** Asks which fragment supersedes this one; the form takes the place of the button. */
+  askNewer(button) {
+    const input = h("input", { type: "text", name: "newer", autocomplete: "off", spellcheck: "false", required: true });
+    const form = h("form", { class: "bar" }, field("Newer fragment", input), h("button", { type: "submit" }, "Supersede"),
+      h("span", { class: "quiet" }, "an id or external id; Escape cancels"));
+    form.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      form.replaceWith(button);
+      button.focus();
+    });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.supersede(input.value.trim()).catch((error) => { if (!this.signal.aborted) notify(error.message, "bad"); });
+    });
+    button.replaceWith(form);
+    input.focus();
+  }
+
+  async supersede(key) {
+    const newer = await findFragment(this.memory, key, this.signal);
+    const request = { ...this.memory, ids: [this.id], newerId: newer.id, requestId: crypto.randomUUID?.() };
+    const { superseded } = await call("MemoryService/SupersedeFragments", request, this.signal);
+    await this.read();
+    notify(Number(superseded ?? 0) ? "Superseded." : "That fragment superseded it already.");
+  }
+
+  restoreVersion(version) {
     const { id, etag } = this.fragment;
+    const request = { ...this.memory, id, etag, version, requestId: crypto.randomUUID?.() };
+    return this.change("MemoryService/RestoreFragmentVersion", request);
+  }
+
+  update(changes, updateMask) {
+    const { id, etag } = this.fragment;
+    const request = { ...this.memory, fragment: { id, etag, ...changes }, updateMask, requestId: crypto.randomUUID?.() };
+    return this.change("MemoryService/UpdateFragment", request);
+  }
+
+  /** Changes the fragment, unless somebody else did since it was read. */
+  async change(method, request) {
     try {
-      const request = { ...this.memory, fragment: { id, etag, ...changes }, updateMask, requestId: crypto.randomUUID?.() };
-      this.draw((await call("MemoryService/UpdateFragment", request, this.signal)).fragment);
+      await call(method, request, this.signal);
+      const history = await this.readHistory();
+      this.draw(history.fragment, history);
       notify("Saved.");
     } catch (error) {
       if (error.reason !== "ETAG_MISMATCH") throw error;
@@ -95,11 +159,11 @@ class Page {
     notify(Number(forgotten ?? 0) ? "Forgotten. It can be restored within the grace period of the policy." : "It was forgotten already.");
   }
 
-  async restore() {
+  async restore(done = "Restored.") {
     const { restored } = await call("MemoryService/RestoreFragments", { ...this.memory, ids: [this.id] }, this.signal);
     if (!Number(restored ?? 0)) return notify("It cannot be restored: it is gone, or its tier has no room.", "bad");
-    notify("Restored.");
-    return this.read();
+    await this.read();
+    return notify(done);
   }
 
   drawSources(fragment) {
@@ -107,11 +171,7 @@ class Page {
     if (!ids.length) return null;
     const list = h("ul", { class: "related" });
     for (const id of ids.slice(0, SOURCES_MAX)) {
-      const text = h("span");
-      append(list, h("li", null, fragmentLink(this.memory, id), " ", text));
-      call("MemoryService/GetFragment", { ...this.memory, id }, this.signal)
-        .then((answer) => show(text, clipped(textOf(answer.fragment), 160)))
-        .catch(() => show(text, h("span", { class: "quiet" }, "gone or forgotten")));
+      append(list, h("li", null, fragmentLink(this.memory, id), " ", textLater(this.memory, id, this.signal)));
     }
     return h("section", null, h("h2", null, `Sources (${count(ids.length)})`), list,
       ids.length > SOURCES_MAX && h("p", { class: "quiet" }, `The first ${SOURCES_MAX} are listed.`));
@@ -166,7 +226,7 @@ class Page {
   }
 
   addDerived(event, life) {
-    const derives = event.fragmentId && event.fragmentId !== this.id && (event.otherId === this.id || (event.sources ?? []).includes(this.id));
+    const derives = event.fragmentId && event.fragmentId !== this.id && !RELATES.has(event.type) && (event.otherId === this.id || (event.sources ?? []).includes(this.id));
     if (!derives || life.seen.has(event.fragmentId) || life.seen.size === ROWS_MAX) return;
     life.seen.add(event.fragmentId);
     const how = event.otherId === this.id ? enumName(event.type, "EVENT_TYPE_") : `${enumName(event.type, "EVENT_TYPE_")} with it as a source`;
@@ -174,7 +234,7 @@ class Page {
   }
 }
 
-function drawFields(fragment) {
+function drawFields(fragment, memory) {
   const metadata = Object.entries(fragment.metadata ?? {});
   return h("div", { class: "columns" }, facts([
     ["id", h("code", null, fragment.id)],
@@ -185,11 +245,15 @@ function drawFields(fragment) {
     ["session", fragment.session && given(fragment.session)],
     ["importance", decimal(fragment.importance)],
     ["pinned", fragment.pinned && "yes"],
+    ["supersedes", fragment.supersedes?.length && fragment.supersedes.slice(0, SOURCES_MAX).map((id) => [fragmentLink(memory, id), " "])],
     ["etag", h("code", null, fragment.etag ?? "")],
   ]), facts([
     ["perceived", time(fragment.observeTime)],
     ["received", time(fragment.createTime)],
     ["recalled last", fragment.accessTime && time(fragment.accessTime)],
+    ["valid from", fragment.validFrom && time(fragment.validFrom)],
+    ["valid until", fragment.validUntil && time(fragment.validUntil)],
+    ["superseded", fragment.supersedeTime && time(fragment.supersedeTime)],
     ["expires", fragment.expireTime && time(fragment.expireTime)],
     ["recalled", `${count(fragment.accessCount)}×`],
     ["enhanced", `${count(fragment.enhancementCount)}×`],

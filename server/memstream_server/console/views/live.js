@@ -10,6 +10,7 @@ import { watch } from "../watch.js";
 const ROWS_MAX = 200;
 const PENDING_MAX = 500;
 const CARD_CHARACTERS = 160;
+const CHANGES_CONFLICTS = /CONFLICT|SUPERSEDED/;
 const STATS_MS = 5_000;
 const REVISIONS_BEFORE = 3;
 const TIERS = [["sensory", "Sensory"], ["shortTerm", "Short-term"], ["longTerm", "Long-term"]];
@@ -171,6 +172,7 @@ class Live {
     const events = this.pending.slice(-ROWS_MAX).reverse();
     this.pending = [];
     if (!events.length || this.signal.aborted) return;
+    if (events.some((event) => CHANGES_CONFLICTS.test(event.type))) this.state.dispatchEvent(new CustomEvent("conflicts", { bubbles: true }));
     const rows = events.map((event) => this.rowOf(event));
     this.body.prepend(...rows);
     while (this.body.rows.length > ROWS_MAX) this.body.lastChild.remove();
@@ -244,5 +246,5 @@ function cardOf(fragment, memory, key) {
   return h("li", { "data-key": key, class: "card" },
     h("bdi", { class: "content", dir: "auto" }, visible(shown)),
     h("span", { class: "quiet" }, fragmentLink(memory, fragment.id), fragment.speaker && [" ", given(fragment.speaker)],
-      hits > 0 && ` enhanced ${count(hits)}×`, fragment.pinned && " pinned"));
+      hits > 0 && ` enhanced ${count(hits)}×`, fragment.pinned && " pinned", fragment.supersededBy && " superseded"));
 }

@@ -2,14 +2,18 @@
 
 import { call } from "../api.js";
 import { clipped, field, given, h, select, show, table } from "../dom.js";
-import { fragmentLink } from "../events.js";
-import { count, decimal, textOf, tierName, time } from "../format.js";
+import { CONFLICT_REASONS, fragmentLink } from "../events.js";
+import { count, decimal, enumName, link, textOf, tierName, time, timeIn } from "../format.js";
+import { textLater } from "../related.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
 import { rightsIn } from "../session.js";
 import { explainAbsence, findFragment, STAGES } from "../why.js";
 
 const NEAR_MISSES = 20;
 const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
+
+const TRUTHS = [["", "by policy"], ["TRUTH_CURRENT", "current"], ["TRUTH_ALL", "all"]];
+const CURRENT = "TRUTH_STATUS_CURRENT";
 
 export async function render({ place, signal, memory }) {
   if (!(await rightsIn(memory.namespace)).has("recall")) {
@@ -56,6 +60,9 @@ class Pane {
       event.preventDefault();
       this.form.requestSubmit();
     });
+    const asOf = [input("asOfTime", "datetime-local", { step: 1 }), input("asOfRevision", "number", { min: 1, placeholder: "now" })];
+    // A moment is a time or a revision.
+    asOf.forEach((one, place) => one.addEventListener("input", () => { if (one.value) asOf[1 - place].value = ""; }));
     return h("form", { class: "query" }, field("Query", text),
       h("div", { class: "fields" },
         field("Limit", input("limit", "number", { min: 1, max: this.limits.recallLimitMax, placeholder: "policy" })),
@@ -63,10 +70,13 @@ class Pane {
         field("Session", input("session", "text")), field("Speaker", input("speaker", "text")),
         field("Tier", select("tier", TIERS)),
         field("Perceived from", input("from", "datetime-local")), field("before", input("to", "datetime-local")),
-        field("Minimum relevance", input("relevance", "number", { min: 0, max: 1, step: "any", placeholder: "policy" }))),
+        field("Minimum relevance", input("relevance", "number", { min: 0, max: 1, step: "any", placeholder: "policy" })),
+        field("Truth", select("truth", TRUTHS)), field("As of", asOf[0]), field("or revision", asOf[1]),
+        field("Time zone", input("zone", "text", { value: browserZone(), placeholder: "UTC", spellcheck: "false" }))),
       h("div", { class: "bar" },
         h("button", { type: "submit", class: "main" }, "Recall"),
         h("label", { class: "check" }, input("fold", "checkbox", { checked: true }), "fold repeats"),
+        h("label", { class: "check" }, input("interpret", "checkbox", { checked: true }), "interpret phrases of time"),
         h("label", { class: "check" }, input("reinforce", "checkbox"), "reinforce")));
   }
 
@@ -90,6 +100,11 @@ class Pane {
     if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
     const query = { text: elements.text.value, filter, explain: true, nearMisses: NEAR_MISSES, reinforce: elements.reinforce.checked };
     if (!elements.fold.checked) query.fold = false;
+    if (!elements.interpret.checked) query.interpretTime = false;
+    if (elements.truth.value) query.truth = elements.truth.value;
+    if (elements.zone.value.trim()) query.timeZone = elements.zone.value.trim();
+    if (elements.asOfRevision.value) query.asOfRevision = elements.asOfRevision.value;
+    else if (elements.asOfTime.value) query.asOfTime = new Date(elements.asOfTime.value).toISOString();
     if (elements.limit.value) query.limit = Number(elements.limit.value);
     if (elements.tokens.value) query.tokenBudget = Number(elements.tokens.value);
     if (elements.relevance.value) query.minRelevance = Number(elements.relevance.value);
@@ -123,6 +138,7 @@ class Pane {
     show(this.status, `${ranked.length} recollections`);
     show(this.answer,
       this.drawSummary(done, ranked.length, elapsedMs),
+      drawInterpreted(done.interpreted ?? [], query.timeZone),
       legend(ranked),
       ranked.length ? h("ol", { class: "ranking" }, ranked.map((each) => this.drawRecollection(each, scale)))
         : h("p", { class: "empty" }, "Nothing in this memory answers the query."),
@@ -141,6 +157,7 @@ class Pane {
         ["best relevance", decimal(done.bestRelevance)],
         ["tokens", done.tokens ? count(done.tokens) : ""],
         ["revision", count(done.revision)],
+        ["as of revision", Number(done.asOfRevision ?? 0) ? count(done.asOfRevision) : ""],
         ["server, ms", timings.join(" · ")],
         ["round trip, ms", decimal(elapsedMs, 0)],
       ].filter(([, value]) => value).map(([label, value]) => h("span", null, `${label} `, h("b", null, value)))),
@@ -156,7 +173,10 @@ class Pane {
       h("p", { class: "quiet meta" }, fragmentLink(this.memory, fragment.id), fragment.speaker && [" · ", given(fragment.speaker)],
         ` · ${tierName(fragment.tier)} · `, time(fragment.observeTime), fragment.session && [" · ", given(fragment.session)],
         ` · relevance ${decimal(each.relevance)} `,
+        each.status && each.status !== CURRENT && h("span", { class: "mark warn" }, statusName(each.status)),
         each.truncated && h("span", { class: "mark" }, "truncated")),
+      drawChain(each, this.memory, this.signal),
+      (each.suspicions ?? []).map((suspicion) => drawSuspicion(suspicion, fragment.id, this.memory, this.signal)),
       folded.length > 0 && h("details", null, h("summary", null, h("span", { class: "mark" }, `folded ${count(folded.length)}`)),
         h("ul", null, folded.map((id) => h("li", null, fragmentLink(this.memory, id))))),
       h("details", { class: "explained" }, h("summary", null, "parts of the score"), partsTable(each)));
@@ -171,7 +191,7 @@ class Pane {
       event.preventDefault();
       show(result, "asking");
       try {
-        const fragment = await findFragment(this.memory, input.value.trim(), this.signal);
+        const fragment = await findFragment(this.memory, input.value.trim(), this.signal, momentOf(query));
         const found = await explainAbsence(this.memory, query, fragment, shown, this.limits.recallLimitMax, this.signal);
         this.drawReason(result, fragment, found);
       } catch (error) {
@@ -194,7 +214,8 @@ class Pane {
       : `Removed by ${stage}: ${STAGES[stage] ?? "the server gives no further reason"}.`;
     const shown = recollection ?? { score: miss?.score };
     show(result, h("p", null, h("b", null, reason), rank && stage && ` It would be at place ${count(rank)}.`,
-      foldedInto && [" It is folded into ", fragmentLink(this.memory, foldedInto), "."]),
+      foldedInto && [" It is folded into ", fragmentLink(this.memory, foldedInto), "."],
+      miss?.supersededBy && [" It is superseded by ", fragmentLink(this.memory, miss.supersededBy), "."]),
       h("p", null, clipped(textOf(fragment), 200)),
       recollection ? [bar(shown, scaleOf([shown])), partsTable(recollection)]
         : h("p", { class: "quiet" }, shown.score === undefined ? "It was not scored." : `Its score is ${decimal(shown.score)}.`));
@@ -210,11 +231,47 @@ class Pane {
   }
 }
 
+/** The time zone of the browser; empty if it has none that a server knows. */
+function browserZone() {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone ?? "";
+  return zone.startsWith("Etc/") ? "" : zone;
+}
+
+const statusName = (status) => enumName(status, "TRUTH_STATUS_").replaceAll("-", " ");
+
+/** The moment that a query asks for, as fields of a request. */
+const momentOf = ({ asOfRevision, asOfTime }) => ({ asOfRevision, asOfTime });
+
+/** The phrases of time that the server found, with their windows in the zone of the query. */
+function drawInterpreted(found, zone) {
+  return found.map(({ phrase, from, to }) => h("p", { class: "interpreted" }, h("span", { class: "mark" }, "time"), given(phrase, "content"), ": ",
+    from && ["from ", timeIn(from, zone), " "], to && ["until ", timeIn(to, zone)], h("span", { class: "quiet" }, ` ${zone || "UTC"}`)));
+}
+
+/** What supersedes what, older before newer; the texts are read when the list is opened. */
+function drawChain({ chain = [], fragment }, memory, signal) {
+  if (!chain.length) return null;
+  const list = h("ol");
+  const details = h("details", { class: "chain" }, h("summary", null, `supersessions (${count(chain.length)})`), list);
+  details.addEventListener("toggle", () => show(list, chain.map((one) => h("li", null, fragmentLink(memory, one.fragmentId), " ", time(one.observeTime), " ",
+    h("span", { class: one.status === CURRENT ? "mark good" : "mark" }, statusName(one.status)),
+    one.fragmentId === fragment.id ? h("b", null, "this one") : textLater(memory, one.fragmentId, signal)))), { once: true });
+  return details;
+}
+
+/** A suspicion about a recollection: the other fragment, and whether it is folded under this one. */
+function drawSuspicion({ newerId, olderId, reason, folded }, id, memory, signal) {
+  const other = id === newerId ? olderId : newerId;
+  return h("p", { class: "suspicion" }, h("span", { class: "mark warn" }, "suspected"), CONFLICT_REASONS[reason] ?? reason,
+    id === newerId ? ", the older is " : ", the newer is ", fragmentLink(memory, other), folded && ", folded under this one", ": ", textLater(memory, other, signal),
+    " ", h("a", { href: link("m", memory.namespace, memory.memory, "conflicts") }, "conflicts"));
+}
+
 function drawMisses(misses, memory, explain) {
   if (!misses.length) return null;
   const rows = misses.map((miss) => h("tr", null, h("td", null, fragmentLink(memory, miss.fragmentId)),
     h("td", null, h("span", { class: "mark" }, miss.stage)), h("td", { class: "number" }, miss.score === undefined ? "" : decimal(miss.score)),
-    h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? ""),
+    h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? "", miss.supersededBy && [": ", fragmentLink(memory, miss.supersededBy)]),
     h("td", null, h("button", { type: "button", class: "link", onclick: () => explain(miss.fragmentId) }, "explain"))));
   return h("details", { class: "box", open: true }, h("summary", null, `Near misses (${count(misses.length)})`),
     table("Near misses", ["Fragment", "Removed by", ["Score", "number"], ["Relevance", "number"], "Reason", h("span", { class: "away" }, "Explain")], h("tbody", null, rows)));

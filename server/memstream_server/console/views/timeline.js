@@ -61,7 +61,8 @@ function entry(fragment, memory) {
     h("div", null, fragment.speaker && h("b", null, given(fragment.speaker), " "), clipped(textOf(fragment)),
       h("p", { class: "quiet meta" }, tierName(fragment.tier), " ",
         fragment.kind === "FRAGMENT_KIND_INSIGHT" && h("span", { class: "mark" }, enumName(fragment.kind, "FRAGMENT_KIND_")),
-        fragment.pinned && h("span", { class: "mark" }, "pinned"), fragment.forgetTime && h("span", { class: "mark warn" }, "forgotten"),
+        fragment.pinned && h("span", { class: "mark" }, "pinned"), fragment.supersededBy && h("span", { class: "mark" }, "superseded"),
+        fragment.forgetTime && h("span", { class: "mark warn" }, "forgotten"),
         ` importance ${decimal(fragment.importance, 2)}`, enhanced > 0 && ` enhanced ${count(enhanced)}×`,
         fragment.duplicateCount && ` repeated ${count(fragment.duplicateCount)}×`,
         fragment.accessCount && ` recalled ${count(fragment.accessCount)}×`)));

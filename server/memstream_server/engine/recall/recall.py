@@ -380,14 +380,7 @@ def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recal
         )
 
     found = tuple(
-        Recollection(
-            one.fragment,
-            one.scored,
-            one.truncated,
-            one.folded,
-            one.fragment.status_at(now_us),
-            links_of(one.fragment.id),
-        )
+        msgspec.structs.replace(one, status=one.fragment.status_at(now_us), chain=links_of(one.fragment.id))
         for one in answer.recollections
     )
     missed = tuple(
