@@ -9,10 +9,14 @@ import socket
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from memstream.local_files import Directory
 from tests.cli.commands import COMMAND, environment, run
+from tests.support.journals import only_sqlite
 from tests.support.processes import run_process
+
+pytestmark: pytest.MarkDecorator = only_sqlite("`memstream dev` keeps its memory in a directory")
 
 
 def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
