@@ -108,6 +108,7 @@ async def suspect_again(memory: memstream.Memory) -> None:
 
 
 async def test_recall_shows_the_folded_suspect_and_its_stage(visit: Visit) -> None:
+    await visit.console.client.create_memory("shop/folding", policy={"conflicts": {"fold": True}})
     _, newer, older = await suspect(visit.console, "folding")
     page = await visit.sign_in("m/shop/folding/recall")
     ranked = await ask(page, "Where does Joy live?")
