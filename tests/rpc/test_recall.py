@@ -438,6 +438,8 @@ async def test_cancelled_waiting_answers_keep_stream_intact(wire: Wire, script: 
 async def test_stream_end_with_waiting_answers_leaks_nothing(
     wire: Wire, script: Any, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
+    gc.collect()
+    caplog.clear()  # of what other tests left
     call = await unread(wire, script, 4)
     if how == "cancelled":
         call.call.cancel()
