@@ -143,10 +143,11 @@ def test_asynchronous_calls_succeed_or_are_refused(target: str) -> None:
     with asyncio.Runner() as runner:
         client = memstream.connect(target, timeout_s=1.0)
         stack = contextlib.AsyncExitStack()
-        memory, conversation = client.memory("fuzz/joy"), client.conversation("fuzz/talk")
+        name = f"fuzz/{uuid.uuid4().hex}"  # a blocking call may have made "fuzz/joy"
+        memory, conversation = client.memory(name), client.conversation("fuzz/talk")
 
         async def opened() -> list[Argument]:
-            await client.create_memory("fuzz/joy")
+            await client.create_memory(name)
             observing = await stack.enter_async_context(memory.observe("fuzz"))
             recalling = await stack.enter_async_context(memory.recall())
             agent = memstream.agent.AgentMemory(memory, conversation)
