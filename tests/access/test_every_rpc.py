@@ -256,9 +256,10 @@ async def test_lists_show_only_callers_namespaces(guarded: Guarded, channel: grp
         assert {"a", "b", ""} <= {each.namespace async for each in root.operations(page_size=1)}
     async with memstream.connect(guarded.server.address, token=guarded.keys["alice"]) as alice:
         named = {each.name async for each in alice.list_namespaces(page_size=1)}
+        worked = {each.namespace async for each in alice.operations(page_size=1)}
         assert {"a", "a-2"} <= named
-        assert all(name == "a" or name.startswith("a-") for name in named), "other tests make more of hers"
-        assert {each.namespace async for each in alice.operations(page_size=1)} == {"a"}
+        assert "a" in worked
+        assert all(name == "a" or name.startswith("a-") for name in named | worked), "other tests make more of hers"
         assert {each.namespace async for each in alice.operations("a")} == {"a"}
         with pytest.raises(memstream.PermissionDenied):
             _ = [each async for each in alice.operations("b")]
