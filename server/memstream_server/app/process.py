@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from memstream_server.app.running import run_server
+from memstream_server.app.running import address_written, run_server
 from memstream_server.settings import Settings
 
 SWITCH_INTERVAL_S = 0.0001
@@ -55,7 +55,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         announce(f"  index      {info.index}")
         if settings.reranker_model_dir is not None:
             announce(f"  reranker   {settings.reranker_model_dir.resolve().name}")
-        await stop.wait()
+        with address_written(settings, server.address):
+            await stop.wait()
         announce("memstream drains and stops")
 
 

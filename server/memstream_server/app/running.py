@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,10 +92,19 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
             stack.callback(asyncio.create_task(check_models(used)).cancel)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
-        for file in _address_files(settings):
-            await asyncio.to_thread(_write_address, file, address)
-            stack.callback(file.unlink, missing_ok=True)
         yield Running(address, engine, metrics)
+
+
+@contextlib.contextmanager
+def address_written(settings: Settings, address: str) -> Iterator[None]:
+    """Keeps `address` in the data directory and in `port_file`. Enter it last: a waiting process takes the file for
+    the end of the start, and may read the log then.
+    """
+    with contextlib.ExitStack() as stack:
+        for file in _address_files(settings):
+            _write_address(file, address)
+            stack.callback(file.unlink, missing_ok=True)
+        yield
 
 
 def _open_access(settings: Settings) -> Access:
