@@ -53,7 +53,7 @@ quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (B
 
 test-all: $(STAMP)  ## the tests that need another toolchain; each one that cannot run says why
 	@if [ ! -d tests/toolchains ]; then echo "test-all: there are no tests of other toolchains yet"; exit 0; fi; \
-	status=0; $(BIN)/python -m pytest -m toolchain --timeout 1800 tests/toolchains $(PYTEST_ARGS) || status=$$?; \
+	status=0; $(BIN)/python -m pytest -n 2 --dist loadgroup -m toolchain --timeout 1800 tests/toolchains $(PYTEST_ARGS) || status=$$?; \
 	if [ $$status -eq 5 ]; then echo "test-all: no test of another toolchain was collected"; exit 0; fi; \
 	exit $$status
 

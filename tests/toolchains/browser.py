@@ -14,18 +14,18 @@ from pathlib import Path
 
 from tests.toolchains.environments import ROOT, Environment
 from tests.toolchains.languages import fetch, find_program
-from tests.toolchains.programs import Absent, install_packages
+from tests.toolchains.programs import CACHE, Absent, alone, install_packages
 
 AXE = "axe-core@4.14.1"
 AXE_SHA512 = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
-CACHE = ROOT / ".cache"
 
 
 @cache
 def find_chromium() -> Path:
     """Chromium, installed if it is missing and allowed; Playwright becomes importable. Raises Absent."""
-    if shutil.which("chromium") is None:
-        install_packages("Chromium", "chromium")
+    with alone("chromium"):
+        if shutil.which("chromium") is None:
+            install_packages("Chromium", "chromium")
     found = shutil.which("chromium")
     if found is None:
         raise Absent("Debian's package of Chromium has no program of that name")

@@ -14,12 +14,27 @@ from tests.toolchains.milvus import MilvusServer
 from tests.toolchains.postgres import Cluster
 from tests.toolchains.programs import Absent
 
+SUITE = "test_suite_on_postgres.py"
+
+
+FOLDER = Path(__file__).parent
+INSTALLED_IN_PLACE = {
+    "clients": ("test_browsers.py", "test_clients.py", "test_story.py"),
+    "deployment": ("test_chart.py", "test_chart_servers.py", "test_chart_values.py", "test_deploy.py", "test_mesh.py"),
+}
+"""Files whose tests build the same programs: one process runs them, so that none replaces what another one uses."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Servers of these tests write the vector index at once."""
+    """Servers of these tests write the vector index at once; two processes share the tests by what they start."""
+    groups = {file: group for group, files in INSTALLED_IN_PLACE.items() for file in files}
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.with_index)
+            used = {"fleet", "milvus", "postgres"}.intersection(getattr(item, "fixturenames", ()))
+            alone = item.path.name if item.path.parent == FOLDER else item.path.parent.name
+            servers = "servers" if used and item.path.name != SUITE else alone
+            item.add_marker(pytest.mark.xdist_group(groups.get(item.path.name, servers)))
 
 
 @pytest.fixture(scope="session")

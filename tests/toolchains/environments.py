@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.toolchains.programs import Absent
+from tests.toolchains.programs import CACHE, Absent, alone
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_S = 900
@@ -41,7 +41,11 @@ class Environment:
     def python(self) -> Path:
         """Returns its interpreter; creates the environment if the requirements are new. Raises Absent."""
         digest = hashlib.sha256(self.requirements.read_bytes()).hexdigest()[:12]
-        folder = ROOT / ".cache" / f"{self.name}-{digest}"
+        folder = CACHE / f"{self.name}-{digest}"
+        with alone(folder.name):
+            return self._find_in(folder)
+
+    def _find_in(self, folder: Path) -> Path:
         found, done = folder / "bin" / "python", folder / "installed"
         if done.exists():
             return found

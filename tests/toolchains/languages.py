@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.world import Runner
-from tests.toolchains.programs import Absent
+from tests.toolchains.programs import CACHE, Absent
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = ROOT / ".cache"
 RUN_S = 600
 
 GO_PLUGINS = {

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.toolchains.programs import Absent, install_packages
+from tests.toolchains.programs import Absent, alone, install_packages
 
 INSTALL_S = 300
 START_S = 60
@@ -30,10 +30,11 @@ _CONFIGURATION = {
 
 def find_binaries() -> Path:
     """Returns the folder of initdb and postgres; installs them if allowed. Raises Absent."""
-    found = _find_installed()
-    if found is None:
-        install_packages("PostgreSQL (initdb)", "postgresql", timeout_s=INSTALL_S)
+    with alone("postgresql"):
         found = _find_installed()
+        if found is None:
+            install_packages("PostgreSQL (initdb)", "postgresql", timeout_s=INSTALL_S)
+            found = _find_installed()
     if found is None:
         raise Absent("Debian's package of PostgreSQL has no initdb")
     return found
