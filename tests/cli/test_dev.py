@@ -54,6 +54,30 @@ def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
         assert process.wait(60) == 0
 
 
+def test_two_at_once_have_a_console_each(tmp_path: Path) -> None:
+    """Both find the default port free; one gets it."""
+    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--json", "--data"]
+    with (
+        run_process([*command, str(tmp_path / "one")], env=environment()) as one,
+        run_process([*command, str(tmp_path / "other")], env=environment()) as other,
+    ):
+        assert one.stdout is not None
+        assert other.stdout is not None
+        consoles = [json.loads(process.stdout.readline())["console"] for process in (one, other) if process.stdout]
+        assert [httpx2.get(console, timeout=30).status_code for console in consoles] == [200, 200]
+        assert consoles[0] != consoles[1]
+
+
+def test_taken_http_port_is_the_last_line_of_the_log(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        words = ("serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--http-listen", address)
+        done = run(*words)
+    assert done.returncode == 1
+    assert f"cannot listen at {address}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_taken_port_is_an_error_with_the_server_log(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

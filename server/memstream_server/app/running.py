@@ -81,13 +81,13 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
+        stack.push_async_callback(server.stop, settings.drain_grace_s)
         if endpoint is not None:
             endpoint.answer_probes(server.is_serving)
         await _start_http(server, settings)
         await engine.ownership.announce_address(settings.advertise or address)
         if chosen.shared and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
-        stack.push_async_callback(server.stop, settings.drain_grace_s)
         if settings.model_check:
             stack.callback(asyncio.create_task(check_models(used)).cancel)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):

@@ -18,7 +18,7 @@ import click
 import memstream_server
 from memstream import errors
 from memstream.client import Client
-from memstream.local_client import local
+from memstream.local_client import Opening, local
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import print_json, print_line
@@ -70,9 +70,8 @@ async def _run_dev(directory: Path, listen: str, opens: bool, as_json: bool) -> 
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     if not as_json:
         print_line("starting a server ...")
-    http = _choose_http_address(directory)
-    opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
-    async with opening as client:
+    async with contextlib.AsyncExitStack() as stack:
+        opening, client, http = await _open_server(stack, directory, listen)
         count = await _store_letters(client)
         console = f"http://{http}/" if http else ""
         if as_json:
@@ -94,16 +93,32 @@ async def _run_dev(directory: Path, listen: str, opens: bool, as_json: bool) -> 
         await stop.wait()
 
 
-def _choose_http_address(directory: Path) -> str:
-    """The default address of the HTTP port, or a free one if it is in use; that of the server that has the directory,
-    which may have none."""
+async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen: str) -> tuple[Opening, Client, str]:
+    """The server that has the directory, or a new one, with its HTTP address; the running one may have none.
+
+    A new one takes the default address, or a free one if that is in use.
+    """
     from memstream.local_files import Directory  # it needs Unix
 
     files = Directory(directory)
     if files.is_served():
         running = files.started_settings(files.server_pid()) or {}
-        return str(json.loads(running.get("http_listen", '""')))
-    host, port = parse_listen(DEFAULT_HTTP)
+        http = str(json.loads(running.get("http_listen", '""')))
+        opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
+        return opening, await stack.enter_async_context(opening), http
+    while True:
+        http = _find_free(DEFAULT_HTTP)
+        opening = local(directory, listen=listen, http_listen=http)
+        try:
+            return opening, await stack.enter_async_context(opening), http
+        except errors.LocalServerFailed:
+            if _find_free(http) == http:  # not because another process took the address meanwhile
+                raise
+
+
+def _find_free(address: str) -> str:
+    """The address, or another free port of its host if it is in use."""
+    host, port = parse_listen(address)
     for number in (port, 0):
         with contextlib.suppress(OSError), socket.create_server((host, number)) as probe:
             return f"{host}:{probe.getsockname()[1]}"
