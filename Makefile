@@ -42,8 +42,8 @@ $(STAMP): requirements/dev.txt pyproject.toml
 demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
-test: $(STAMP)  ## the tests that need Python alone
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+test: $(STAMP)  ## the tests that need Python alone, in three processes: many wait for a server
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 debug: $(STAMP)  ## the fast tests with asyncio's debug mode: coroutines that nobody awaits, resources that nobody closes
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -n 2 --dist worksteal $(DEBUG_TESTS) $(PYTEST_ARGS)
@@ -51,11 +51,9 @@ debug: $(STAMP)  ## the fast tests with asyncio's debug mode: coroutines that no
 quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (BASE=main for all since main)
 	$(BIN)/python -m scripts.quick_tests $(BASE)
 
-test-all: $(STAMP)  ## the tests that need another toolchain; each one that cannot run says why
-	@if [ ! -d tests/toolchains ]; then echo "test-all: there are no tests of other toolchains yet"; exit 0; fi; \
-	status=0; $(BIN)/python -m pytest -n 2 --dist loadgroup -m toolchain --timeout 1800 tests/toolchains $(PYTEST_ARGS) || status=$$?; \
-	if [ $$status -eq 5 ]; then echo "test-all: no test of another toolchain was collected"; exit 0; fi; \
-	exit $$status
+test-all: $(STAMP)  ## the tests that take long or need another toolchain; each one that cannot run says why
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "toolchain or long" --timeout 1800 tests/toolchains tests/benchmarks \
+	  $(PYTEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)

@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_benchmark_runs(name: str, tmp_path: Path) -> None:
     file, page = tmp_path / "figures.json", tmp_path / "results.md"
