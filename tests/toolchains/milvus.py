@@ -16,7 +16,7 @@ import time
 import venv
 from pathlib import Path
 
-from tests.toolchains.programs import Absent
+from tests.toolchains.programs import Absent, alone
 
 VERSION = "2.3.5"
 PORT = 19_530
@@ -28,6 +28,11 @@ _ALONE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "-
 
 def install_server() -> Path:
     """Returns the program; installs it into a separate virtual environment in .cache/ the first time. Raises Absent."""
+    with alone(CACHE.name):
+        return _find_or_install()
+
+
+def _find_or_install() -> Path:
     program = CACHE / "bin" / "milvus-server"
     if program.exists():
         return program
