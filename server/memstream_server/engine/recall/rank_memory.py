@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,9 @@ class Found:
     """Why it was not reranked."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
+    accesses: tuple[tuple[str, int], ...] = ()
+    """(id, time of its last access) of the candidates, if the formula counts accesses and the query asks for a receipt.
+    """
 
 
 async def score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
@@ -184,7 +187,13 @@ def _rank_dbgpt(
         ranked.near_misses,
         ranked.folded,
         ranking_dbgpt.FORMULA,
+        accesses=_read_accesses(working, [*chosen.tolist(), *short_term]) if query.receipt else (),
     )
+
+
+def _read_accesses(working: WorkingSet, slots: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    columns = working.columns
+    return tuple((columns.ids[slot], int(columns.access_us[slot])) for slot in dict.fromkeys(slots))
 
 
 def rank_memory(

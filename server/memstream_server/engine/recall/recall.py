@@ -44,7 +44,7 @@ from memstream_server.engine.recall.rank_memory import (
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import ChainLink, Evidence, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -104,6 +104,8 @@ class Recaller:
         if not isinstance(actor, PastMemory):
             await _wait_until_visible(actor, query)
         watch.record_step("wait")
+        if query.receipt:
+            query = self._with_times(query)
         while True:
             space, namespace = actor.working.embedding, actor.working.record.namespace
             asked = None if space.model.instant else await self._query_vector(space, query, namespace, vectors)
@@ -118,6 +120,8 @@ class Recaller:
                 if actor.working.embedding is not space:
                     continue
                 known = await self._read_ranked(actor.working, found)
+            if query.receipt and _has_changed(found, known):
+                continue  # a receipt's answer is that of one revision
             break
         answer = await self._read_answer(actor, query, found, known, watch)
         watch.record_step("read")
@@ -126,13 +130,43 @@ class Recaller:
         )
         self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
         floor = weak_floor(actor.working.record.policy, query, space.model)
-        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
+        answer = replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
+        return self._with_evidence(answer, actor.working, query, found, vector) if query.receipt else answer
+
+    def _with_times(self, query: Query) -> Query:
+        """The query with one time for recency and expiry."""
+        now_us = self._runtime.clock.now_us()
+        return replace(
+            query,
+            now_us=now_us if query.now_us is None else query.now_us,
+            expiry_us=now_us if query.expiry_us is None else query.expiry_us,
+        )
+
+    def _with_evidence(
+        self, answer: RecallAnswer, working: WorkingSet, query: Query, found: Found, vector: Vector | None
+    ) -> RecallAnswer:
+        policy = working.record.policy
+        terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
+        evidence = Evidence(
+            policy=policy,
+            now_us=query.now_us or 0,
+            expiry_us=query.expiry_us or 0,
+            space=working.embedding.name,
+            vector=vector,
+            embedded=vector is not query.vector,
+            terms=terms.hashes,
+            accesses=found.accesses,
+            indexed=working.dense is None and vector is not None,
+        )
+        return replace(answer, evidence=evidence)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
     ) -> tuple[Vector | None, str]:
         if query.vector is not None and len(query.vector) == space.model.dimension:
             return query.vector, ""
+        if query.unembedded:
+            return None, query.unembedded
         if (known := vectors.get(space.name)) is not None:
             return known, ""
         try:
@@ -317,7 +351,7 @@ class Recaller:
             query.token_budget,
         )
         answer = _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
-        return _with_truth(answer, working, self._runtime.clock.now_us())
+        return _with_truth(answer, working, self._expiry_us(query))
 
 
 async def _wait_until_visible(actor: Actor, query: Query) -> None:
@@ -333,6 +367,11 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
             f"{query.min_revision} asked for",
             revision=actor.revision,
         ) from None
+
+
+def _has_changed(found: Found, known: dict[str, Fragment]) -> bool:
+    """Whether a result has left the memory or was changed since it was ranked."""
+    return any(one.id not in known or known[one.id].version > found.revision for one in found.results)
 
 
 def _suspicions_of(working: WorkingSet) -> OpenSuspicions:
