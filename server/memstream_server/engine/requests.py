@@ -256,6 +256,8 @@ class Evidence:
     """Whether the embedder made the vector, instead of the client."""
     terms: bytes
     """Hashes of the query's words, as in Terms."""
+    suspicions: tuple[Suspicion, ...]
+    """The open suspicions about candidates."""
     accesses: tuple[tuple[str, int], ...]
     """See Found."""
     indexed: bool

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.policy import Policy, Truth
+from memstream_server.core.policy import Truth
 from memstream_server.core.timeline import Loss, NotKept, Timeline
 from memstream_server.core.values import Enhancement, Fragment, Held, Tier, TruthStatus
 from memstream_server.engine import lifecycle
@@ -130,8 +130,8 @@ class _PastWorkingSet(WorkingSet):
     """A working set whose blocks are rebuilt while it is loaded."""
 
     moment: _Moment
-    policy: Policy | None = None
-    """The policy to rank by, if it is not the present one."""
+    receipt: RecallReceipt | None = None
+    """Of a replay: its policy and its suspicions take the place of the present ones and of those of the log."""
     behind = False
     """Whether a fragment has changed since the log was read: the load is worthless."""
 
@@ -155,7 +155,7 @@ class _PastWorkingSet(WorkingSet):
         self.held: list[Fragment] = []
 
     def _with_policy(self, record: MemoryRecord) -> MemoryRecord:
-        return record if self.policy is None else replace(record, policy=self.policy)
+        return record if self.receipt is None else replace(record, policy=self.receipt.policy)
 
     def finish_load(self, image: Image) -> None:
         held = [Held(one) for one in self.held]
@@ -163,7 +163,7 @@ class _PastWorkingSet(WorkingSet):
         super().finish_load(
             replace(
                 image,
-                suspicions=tuple(timeline.suspicions),
+                suspicions=tuple(timeline.suspicions) if self.receipt is None else self.receipt.suspicions,
                 record=replace(self._with_policy(image.record), revision=timeline.revision),
                 sensory=tuple(one for one in held if one.fragment.tier is Tier.SENSORY),
                 short_term=tuple(one for one in held if one.fragment.tier is Tier.SHORT_TERM),
@@ -273,8 +273,8 @@ class Past:
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = _PastWorkingSet(embedding, vectors_max, self._models.analyzer)
         working.moment = moment
-        working.policy = None if receipt is None else receipt.policy
-        await self._models.prepare_language(working.policy or moment.record.policy)
+        working.receipt = receipt
+        await self._models.prepare_language(moment.record.policy if receipt is None else receipt.policy)
         try:
             image = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
         except Conflict as error:

@@ -14,9 +14,10 @@ from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs
-from memstream_server.core.newer_first import add_newer
+from memstream_server.core.newer_first import Slots, add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.core.weights import Weights
@@ -47,6 +48,8 @@ class Found:
     """Why it was not reranked."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """The open suspicions about candidates, if the query asks for a receipt."""
     accesses: tuple[tuple[str, int], ...] = ()
     """(id, time of its last access) of the candidates, if the formula counts accesses and the query asks for a receipt.
     """
@@ -152,6 +155,7 @@ def _rank_whole(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
+        suspicions=_read_suspicions(working, ranked.candidates()) if query.receipt else (),
     )
 
 
@@ -187,8 +191,15 @@ def _rank_dbgpt(
         ranked.near_misses,
         ranked.folded,
         ranking_dbgpt.FORMULA,
+        suspicions=_read_suspicions(working, np.union1d(chosen, short_term)) if query.receipt else (),
         accesses=_read_accesses(working, [*chosen.tolist(), *short_term]) if query.receipt else (),
     )
+
+
+def _read_suspicions(working: WorkingSet, slots: Slots) -> tuple[Suspicion, ...]:
+    """The open suspicions about the fragments at these slots."""
+    held, ids = working.suspicions, working.columns.ids
+    return tuple(dict.fromkeys(one for slot in slots.tolist() for one in held.of(ids[slot]))) if held else ()
 
 
 def _read_accesses(working: WorkingSet, slots: Sequence[int]) -> tuple[tuple[str, int], ...]:
@@ -243,4 +254,5 @@ def rank_memory(
         ranked.under,
         limit_of(policy, query) if rerank else None,
         weights.beta,
+        suspicions=_read_suspicions(working, ranked.candidates()) if query.receipt else (),
     )

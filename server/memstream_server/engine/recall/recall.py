@@ -155,6 +155,7 @@ class Recaller:
             vector=vector,
             embedded=vector is not query.vector,
             terms=terms.hashes,
+            suspicions=found.suspicions,
             accesses=found.accesses,
             indexed=working.dense is None and vector is not None,
         )

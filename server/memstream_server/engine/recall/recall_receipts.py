@@ -142,6 +142,7 @@ class RecallReceipts:
             ranking=ranking,
             names=names,
             weights=weights,
+            suspicions=evidence.suspicions,
             accesses=evidence.accesses,
             indexed=evidence.indexed,
             principal=PRINCIPAL.get(),

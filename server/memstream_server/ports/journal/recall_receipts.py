@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from memstream_server.core.policy import Policy
+from memstream_server.core.suspicions import Suspicion
 
 
 class RankedFragment(Struct, frozen=True, gc=False, array_like=True):
@@ -46,6 +47,8 @@ class RecallReceipt(Struct, frozen=True, gc=False, omit_defaults=True):
     ranking: tuple[RankedFragment, ...] = ()
     names: tuple[tuple[str, ...], ...] = ()
     weights: tuple[tuple[float, ...], ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
+    """The open suspicions about candidates."""
     accesses: tuple[tuple[str, int], ...] = ()
     """(id, time of its last access) of the candidates, if the formula counts accesses."""
     indexed: bool = False
