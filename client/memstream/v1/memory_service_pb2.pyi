@@ -1258,7 +1258,7 @@ class RecallReceipt(_message.Message):
     degraded: _builtins.str
     """`RecallDone.degraded` of the answer."""
     query_erased: _builtins.bool
-    """The query was erased: it ranked an erased fragment, or shared a word with one."""
+    """The query was erased: it ranked such a fragment, or shared a word with one."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the recall ranked."""
@@ -1277,7 +1277,9 @@ class RecallReceipt(_message.Message):
 
     @_builtins.property
     def erased_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Fragments of the ranking whose content was erased since, or removed by ClearMemory."""
+        """Fragments of the ranking whose content, or words in it, left for good since: erased, also past the grace period, or
+        cleared.
+        """
 
     def __init__(
         self,
