@@ -12,7 +12,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.policy import DEFAULT, with_value
+from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, EngineError, FragmentNotFound, JournalUnavailable
@@ -24,7 +24,7 @@ from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, events_of, hasty
-from tests.engine.memory import SettableClock
+from tests.engine.memory import SettableClock, observation
 from tests.engine.test_erasing import erased
 from tests.engine.test_fragments import create, live, observe
 from tests.engine.test_past import POLICIES, STEPS, Walk, plain
@@ -302,6 +302,20 @@ async def test_a_recall_without_a_vector_is_replayed_without_one(tmp_path: Path)
             replayed = await replay(engine, receipt)
             assert (replayed.same, replayed.differences) == (True, ())
         assert embedder.calls == calls  # the query's vector is in the receipt
+
+
+async def test_the_ranking_of_dbgpt_is_replayed_with_its_suspicions(engine: Engine) -> None:
+    policy = with_value(with_value(DBGPT, "conflicts.suspect", True), "history.receipts", 9)
+    await create(engine, policy, MemoryKind.LONG_TERM)
+    said = ("I live in Munich.", "I moved to Berlin.")
+    await observe(engine, *[observation(text, speaker="Joy") for text in said])
+    query = replace(OTTER, text="where do I live?", receipt=b"live")
+    QUERIES[query.receipt] = query
+    receipt = await recalled(engine, query)
+    await engine.reinforce_fragments(*JOY, [one.id for one in (await receipts(engine))[0].ranking][:1])
+    assert len((await receipts(engine))[0].suspicions) == 1
+    assert len((await receipts(engine))[0].accesses) == 2
+    assert (await replay(engine, receipt)).same
 
 
 async def test_a_memory_larger_than_ram_says_so_in_its_replay(tmp_path: Path) -> None:

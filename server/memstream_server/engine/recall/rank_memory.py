@@ -155,7 +155,7 @@ def _rank_whole(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
-        suspicions=_read_suspicions(working, ranked.candidates()) if query.receipt else (),
+        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )
 
 
@@ -180,6 +180,7 @@ def _rank_dbgpt(
         gamma=usual.gamma if query.gamma is None else query.gamma,
     )
     short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
+    scored = np.union1d(chosen, np.array(short_term, np.int64))
     ranked = ranking_dbgpt.rank_dbgpt(
         columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
     )
@@ -191,20 +192,26 @@ def _rank_dbgpt(
         ranked.near_misses,
         ranked.folded,
         ranking_dbgpt.FORMULA,
-        suspicions=_read_suspicions(working, np.union1d(chosen, short_term)) if query.receipt else (),
-        accesses=_read_accesses(working, [*chosen.tolist(), *short_term]) if query.receipt else (),
+        suspicions=_read_suspicions(working, scored, ranked.results) if query.receipt else (),
+        accesses=_read_accesses(working, scored) if query.receipt else (),
     )
 
 
-def _read_suspicions(working: WorkingSet, slots: Slots) -> tuple[Suspicion, ...]:
-    """The open suspicions about the fragments at these slots."""
+def _read_suspicions(working: WorkingSet, slots: Slots, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
+    """The open suspicions between candidates (at these slots), which may move one, and those shown with a result."""
     held, ids = working.suspicions, working.columns.ids
-    return tuple(dict.fromkeys(one for slot in slots.tolist() for one in held.of(ids[slot]))) if held else ()
+    if not held:
+        return ()
+    chosen, shown = {ids[slot] for slot in slots.tolist()}, {one.id for one in results}
+    about = dict.fromkeys(one for id_ in sorted(chosen) for one in held.of(id_))
+    return tuple(
+        one for one in about if {one.newer, one.older} <= chosen or not shown.isdisjoint((one.newer, one.older))
+    )
 
 
-def _read_accesses(working: WorkingSet, slots: Sequence[int]) -> tuple[tuple[str, int], ...]:
+def _read_accesses(working: WorkingSet, slots: Slots) -> tuple[tuple[str, int], ...]:
     columns = working.columns
-    return tuple((columns.ids[slot], int(columns.access_us[slot])) for slot in dict.fromkeys(slots))
+    return tuple((columns.ids[slot], int(columns.access_us[slot])) for slot in slots.tolist())
 
 
 def rank_memory(
@@ -254,5 +261,5 @@ def rank_memory(
         ranked.under,
         limit_of(policy, query) if rerank else None,
         weights.beta,
-        suspicions=_read_suspicions(working, ranked.candidates()) if query.receipt else (),
+        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )
