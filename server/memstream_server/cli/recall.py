@@ -139,8 +139,7 @@ def recall_command(
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
     """
-    if follow:
-        _check_follow(working or bool(reinforce), as_of is not None, receipt)
+    _check_follow(follow, working or bool(reinforce), as_of is not None, receipt)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -177,7 +176,9 @@ def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
     return None if truth is None else Truth(truth)
 
 
-def _check_follow(extra: bool, past: bool, receipt: bool) -> None:
+def _check_follow(follow: bool, extra: bool, past: bool, receipt: bool) -> None:
+    if not follow:
+        return
     if receipt:
         raise Misuse("--follow shows changes, and a receipt is of one answer: omit --receipt")
     if past:
