@@ -50,13 +50,13 @@ class Recalling:
     """See the module."""
 
     async def kept_ids(self, journal: Journal) -> list[str]:
-        return [receipt.id for _, receipt in await journal.list_recall_receipts("u1", None, 100)]
+        return [receipt.id for _, receipt in (await journal.list_recall_receipts("u1", None, 100))[0]]
 
     async def test_receipt_is_read_as_it_was_written(self, journal: Journal) -> None:
         one = receipt_of(1)
         await journal.commit(recalling(1, one))
         assert await journal.get_recall_receipt("u1", one.id) == one
-        assert await journal.list_recall_receipts("u1", None, 9) == [(2, one)]
+        assert await journal.list_recall_receipts("u1", None, 9) == ([(2, one)], False)
         assert (await journal.list_events("u1", 1, 1))[0].events == (Event(EventType.RECALLED, "", receipt=one.id),)
         assert await journal.get_recall_receipt("u1", "R9") is None
         assert await journal.get_recall_receipt("u2", one.id) is None
@@ -64,9 +64,18 @@ class Recalling:
     async def test_receipts_are_listed_from_the_latest_on(self, journal: Journal) -> None:
         for number in range(1, 5):
             await journal.commit(recalling(number, receipt_of(number)))
-        page = await journal.list_recall_receipts("u1", None, 2)
-        assert [revision for revision, _ in page] == [5, 4]
-        assert [revision for revision, _ in await journal.list_recall_receipts("u1", 4, 9)] == [3, 2]
+        page, more = await journal.list_recall_receipts("u1", None, 2)
+        assert ([revision for revision, _ in page], more) == ([5, 4], True)
+        page, more = await journal.list_recall_receipts("u1", 4, 2)
+        assert ([revision for revision, _ in page], more) == ([3, 2], False)
+        assert await journal.list_recall_receipts("u1", 2, 9) == ([], False)
+
+    async def test_a_page_of_large_receipts_is_shorter(self, journal: Journal) -> None:
+        large = bytes(3 << 20)
+        for number in range(1, 4):
+            await journal.commit(recalling(number, msgspec.structs.replace(receipt_of(number), query=large)))
+        page, more = await journal.list_recall_receipts("u1", None, 9)
+        assert ([revision for revision, _ in page], more) == ([4], True)
 
     async def test_receipts_beyond_the_limit_are_deleted(self, journal: Journal) -> None:
         ids = [receipt_of(number).id for number in range(1, 5)]
@@ -119,12 +128,12 @@ class Recalling:
         await journal.commit(transition(1, rows=(Row(fragment(1)),)))
         await journal.commit(recalling(2, receipt_of(2, 2, 55)))
         await journal.commit(transition(3, erased_evidence=(fragment(1).id,)))
-        ((_, found),) = await journal.list_recall_receipts("u1", None, 9)
+        ((_, found),), _ = await journal.list_recall_receipts("u1", None, 9)
         assert found.is_query_erased
 
     async def test_deleted_memory_has_no_receipts(self, journal: Journal) -> None:
         await journal.commit(recalling(1, receipt_of(1)))
         await journal.delete_memory("u1")
-        assert await journal.list_recall_receipts("u1", None, 9) == []
+        assert await journal.list_recall_receipts("u1", None, 9) == ([], False)
         assert await journal.get_recall_receipt("u1", receipt_of(1).id) is None
         assert await journal.prune_recall_receipts("u1", 99) == 0

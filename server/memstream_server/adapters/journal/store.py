@@ -292,7 +292,9 @@ class SqlJournal:
         return await self._read(versions.find_revision, uid, time_us)
 
     # ---- receipts of recalls
-    async def list_recall_receipts(self, uid: str, before: int | None, limit: int) -> list[tuple[int, RecallReceipt]]:
+    async def list_recall_receipts(
+        self, uid: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, RecallReceipt]], bool]:
         return await self._read(recall_receipts.list_receipts, uid, before, limit)
 
     async def get_recall_receipt(self, uid: str, receipt: str) -> RecallReceipt | None:

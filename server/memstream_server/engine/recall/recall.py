@@ -32,6 +32,7 @@ from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
@@ -44,7 +45,7 @@ from memstream_server.engine.recall.rank_memory import (
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import ChainLink, Evidence, Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.engine.runtime.dependencies import EngineModels, IndexHealth, Runtime, Storage
     from memstream_server.engine.runtime.embedding_spaces import Embedding
+    from memstream_server.ports.journal.rows import Terms
 
 log = structlog.get_logger(__name__)
 
@@ -105,8 +107,10 @@ class Recaller:
             await _wait_until_visible(actor, query)
         watch.record_step("wait")
         if query.receipt:
-            query = self._with_times(query)
+            query = pin_times(query, self._runtime.clock.now_us())
+        rankings = 0
         while True:
+            rankings += 1
             space, namespace = actor.working.embedding, actor.working.record.namespace
             asked = None if space.model.instant else await self._query_vector(space, query, namespace, vectors)
             watch.record_step("embed")
@@ -120,9 +124,8 @@ class Recaller:
                 if actor.working.embedding is not space:
                     continue
                 known = await self._read_ranked(actor.working, found)
-            if query.receipt and _has_changed(found, known):
-                continue  # a receipt's answer is that of one revision
-            break
+            if not query.receipt or not has_changed(found, known) or rankings == RANKINGS_MAX:
+                break  # a receipt's answer is that of one revision
         answer = await self._read_answer(actor, query, found, known, watch)
         watch.record_step("read")
         degraded = "; ".join(
@@ -131,35 +134,14 @@ class Recaller:
         self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
         floor = weak_floor(actor.working.record.policy, query, space.model)
         answer = replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
-        return self._with_evidence(answer, actor.working, query, found, vector) if query.receipt else answer
+        if not query.receipt:
+            return answer
+        terms = self._read_terms(actor.working, query).hashes
+        return replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
 
-    def _with_times(self, query: Query) -> Query:
-        """The query with one time for recency and expiry."""
-        now_us = self._runtime.clock.now_us()
-        return replace(
-            query,
-            now_us=now_us if query.now_us is None else query.now_us,
-            expiry_us=now_us if query.expiry_us is None else query.expiry_us,
-        )
-
-    def _with_evidence(
-        self, answer: RecallAnswer, working: WorkingSet, query: Query, found: Found, vector: Vector | None
-    ) -> RecallAnswer:
-        policy = working.record.policy
-        terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
-        evidence = Evidence(
-            policy=policy,
-            now_us=query.now_us or 0,
-            expiry_us=query.expiry_us or 0,
-            space=working.embedding.name,
-            vector=vector,
-            embedded=vector is not query.vector,
-            terms=terms.hashes,
-            suspicions=found.suspicions,
-            accesses=found.accesses,
-            indexed=working.dense is None and vector is not None,
-        )
-        return replace(answer, evidence=evidence)
+    def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
+        record = working.record
+        return self._models.analyzer.question_terms(query.text, record.policy.language, record.namespace)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
@@ -263,7 +245,7 @@ class Recaller:
         self, working: WorkingSet, query: Query, vector: Vector | None, now_us: int, times: tuple[TimePhrase, ...]
     ) -> Question:
         policy = working.record.policy
-        terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
+        terms = self._read_terms(working, query)
         given = policy.recall
         limit, reranking = limit_of(policy, query), self._find_reranking(working)
         ranked = limit if reranking is None else max(limit, reranking.candidates)
@@ -368,11 +350,6 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
             f"{query.min_revision} asked for",
             revision=actor.revision,
         ) from None
-
-
-def _has_changed(found: Found, known: dict[str, Fragment]) -> bool:
-    """Whether a result has left the memory or was changed since it was ranked."""
-    return any(one.id not in known or known[one.id].version > found.revision for one in found.results)
 
 
 def _suspicions_of(working: WorkingSet) -> OpenSuspicions:

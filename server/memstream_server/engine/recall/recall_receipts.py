@@ -161,8 +161,8 @@ class RecallReceipts:
         """((revision of the commit, receipt) before that revision, the latest first; whether there are more; memory
         uid)."""
         record = await self._registry.read_record(namespace, name)
-        found = await self._journal.list_recall_receipts(record.uid, before, limit + 1)
-        return found[:limit], len(found) > limit, record.uid
+        found, more = await self._journal.list_recall_receipts(record.uid, before, limit)
+        return found, more, record.uid
 
     async def replay(self, namespace: str, name: str, receipt_id: str, read_query: Callable[[bytes], Query]) -> Replay:
         """Rank again. Raises FragmentNotFound for an unknown receipt, CursorCompacted.

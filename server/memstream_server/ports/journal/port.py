@@ -241,8 +241,11 @@ class Journal(Protocol):
         ...
 
     # ---- receipts of recalls
-    async def list_recall_receipts(self, uid: str, before: int | None, limit: int) -> list[tuple[int, RecallReceipt]]:
-        """(revision of the commit, receipt), the latest first; with `before` those of earlier commits."""
+    async def list_recall_receipts(
+        self, uid: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, RecallReceipt]], bool]:
+        """((revision of the commit, receipt) by age, the latest first, and whether there are more); with `before` those
+        of earlier commits. A page may be shorter than `limit`, so that it takes a few MB of RAM."""
         ...
 
     async def get_recall_receipt(self, uid: str, receipt: str) -> RecallReceipt | None: ...

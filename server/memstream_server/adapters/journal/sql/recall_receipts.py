@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec.structs
-from sqlalchemy import BindParameter, Connection, bindparam, delete, insert, select, update
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select, update
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
@@ -22,6 +22,8 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.writing import Commit
 
+PAGE_BYTES = 4 << 20
+"""Bytes of receipts that are read at once; one that is larger comes alone."""
 _HASH_BYTES = 8
 
 _low: BindParameter[int] = bindparam("low")
@@ -39,7 +41,13 @@ _FIRST_OVER = (
 _DELETE = delete(recall_receipts).where(_OF_MEMORY)
 _PRUNE = _DELETE.where(recall_receipts.c.time_us < bindparam("before"))
 _ALL = select(recall_receipts.c.key, recall_receipts.c.payload).where(_OF_MEMORY)
-_PAGE = _ALL.order_by(recall_receipts.c.key.desc()).limit(bindparam("limit"))
+_SIZES = (
+    select(recall_receipts.c.key, func.length(recall_receipts.c.payload))
+    .where(_OF_MEMORY)
+    .order_by(recall_receipts.c.key.desc())
+    .limit(bindparam("limit"))
+)
+_LATEST_FIRST = _ALL.order_by(recall_receipts.c.key.desc())
 _ONE = select(recall_receipts.c.payload).where(_OF_MEMORY, recall_receipts.c.id == bindparam("id"))
 _CHANGE = update(recall_receipts).where(recall_receipts.c.key == bindparam("at")).values(payload=bindparam("new"))
 _named = (fragments.c.memory == _number) & fragments.c.id.in_(_ids)
@@ -132,14 +140,26 @@ def prune_receipts(connection: Connection, uid: str, before_us: int) -> int:
 # ---- reads
 
 
-def list_receipts(connection: Connection, uid: str, before: int | None, limit: int) -> list[tuple[int, RecallReceipt]]:
+def list_receipts(
+    connection: Connection, uid: str, before: int | None, limit: int
+) -> tuple[list[tuple[int, RecallReceipt]], bool]:
     number = find_number(connection, uid)
     if number is None:
-        return []
+        return [], False
     low, high = key_range(number)
     high = high if before is None else row_key(number, before) - 1
-    found = connection.execute(_PAGE, {"low": low, "high": high, "limit": limit})
-    return [(key_position(key), codec.decode_recall_receipt(payload)) for key, payload in found]
+    sizes = connection.execute(_SIZES, {"low": low, "high": high, "limit": limit + 1}).all()
+    total, count = 0, 0
+    for _, size in sizes[:limit]:
+        total += size
+        if count and total > PAGE_BYTES:
+            break
+        count += 1
+    if not count:
+        return [], False
+    rows = connection.execute(_LATEST_FIRST, {"low": sizes[count - 1][0], "high": sizes[0][0]})
+    found = [(key_position(key), codec.decode_recall_receipt(payload)) for key, payload in rows]
+    return found, len(sizes) > count
 
 
 def get_receipt(connection: Connection, uid: str, id_: str) -> RecallReceipt | None:
