@@ -52,6 +52,7 @@ from memstream.wiretypes import (
     invalid_field,
     members_by_number,
     metadata_from_wire,
+    metadata_value_from_wire,
     metadata_value_to_wire,
     optional_timestamp_from_wire,
     optional_timestamp_to_wire,
@@ -63,6 +64,7 @@ Observable: TypeAlias = str | Structured | Observation
 """What can be observed: text, a structured step of an agent, or an Observation, which adds optional fields."""
 
 _TIERS = members_by_number(Tier, fragment_pb2.Tier.DESCRIPTOR)
+_TRUTHS = members_by_number(Truth, fragment_pb2.Truth.DESCRIPTOR)
 _FRAGMENT_KINDS = members_by_number(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
 _EVENT_TYPES = members_by_number(EventType, event_pb2.EventType.DESCRIPTOR)
 _TRUTH_STATUSES = members_by_number(TruthStatus, fragment_pb2.TruthStatus.DESCRIPTOR)
@@ -147,6 +149,11 @@ def truth_to_wire(truth: Truth | None) -> fragment_pb2.Truth.ValueType:
     return fragment_pb2.Truth.Value(f"TRUTH_{'UNSPECIFIED' if truth is None else Truth(truth).name}")
 
 
+def truth_from_wire(number: int) -> Truth | None:
+    """A truth; None for one that is newer than this SDK."""
+    return _TRUTHS.get(number)
+
+
 def kind_to_wire(kind: MemoryKind | None) -> memory_pb2.MemoryKind.ValueType:
     """Converts a memory's kind; None lets the server choose."""
     return memory_pb2.MemoryKind.Value(f"MEMORY_KIND_{'UNSPECIFIED' if kind is None else MemoryKind(kind).name}")
@@ -182,6 +189,22 @@ def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) ->
     )
 
 
+def filter_from_wire(wire: fragment_pb2.FragmentFilter) -> Filter:
+    """A filter."""
+    return Filter(
+        sessions=tuple(wire.sessions),
+        speakers=tuple(wire.speakers),
+        kinds=tuple(_FRAGMENT_KINDS[number] for number in wire.kinds if number in _FRAGMENT_KINDS),
+        tiers=tuple(_TIERS[number] for number in wire.tiers if number in _TIERS),
+        observe_time_min=optional_timestamp_from_wire(wire.observe_time_min, wire.HasField("observe_time_min")),
+        observe_time_max=optional_timestamp_from_wire(wire.observe_time_max, wire.HasField("observe_time_max")),
+        importance_min=wire.importance_min if wire.HasField("importance_min") else None,
+        importance_max=wire.importance_max if wire.HasField("importance_max") else None,
+        metadata={each.key: tuple(map(metadata_value_from_wire, each.values)) for each in wire.metadata},
+        exclude_ids=tuple(wire.exclude_ids),
+    )
+
+
 def query_to_wire(
     query_id: str, what: str | Structured, **options: Unpack[RecallOptions]
 ) -> stream_service_pb2.RecallQuery:
@@ -211,6 +234,7 @@ def query_to_wire(
                 truth=truth_to_wire(options.get("truth")),
                 time_zone=options.get("time_zone") or "",
                 interpret_time=options.get("interpret_time"),
+                receipt=options.get("receipt") or False,
             )
         )
         set_as_of(wire, options.get("as_of"))
@@ -295,6 +319,7 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         weak=done.weak,
         interpreted=tuple(map(_interpreted_time, done.interpreted)) if done.interpreted else (),
         as_of_revision=done.as_of_revision,
+        receipt_id=done.receipt_id,
     )
 
 
@@ -358,8 +383,12 @@ def decision_to_wire(decision: ConflictDecision) -> fragment_pb2.ConflictDecisio
 
 
 def _explanation(wire: stream_service_pb2.Explanation) -> Explanation:
-    parts = (ScorePart(p.name, p.value, p.weight, p.contribution, dict(p.details)) for p in wire.parts)
-    return Explanation(tuple(parts), wire.formula)
+    return Explanation(tuple(map(score_part_from_wire, wire.parts)), wire.formula)
+
+
+def score_part_from_wire(wire: stream_service_pb2.ScorePart) -> ScorePart:
+    """A part of a score."""
+    return ScorePart(wire.name, wire.value, wire.weight, wire.contribution, dict(wire.details))
 
 
 def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
@@ -428,6 +457,7 @@ def event_from_wire(wire: event_pb2.Event, fragment: Fragment | None = None) -> 
         conflict_reason=wire.conflict_reason,
         conflict_decision=wire.conflict_decision,
         version=wire.version,
+        receipt_id=wire.receipt_id,
     )
 
 

@@ -33,6 +33,8 @@ from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
 from memstream.recall import RecallStream
+from memstream.receipt_codec import iterate_receipts, replay_from_wire
+from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
 from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
@@ -432,6 +434,15 @@ class Memory:
         )
         answer = await self._link.call(self._link.memories.ResolveConflict, request, self._path)
         return conflict_from_wire(answer.conflict)
+
+    def list_receipts(self, *, page_size: Count = 0) -> AsyncIterator[RecallReceipt]:
+        """Iterates over the receipts of recalls, the latest first, fetching page by page."""
+        return iterate_receipts(self._link, self._path, page_size)
+
+    async def replay(self, receipt_id: str) -> Replay:
+        """Ranks the memory as of a receipt's revision, by its query and policy, and compares."""
+        request = pb.ReplayRecallRequest(namespace=self.namespace, memory=self.name, receipt_id=receipt_id)
+        return replay_from_wire(await self._link.call(self._link.memories.ReplayRecall, request, self._path))
 
     async def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

@@ -141,10 +141,12 @@ class ConflictPolicy:
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPolicy:
-    """What is kept of earlier contents; by default the last 10 versions of a fragment."""
+    """What is kept of earlier contents and of recalls; by default the last 10 versions of a fragment, and the last 100
+    receipts."""
 
     versions: int | None = None
     version_retention: timedelta | None = None
+    receipts: int | None = None
 
 
 @check_fields

@@ -85,6 +85,7 @@ from memstream.policy import (
     SimilarityRule,
 )
 from memstream.recall import RecallStream
+from memstream.receipt_values import DifferenceType, RankedFragment, RecallReceipt, Replay, ReplayDifference
 from memstream.resources import (
     Cursor,
     EmbeddingModel,
@@ -163,6 +164,7 @@ __all__ = [
     "CursorCompacted",
     "CursorVoid",
     "DeadlineExceeded",
+    "DifferenceType",
     "EmbeddingModel",
     "EtagMismatch",
     "Event",
@@ -236,14 +238,18 @@ __all__ = [
     "QueryIdInUse",
     "QueryTimeout",
     "QuotaExceeded",
+    "RankedFragment",
     "RankingRule",
     "RecallOptions",
     "RecallPolicy",
+    "RecallReceipt",
     "RecallStream",
     "Recollection",
     "ReflectionPolicy",
     "Refused",
     "Rejected",
+    "Replay",
+    "ReplayDifference",
     "RequestIdConflict",
     "Resumption",
     "RetentionPolicy",

@@ -80,6 +80,7 @@ class Event:
     conflict_reason: str = ""
     conflict_decision: str = ""
     version: int = 0
+    receipt_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class EventType(StrEnum):
     IMPORTED = "imported"
     SUPERSEDED = "superseded"
     SUPERSESSION_UNDONE = "supersession_undone"
+    RECALLED = "recalled"
 
 
 class Truth(StrEnum):
@@ -296,7 +297,8 @@ class RecallOptions(TypedDict, total=False):
     the same content separately. `weak_below`: best relevance below which the answer is marked weak; 0 never marks it.
     `time_zone`: IANA name of the zone in which days begin for phrases such as "yesterday" (default UTC).
     `interpret_time`: False treats such phrases as words alone. `truth`: ALL returns superseded fragments, and those
-    outside their validity, too. `as_of`: ranks the memory as it was at that revision or time.
+    outside their validity, too. `as_of`: ranks the memory as it was at that revision or time. `receipt`: keeps a
+    receipt of the recall, for `list_receipts` and `replay`.
     """
 
     embedding: Vector | None
@@ -317,6 +319,7 @@ class RecallOptions(TypedDict, total=False):
     time_zone: str | None
     interpret_time: bool | None
     as_of: Moment | None
+    receipt: bool | None
     timeout_s: Seconds | None
 
 
@@ -403,7 +406,8 @@ class Answer(Sequence[Recollection]):
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
     not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
     `interpreted`: the phrases of time in the query, in order.
-    `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0.
+    `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0. `receipt_id`: the receipt that was
+    kept; empty without `receipt`, and if the policy keeps none.
     """
 
     recollections: tuple[Recollection, ...]
@@ -419,6 +423,7 @@ class Answer(Sequence[Recollection]):
     weak: bool = False
     interpreted: tuple[InterpretedTime, ...] = ()
     as_of_revision: int = 0
+    receipt_id: str = ""
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

@@ -109,10 +109,11 @@ def metadata_value_to_wire(field: str, value: object) -> fragment_pb2.MetadataVa
 
 def metadata_from_wire(wire: MessageMap[str, fragment_pb2.MetadataValue]) -> Mapping[str, MetadataValue]:
     """Converts metadata to Python values."""
-    return {key: _python_value(value) for key, value in wire.items()}
+    return {key: metadata_value_from_wire(value) for key, value in wire.items()}
 
 
-def _python_value(value: fragment_pb2.MetadataValue) -> MetadataValue:
+def metadata_value_from_wire(value: fragment_pb2.MetadataValue) -> MetadataValue:
+    """Converts a value of metadata."""
     kind = value.WhichOneof("kind")
     if kind == "int_value":
         return value.int_value

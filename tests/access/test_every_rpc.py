@@ -143,6 +143,8 @@ class World:
         await self.ask(
             "ObserveBatch", **where, request_id="o1", observations=[{"content": SECRET}], ack_level="ACK_LEVEL_STORED"
         )
+        asked = {"namespace": "b", "memory": "second", "query": {"text": SECRET, "receipt": True}}
+        done = (await self.ask("RecallOnce", **asked)).done
         for n in range(2):
             message = {"conversation": "talk", "sender": "bob", "receiver": "joy", "content": SECRET}
             await self.ask("AppendMessage", namespace="b", message=message, request_id=f"m{n}")
@@ -167,6 +169,7 @@ class World:
             "id": ids,
             "ids": ids,
             "external_id": ["e0", "e1"],
+            "receipt_id": [done.receipt_id],
             "conversation": ["talk"],
             "memory": ["joy", "second", "b/joy", "../b/joy"],
             "new_memory": ["joy", "stolen"],

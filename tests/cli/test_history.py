@@ -50,3 +50,32 @@ def test_as_of_rejects_what_it_cannot_mean() -> None:
         assert run(*words).returncode == 2, words
     followed = run("recall", "a/b", "x", "--follow", "--as-of", "7")
     assert (followed.returncode, "--as-of" in followed.stderr) == (2, True)
+
+
+def test_receipts_are_listed_and_replayed(server: ServerProcess) -> None:
+    memory = "history/receipts"
+    said = run("observe", "--create", memory, "-", stdin="Bob lives in Paris\n", target=server.address)
+    assert said.returncode == 0, said.stderr
+    assert "no receipt" in run("receipts", memory, target=server.address).stderr
+    receipt = json.loads(told(server, "recall", memory, "where is Bob?", "--receipt", "--json"))["receipt_id"]
+    figures = told(server, "recall", memory, "Paris?", "--receipt")
+    latest, first = map(json.loads, told(server, "receipts", memory, "--json").splitlines())
+    assert f"receipt {latest['id']}" in figures
+    assert (latest["what"], first["what"], first["id"]) == ("Paris?", "where is Bob?", receipt)
+    shown = told(server, "receipts", memory)
+    assert "where is Bob?" in shown
+    assert receipt in shown
+    replayed = told(server, "replay", memory, receipt)
+    assert "Bob lives in Paris" in replayed
+    assert "the same ranking" in replayed
+    (id_,) = [one["fragment_id"] for one in first["ranking"]]
+    told(server, "erase", memory, id_, "--wait", "--yes")
+    assert "(erased)" in told(server, "receipts", memory)
+    gone = run("replay", memory, receipt, target=server.address)
+    assert (gone.returncode, f"fragment erased: {id_}" in gone.stdout, "query erased" in gone.stdout) == (1, True, True)
+    assert run("replay", memory, "0" * 26, target=server.address).returncode == 4
+
+
+def test_a_followed_answer_has_no_receipt() -> None:
+    refused = run("recall", "a/b", "x", "--follow", "--receipt")
+    assert (refused.returncode, "--receipt" in refused.stderr) == (2, True)

@@ -6,7 +6,7 @@ import pytest
 
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason
-from memstream_server.core.timeline import NotKept, Timeline
+from memstream_server.core.timeline import Loss, NotKept, Timeline
 from memstream_server.core.values import Fragment, Tier
 
 SECOND_US = 1_000_000
@@ -57,13 +57,20 @@ def test_a_change_without_its_version_is_not_kept() -> None:
     assert timeline.find_oldest() == 0
 
 
+def test_a_replay_takes_a_lost_version_as_absent() -> None:
+    timeline = timeline_of(1, [observed("a")], [updated("a")])
+    timeline.skips_lost = True
+    assert timeline.find_base("a") is None
+    assert timeline.list_missing() == {"a": Loss.VERSION_NOT_KEPT}
+
+
 def test_a_removed_fragment_counts_as_removed() -> None:
     gone = Event(EventType.DROPPED, "a", reason=Reason.CAPACITY)
     timeline = timeline_of(1, [observed("a"), observed("b")], [gone])
     assert timeline.find_base("a") is None
-    assert timeline.removed == 1
+    assert timeline.list_missing() == {"a": Loss.REMOVED}
     forgotten_before = timeline_of(2, [observed("a")], [Event(EventType.FORGOTTEN, "a")], [gone])
-    assert forgotten_before.removed == 0
+    assert forgotten_before.list_missing() == {}
 
 
 def test_words_erased_from_a_fragment_leave_it_absent() -> None:
@@ -72,7 +79,7 @@ def test_words_erased_from_a_fragment_leave_it_absent() -> None:
     timeline = timeline_of(1, [observed("a"), observed("b")], erasure)
     assert timeline.find_base("a") is None
     assert timeline.find_base("b") is None
-    assert timeline.removed == 2
+    assert timeline.list_missing() == {"a": Loss.ERASED, "b": Loss.ERASED}
     assert timeline.find_oldest() == 0  # nothing older would give it back
 
 
@@ -82,7 +89,7 @@ def test_a_change_after_an_erasure_needs_its_version() -> None:
     with pytest.raises(NotKept):
         timeline.find_base("a")
     assert timeline.find_oldest("a") == 3
-    assert timeline.removed == 0
+    assert timeline.list_missing() == {}
 
 
 def test_what_cannot_be_known_does_not_count_as_removed() -> None:
@@ -90,7 +97,7 @@ def test_what_cannot_be_known_does_not_count_as_removed() -> None:
     timeline = timeline_of(1, [observed("a"), observed("b")], erasure, [updated("a")])
     with pytest.raises(NotKept):
         timeline.find_base("a")
-    assert timeline.removed == 1  # "b" alone
+    assert timeline.list_missing() == {"b": Loss.ERASED}
 
 
 @pytest.mark.parametrize(("merges", "lost"), [(True, True), (False, False)])
@@ -202,4 +209,4 @@ def test_a_pruned_log_follows_merges_and_departures() -> None:
     was = timeline.rebuild(Fragment("insight", "x"), None)
     assert (was.importance, was.sources) == (0.8, ("a",))
     assert timeline.find_base("insight") is None
-    assert timeline.removed == 1
+    assert timeline.list_missing() == {"insight": Loss.REMOVED}

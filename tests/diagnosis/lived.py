@@ -48,7 +48,7 @@ async def _busy(client: memstream.Client, path: str, profile: Profile) -> None:
         await stream.send("")  # rejected, keeps its number
         await stream.flush()
         for topic in TOPICS:
-            await memory.recall_once(topic)
+            await memory.recall_once(topic, receipt=True)
     listed = await fragments(memory)
     await memory.forget_fragments([one.id for one in listed[::3]])
     gone = await fragments(memory, forgotten=True)

@@ -170,6 +170,26 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "above the memory's revision",
         _sql("UPDATE versions SET replaced = replaced + 100000"),
     ),
+    "a receipt of a recall that cannot be read": (
+        "recall_receipts",
+        "cannot be read",
+        _sql("UPDATE recall_receipts SET payload = x'c1'"),
+    ),
+    "a receipt of another id": (
+        "recall_receipts",
+        "says that it is",
+        _sql("UPDATE recall_receipts SET id = 'R' WHERE key = (SELECT max(key) FROM recall_receipts)"),
+    ),
+    "a receipt that no event names": (
+        "recall_receipts",
+        "is not named by an event of its revision",
+        _sql("UPDATE recall_receipts SET key = key - 1 WHERE key = (SELECT min(key) FROM recall_receipts)"),
+    ),
+    "a receipt of the future": (
+        "recall_receipts",
+        "above the memory's revision",
+        _sql("UPDATE recall_receipts SET key = key + 100000 WHERE key = (SELECT max(key) FROM recall_receipts)"),
+    ),
     "a source from nowhere": (
         "lineage",
         "was never in this memory",

@@ -181,6 +181,7 @@ async def read_everything(engine: Engine, name: str) -> None:
     await insist(lambda: engine.reinforce_fragments(NAMESPACE, name, [one.id for one in page[0][:1]]))
     assert await insist(lambda: engine.stored_answer("none")) is None
     await read_the_past(engine, name, page[0][0])
+    await read_receipts(engine, name)
 
 
 async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
@@ -194,6 +195,15 @@ async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
     assert fragment.importance in [one.importance for one in past[0] if one.id == fragment.id]
     at = AsOf(time_us=versions[0].time_us)
     assert (await insist(lambda: engine.recall(NAMESPACE, name, Query(text="otter", as_of=at)))).as_of_revision
+
+
+async def read_receipts(engine: Engine, name: str) -> None:
+    query = Query(text="otter", receipt=b"otter", reinforce=False)
+    receipt = (await insist(lambda: engine.recall(NAMESPACE, name, query))).receipt_id
+    page, _, _ = await insist(lambda: engine.recall_receipts.list_page(NAMESPACE, name, None, 1))
+    assert [one.id for _, one in page] == [receipt]
+    replay = await insist(lambda: engine.recall_receipts.replay(NAMESPACE, name, receipt, lambda _: query))
+    assert replay.answer is not None
 
 
 async def nothing_waits(parts: Assembled) -> bool:

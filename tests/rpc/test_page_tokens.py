@@ -30,6 +30,7 @@ LISTS: dict[str, Callable[..., Message]] = {
     "ListMemories": lambda **given: memories.ListMemoriesRequest(namespace=NAMESPACE, **given),
     "ListNamespaces": lambda **given: memories.ListNamespacesRequest(**given),
     "ListFragments": lambda **given: memories.ListFragmentsRequest(**MEMORY, **given),
+    "ListRecallReceipts": lambda **given: memories.ListRecallReceiptsRequest(**MEMORY, **given),
     "ListMessages": lambda **given: talks.ListMessagesRequest(**TALK, **given),
     "ListPlans": lambda **given: talks.ListPlansRequest(**TALK, **given),
     "ListOperations": lambda **given: operations.ListOperationsRequest(namespace=NAMESPACE, **given),
@@ -58,6 +59,8 @@ async def asked(listing: ServerProcess) -> AsyncIterator[Callable[[str, Message]
             await client.create_memory(f"{NAMESPACE}-{number}/m", exist_ok=True)
         memory = await client.create_memory(f"{NAMESPACE}/m", exist_ok=True)
         await memory.observe_batch(["first", "second", "third"])
+        for _ in range(2):
+            await memory.recall_once("first", receipt=True)
     async with grpc.aio.insecure_channel(listing.address) as channel:
         stubs: list[Any] = [
             MemoryServiceStub(channel),

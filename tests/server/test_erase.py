@@ -18,6 +18,7 @@ import memstream
 from memstream import Filter, FragmentKind, Memory, MemoryKind, Observation, OperationState
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
+from memstream_server.adapters.journal.sql import codec
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments
 from tests.support.fake_openai import JSON, FakeOpenAI
@@ -65,6 +66,15 @@ def needles_of(data_dir: Path, words: Iterable[str], ids: Iterable[str]) -> dict
             quarter = len(vector) // 4
             out |= {f"{id_}/{part}": vector[part * quarter : (part + 1) * quarter] for part in range(4)}
     return out
+
+
+def question_vector(data_dir: Path) -> bytes:
+    """The vector of the query in the only receipt of a recall."""
+    with closing(sqlite3.connect(f"file:{data_dir / 'journal.db'}?mode=ro", uri=True)) as journal:
+        ((payload,),) = journal.execute("SELECT payload FROM recall_receipts").fetchall()
+    vector = codec.decode_recall_receipt(payload).vector
+    assert vector is not None
+    return vector[: len(vector) // 4]
 
 
 @pytest.fixture
@@ -127,12 +137,20 @@ async def insight_of(memory: Memory) -> list[str]:
     return [one.id for one in await fragments(memory) if one.kind is FragmentKind.INSIGHT]
 
 
+async def check_recalls(memory: Memory, erased: str, kept: str) -> None:
+    """The only receipt ranked the erased fragment and has no query; a recall finds the other one."""
+    (receipt,) = [one async for one in memory.list_receipts()]
+    assert (receipt.what, receipt.erased_ids, receipt.query_erased) == (None, (erased,), True)
+    (hit,) = await memory.recall_once("this one stays", limit=1)
+    assert hit.fragment.id == kept
+
+
 @only_sqlite("a database has files and a log of its own")
 async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """Of every tier; enhancers, merged, derived, put by key, returned in answers; also through kill -9."""
     words = {
         name: secret()
-        for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged", "version")
+        for name in ("sensory", "anchor", "enhancer", "long", "key", "put", "insight", "merged", "version", "asked")
     }
     insightful(fake, f"They repeat {words['insight']}.")
     for mark in ("alike-a", "alike-b", "alike-c"):
@@ -154,6 +172,7 @@ async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: 
         (row,) = await ids_of(long, Observation(f"long {words['long']}", external_id=f"key-{words['key']}"))
         await long.update_fragment(row, content=f"for a moment {words['version']}")  # kept as a version, like "long"
         await long.put_fragment(f"put {words['put']}", external_id=f"key-{words['key']}")
+        assert (await long.recall_once(f"where was it put, {words['asked']}?", receipt=True)).receipt_id
         texts = ["alike-b 0", f"alike-b {words['merged']}", "alike-b 2", "alike-b 3"]
         merged = await ids_of(merging, *(Observation(text, importance=0.9) for text in texts))
         source = await ids_of(wise, *(Observation(f"alike-c {n}", importance=0.9) for n in range(5)))
@@ -169,10 +188,13 @@ async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: 
         ]
         ids = [enhancer, last, row, merged[1], source[0], derived, of_merged]
         gone = {name: word for name, word in words.items() if name not in ("anchor", "long")}
-        needles = needles_of(server.data_dir, gone.values(), ids) | {words["long"]: words["long"].encode()}
+        needles = needles_of(server.data_dir, gone.values(), ids) | {
+            words["long"]: words["long"].encode(),
+            "question": question_vector(server.data_dir),
+        }
         assert whole == ";".join(texts)
         before = files_with(server.data_dir, needles)
-        assert before.keys() >= {word for name, word in words.items() if name != "anchor"}
+        assert before.keys() >= {word for name, word in words.items() if name != "anchor"} | {"question"}
         assert {name for names in before.values() for name in names} >= {"journal.db-wal"}
         started_ = [await memory.erase_fragments(each) for memory, each in erased]
         assert [each.type for each in started_] == ["erase"] * 4
@@ -187,8 +209,7 @@ async def test_erased_content_is_in_no_data_file(make_server: MakeServer, fake: 
         assert [one.id for one in await fragments(client.memory("ns/wise"))] == source[1:]
         (left,) = [one for one in await fragments(client.memory("ns/merging")) if one.id == merged[0]]
         assert (left.content, left.sources) == ("alike-b 0;alike-b 2;alike-b 3", tuple(merged[2:]))
-        (hit,) = await client.memory("ns/long").recall_once("this one stays", limit=1)
-        assert hit.fragment.id == kept
+        await check_recalls(client.memory("ns/long"), row, kept)
         await indexed(client, *(client.memory(f"ns/{name}") for name in ("tiers", "long", "merging", "wise")))
         assert files_with(server.data_dir, needles) == {}
     assert await asyncio.to_thread(server.stop) == 0

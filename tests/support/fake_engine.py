@@ -35,7 +35,7 @@ from memstream_server.engine.status import Info
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
-from tests.support.fake_resources import FakeConflicts, FakeFragments, FakeMemories, FakePast
+from tests.support.fake_resources import FakeConflicts, FakeFragments, FakeMemories, FakePast, FakeReceipts
 from tests.support.fake_state import DIMENSION, FakeMemory, FakeProducer, Script, Step
 
 
@@ -171,6 +171,7 @@ class FakeEngine:
         self.fragments = FakeFragments(self)
         self.past = FakePast(self)
         self.conflicts = FakeConflicts(self)
+        self.recall_receipts = FakeReceipts(self)
 
     def info(self) -> Info:
         return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")

@@ -18,6 +18,7 @@ from memstream_server.engine.errors import (
     MemoryExists,
 )
 from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.recall.recall_receipts import Replay
 from memstream_server.engine.requests import (
     AnswerOf,
     AsOf,
@@ -33,6 +34,7 @@ from memstream_server.engine.requests import (
 )
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.reading import StoredConflict
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord, Version
 from tests.support.fake_state import FakeMemory
 
@@ -56,6 +58,22 @@ class FakeConflicts:
     async def resolve(self, namespace: str, name: str, verdict: Verdict, once: object) -> Resolved:
         self._engine.find(namespace, name)
         raise FragmentNotFound(f"{verdict.newer} and {verdict.older} are not suspected", id=verdict.newer)
+
+
+class FakeReceipts:
+    """No receipts: the scripted engine keeps none."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def list_page(
+        self, namespace: str, name: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, RecallReceipt]], bool, str]:
+        return [], False, self._engine.find(namespace, name).record.uid
+
+    async def replay(self, namespace: str, name: str, receipt_id: str, read_query: object) -> Replay:
+        self._engine.find(namespace, name)
+        raise FragmentNotFound(f"there is no receipt {receipt_id}", id=receipt_id)
 
 
 class FakeMemories:

@@ -23,6 +23,7 @@ WRITES = frozenset(
         "outbox_refill",
         "prune_events",
         "prune_versions",
+        "prune_recall_receipts",
         "scrub_files",
         "prune_answers",
         "put_answer",
@@ -58,6 +59,8 @@ READS = frozenset(
         "version_keys",
         "get_versions",
         "find_revision",
+        "list_recall_receipts",
+        "get_recall_receipt",
     }
 )
 """The port's reads that an engine makes."""

@@ -12,6 +12,7 @@ from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.policy import PolicyLike
+from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
@@ -241,6 +242,14 @@ class Memory:
     ) -> ConflictRecord:
         """Decides a suspicion; `note` says why."""
         return LOOP.run(self._inner.resolve_conflict(newer_id, older_id, decision, note=note))
+
+    def list_receipts(self, *, page_size: Count = 0) -> Iterator[RecallReceipt]:
+        """Iterates over the receipts of recalls, the latest first, fetching page by page."""
+        return LOOP.iterate(self._inner.list_receipts(page_size=page_size))
+
+    def replay(self, receipt_id: str) -> Replay:
+        """Ranks the memory as of a receipt's revision, by its query and policy, and compares."""
+        return LOOP.run(self._inner.replay(receipt_id))
 
     def erase_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> Operation:
         """Starts to erase fragments by ids or by filter, with everything derived from them."""

@@ -48,7 +48,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
     """NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-    revision of `as_of`. Metadata: id (the id or external_id of the request).
+    revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
+    request).
     """
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
     """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
@@ -165,7 +166,8 @@ ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
 """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
 """NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-revision of `as_of`. Metadata: id (the id or external_id of the request).
+revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
+request).
 """
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""

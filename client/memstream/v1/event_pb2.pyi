@@ -81,6 +81,8 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
     EVENT_TYPE_CONFLICT_RESOLVED: _EventType.ValueType  # 26
     """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+    EVENT_TYPE_RECALLED: _EventType.ValueType  # 27
+    """The memory was recalled with a receipt: `receipt_id` names it."""
     EVENT_TYPE_SUPERSESSION_UNDONE: _EventType.ValueType  # 28
     """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 
@@ -144,6 +146,8 @@ EVENT_TYPE_CONFLICT_SUSPECTED: EventType.ValueType  # 25
 """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
 EVENT_TYPE_CONFLICT_RESOLVED: EventType.ValueType  # 26
 """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+EVENT_TYPE_RECALLED: EventType.ValueType  # 27
+"""The memory was recalled with a receipt: `receipt_id` names it."""
 EVENT_TYPE_SUPERSESSION_UNDONE: EventType.ValueType  # 28
 """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
@@ -322,6 +326,7 @@ class Event(_message.Message):
     IMPORTED_FIELD_NUMBER: _builtins.int
     CONFLICT_REASON_FIELD_NUMBER: _builtins.int
     CONFLICT_DECISION_FIELD_NUMBER: _builtins.int
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     type: Global___EventType.ValueType
     """What happened."""
@@ -345,6 +350,8 @@ class Event(_message.Message):
     """For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons."""
     conflict_decision: _builtins.str
     """For CONFLICT_RESOLVED: "newer", "older", "both" or "neither"."""
+    receipt_id: _builtins.str
+    """For RECALLED: the receipt (see ListRecallReceipts)."""
     version: _builtins.int
     """The version that an UPDATED brought back (see RestoreFragmentVersion); else 0."""
     @_builtins.property
@@ -386,11 +393,12 @@ class Event(_message.Message):
         imported: Global___ImportedFragment | None = ...,
         conflict_reason: _builtins.str = ...,
         conflict_decision: _builtins.str = ...,
+        receipt_id: _builtins.str = ...,
         version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "conflict_decision", b"conflict_decision", "conflict_reason", b"conflict_reason", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cosine", b"_cosine", "_draw", b"_draw", "_importance", b"_importance", "conflict_decision", b"conflict_decision", "conflict_reason", b"conflict_reason", "cosine", b"cosine", "cursor", b"cursor", "draw", b"draw", "fragment_id", b"fragment_id", "from_tier", b"from_tier", "importance", b"importance", "imported", b"imported", "model_use", b"model_use", "other_id", b"other_id", "reason", b"reason", "receipt_id", b"receipt_id", "sources", b"sources", "time", b"time", "to_tier", b"to_tier", "type", b"type", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cosine: _TypeAlias = _typing.Literal["cosine"]  # noqa: Y015
     _WhichOneofArgType__cosine: _TypeAlias = _typing.Literal["_cosine", b"_cosine"]  # noqa: Y015

@@ -825,9 +825,14 @@ class HistoryPolicy(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     VERSION_RETENTION_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
     versions: _builtins.int
     """Versions of a fragment that are kept, 0 to 100; 0 is off, and deletes those that there are. A lower number applies
     to a fragment when it next changes. Default 10; dbgpt 0.
+    """
+    receipts: _builtins.int
+    """Recall receipts that are kept (`RecallQuery.receipt`), 0 to 1,000: the latest ones; 0 is off, and deletes those that
+    there are. Default 100; dbgpt 0.
     """
     @_builtins.property
     def version_retention(self) -> _duration_pb2.Duration:
@@ -838,13 +843,19 @@ class HistoryPolicy(_message.Message):
         *,
         versions: _builtins.int | None = ...,
         version_retention: _duration_pb2.Duration | None = ...,
+        receipts: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_receipts", b"_receipts", "_versions", b"_versions", "receipts", b"receipts", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions", b"_versions", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_receipts", b"_receipts", "_versions", b"_versions", "receipts", b"receipts", "version_retention", b"version_retention", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__receipts: _TypeAlias = _typing.Literal["receipts"]  # noqa: Y015
+    _WhichOneofArgType__receipts: _TypeAlias = _typing.Literal["_receipts", b"_receipts"]  # noqa: Y015
     _WhichOneofReturnType__versions: _TypeAlias = _typing.Literal["versions"]  # noqa: Y015
     _WhichOneofArgType__versions: _TypeAlias = _typing.Literal["_versions", b"_versions"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__receipts) -> _WhichOneofReturnType__receipts | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__versions) -> _WhichOneofReturnType__versions | None: ...
 
 Global___HistoryPolicy: _TypeAlias = HistoryPolicy  # noqa: Y015

@@ -9,10 +9,12 @@ from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from memstream.v1 import event_pb2 as _event_pb2
 from memstream.v1 import fragment_pb2 as _fragment_pb2
 from memstream.v1 import memory_pb2 as _memory_pb2
 from memstream.v1 import operation_pb2 as _operation_pb2
+from memstream.v1 import stream_service_pb2 as _stream_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -23,6 +25,62 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReplayDifferenceType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplayDifferenceTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplayDifferenceType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLAY_DIFFERENCE_TYPE_UNSPECIFIED: _ReplayDifferenceType.ValueType  # 0
+    """Not set."""
+    REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED: _ReplayDifferenceType.ValueType  # 1
+    """The content of `fragment_id` was erased: it is absent."""
+    REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED: _ReplayDifferenceType.ValueType  # 2
+    """`fragment_id` has left the memory for good in another way: dropped, filtered, merged or cleared. It is absent."""
+    REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT: _ReplayDifferenceType.ValueType  # 3
+    """`fragment_id` was changed since, and its version is no longer kept: it is absent."""
+    REPLAY_DIFFERENCE_TYPE_QUERY_ERASED: _ReplayDifferenceType.ValueType  # 4
+    """The query was erased: nothing is ranked."""
+    REPLAY_DIFFERENCE_TYPE_FORMULA: _ReplayDifferenceType.ValueType  # 5
+    """The formula differs."""
+    REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL: _ReplayDifferenceType.ValueType  # 6
+    """The embedding model differs."""
+    REPLAY_DIFFERENCE_TYPE_LANGUAGE: _ReplayDifferenceType.ValueType  # 7
+    """The policy's language, which words are indexed in, differs."""
+    REPLAY_DIFFERENCE_TYPE_DEGRADED: _ReplayDifferenceType.ValueType  # 8
+    """One of the answers lacks something: see `RecallDone.degraded`."""
+    REPLAY_DIFFERENCE_TYPE_INDEX: _ReplayDifferenceType.ValueType  # 9
+    """The memory was larger than RAM: the vector index chose the candidates, and another state of it may choose others."""
+    REPLAY_DIFFERENCE_TYPE_UNEXPLAINED: _ReplayDifferenceType.ValueType  # 10
+    """The rankings differ, and the server knows no reason: other parameters of the embedding model, for instance."""
+
+class ReplayDifferenceType(_ReplayDifferenceType, metaclass=_ReplayDifferenceTypeEnumTypeWrapper):
+    """What differs between a receipt and its replay."""
+
+REPLAY_DIFFERENCE_TYPE_UNSPECIFIED: ReplayDifferenceType.ValueType  # 0
+"""Not set."""
+REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED: ReplayDifferenceType.ValueType  # 1
+"""The content of `fragment_id` was erased: it is absent."""
+REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED: ReplayDifferenceType.ValueType  # 2
+"""`fragment_id` has left the memory for good in another way: dropped, filtered, merged or cleared. It is absent."""
+REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT: ReplayDifferenceType.ValueType  # 3
+"""`fragment_id` was changed since, and its version is no longer kept: it is absent."""
+REPLAY_DIFFERENCE_TYPE_QUERY_ERASED: ReplayDifferenceType.ValueType  # 4
+"""The query was erased: nothing is ranked."""
+REPLAY_DIFFERENCE_TYPE_FORMULA: ReplayDifferenceType.ValueType  # 5
+"""The formula differs."""
+REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL: ReplayDifferenceType.ValueType  # 6
+"""The embedding model differs."""
+REPLAY_DIFFERENCE_TYPE_LANGUAGE: ReplayDifferenceType.ValueType  # 7
+"""The policy's language, which words are indexed in, differs."""
+REPLAY_DIFFERENCE_TYPE_DEGRADED: ReplayDifferenceType.ValueType  # 8
+"""One of the answers lacks something: see `RecallDone.degraded`."""
+REPLAY_DIFFERENCE_TYPE_INDEX: ReplayDifferenceType.ValueType  # 9
+"""The memory was larger than RAM: the vector index chose the candidates, and another state of it may choose others."""
+REPLAY_DIFFERENCE_TYPE_UNEXPLAINED: ReplayDifferenceType.ValueType  # 10
+"""The rankings differ, and the server knows no reason: other parameters of the embedding model, for instance."""
+Global___ReplayDifferenceType: _TypeAlias = ReplayDifferenceType  # noqa: Y015
 
 @_typing.final
 class CreateMemoryRequest(_message.Message):
@@ -1106,6 +1164,296 @@ class RestoreFragmentVersionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreFragmentVersionResponse: _TypeAlias = RestoreFragmentVersionResponse  # noqa: Y015
+
+@_typing.final
+class ListRecallReceiptsRequest(_message.Message):
+    """Lists receipts of recalls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    page_size: _builtins.int
+    """Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message."""
+    page_token: _builtins.str
+    """From the previous answer; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecallReceiptsRequest: _TypeAlias = ListRecallReceiptsRequest  # noqa: Y015
+
+@_typing.final
+class ListRecallReceiptsResponse(_message.Message):
+    """A page of receipts, the latest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallReceipt]:
+        """The receipts."""
+
+    def __init__(
+        self,
+        *,
+        receipts: _abc.Iterable[Global___RecallReceipt] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "receipts", b"receipts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRecallReceiptsResponse: _TypeAlias = ListRecallReceiptsResponse  # noqa: Y015
+
+@_typing.final
+class RecallReceipt(_message.Message):
+    """What is kept of a recall. It has no content of fragments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    FORMULA_FIELD_NUMBER: _builtins.int
+    EMBEDDING_MODEL_FIELD_NUMBER: _builtins.int
+    RANKING_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    ERASED_IDS_FIELD_NUMBER: _builtins.int
+    QUERY_ERASED_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    revision: _builtins.int
+    """The revision that was ranked."""
+    formula: _builtins.str
+    """Version of the formula, for instance "absolute/4"."""
+    embedding_model: _builtins.str
+    """The embedding model whose vectors were compared."""
+    principal: _builtins.str
+    """Who recalled: the principal of the call, "key:NAME" for instance. Empty on a server without authentication."""
+    degraded: _builtins.str
+    """`RecallDone.degraded` of the answer."""
+    query_erased: _builtins.bool
+    """The query was erased: it ranked such a fragment, or shared a word with one."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When the recall ranked."""
+
+    @_builtins.property
+    def query(self) -> _stream_service_pb2.RecallQuery:
+        """The query as the client sent it. Unset if it was erased (`query_erased`)."""
+
+    @_builtins.property
+    def policy(self) -> _memory_pb2.Policy:
+        """The complete policy that was used."""
+
+    @_builtins.property
+    def ranking(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankedFragment]:
+        """The recollections, best first."""
+
+    @_builtins.property
+    def erased_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fragments of the ranking whose content, or words in it, left for good since: erased, also past the grace period, or
+        cleared.
+        """
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        query: _stream_service_pb2.RecallQuery | None = ...,
+        policy: _memory_pb2.Policy | None = ...,
+        revision: _builtins.int = ...,
+        formula: _builtins.str = ...,
+        embedding_model: _builtins.str = ...,
+        ranking: _abc.Iterable[Global___RankedFragment] | None = ...,
+        principal: _builtins.str = ...,
+        degraded: _builtins.str = ...,
+        erased_ids: _abc.Iterable[_builtins.str] | None = ...,
+        query_erased: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "degraded", b"degraded", "embedding_model", b"embedding_model", "erased_ids", b"erased_ids", "formula", b"formula", "id", b"id", "policy", b"policy", "principal", b"principal", "query", b"query", "query_erased", b"query_erased", "ranking", b"ranking", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallReceipt: _TypeAlias = RecallReceipt  # noqa: Y015
+
+@_typing.final
+class RankedFragment(_message.Message):
+    """A recollection in a receipt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_ID_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    RELEVANCE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    fragment_id: _builtins.str
+    """The fragment."""
+    score: _builtins.float
+    """Its score."""
+    relevance: _builtins.float
+    """Its relevance."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_stream_service_pb2.ScorePart]:
+        """The parts of the score, without details."""
+
+    def __init__(
+        self,
+        *,
+        fragment_id: _builtins.str = ...,
+        score: _builtins.float = ...,
+        relevance: _builtins.float = ...,
+        parts: _abc.Iterable[_stream_service_pb2.ScorePart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "parts", b"parts", "relevance", b"relevance", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankedFragment: _TypeAlias = RankedFragment  # noqa: Y015
+
+@_typing.final
+class ReplayRecallRequest(_message.Message):
+    """Names a receipt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    receipt_id: _builtins.str
+    """The receipt, by `RecallReceipt.id`. NOT_FOUND if the memory has no such receipt."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        receipt_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "receipt_id", b"receipt_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRecallRequest: _TypeAlias = ReplayRecallRequest  # noqa: Y015
+
+@_typing.final
+class ReplayRecallResponse(_message.Message):
+    """The ranking as of the receipt. OUT_OF_RANGE, with the oldest revision, if the events of its revision are pruned."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    RECOLLECTIONS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    SAME_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    same: _builtins.bool
+    """Whether ids, scores, relevances and parts equal those of the receipt, to the last bit."""
+    @_builtins.property
+    def receipt(self) -> Global___RecallReceipt:
+        """The receipt."""
+
+    @_builtins.property
+    def recollections(self) -> _containers.RepeatedCompositeFieldContainer[_stream_service_pb2.Recollection]:
+        """The ranking now, best first, with the content as it was and explanations. Empty if the query was erased."""
+
+    @_builtins.property
+    def done(self) -> _stream_service_pb2.RecallDone:
+        """The end of that answer."""
+
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayDifference]:
+        """What prevents the same ranking, or may: evidence that is gone, and what the server computes otherwise now. If `same`
+        is set, what is listed had no effect.
+        """
+
+    def __init__(
+        self,
+        *,
+        receipt: Global___RecallReceipt | None = ...,
+        recollections: _abc.Iterable[_stream_service_pb2.Recollection] | None = ...,
+        done: _stream_service_pb2.RecallDone | None = ...,
+        same: _builtins.bool = ...,
+        differences: _abc.Iterable[Global___ReplayDifference] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "done", b"done", "receipt", b"receipt", "recollections", b"recollections", "same", b"same"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayRecallResponse: _TypeAlias = ReplayRecallResponse  # noqa: Y015
+
+@_typing.final
+class ReplayDifference(_message.Message):
+    """One difference."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    FRAGMENT_ID_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
+    PRESENT_FIELD_NUMBER: _builtins.int
+    type: Global___ReplayDifferenceType.ValueType
+    """What differs."""
+    fragment_id: _builtins.str
+    """For the types of fragments. At most 1,000 are named: first those of the ranking, then others that were there, whose
+    words count in the scores.
+    """
+    recorded: _builtins.str
+    """For the other types, where it applies: the value in the receipt,"""
+    present: _builtins.str
+    """and the one of the replay."""
+    def __init__(
+        self,
+        *,
+        type: Global___ReplayDifferenceType.ValueType = ...,
+        fragment_id: _builtins.str = ...,
+        recorded: _builtins.str = ...,
+        present: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "present", b"present", "recorded", b"recorded", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayDifference: _TypeAlias = ReplayDifference  # noqa: Y015
 
 @_typing.final
 class ForgetFragmentsRequest(_message.Message):

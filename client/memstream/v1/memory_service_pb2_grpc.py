@@ -137,6 +137,16 @@ class MemoryServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.FromString,
                 _registered_method=True)
+        self.ListRecallReceipts = channel.unary_unary(
+                '/memstream.v1.MemoryService/ListRecallReceipts',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsResponse.FromString,
+                _registered_method=True)
+        self.ReplayRecall = channel.unary_unary(
+                '/memstream.v1.MemoryService/ReplayRecall',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.FromString,
+                _registered_method=True)
         self.EraseFragments = channel.unary_unary(
                 '/memstream.v1.MemoryService/EraseFragments',
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.EraseFragmentsRequest.SerializeToString,
@@ -305,6 +315,21 @@ class MemoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRecallReceipts(self, request, context):
+        """Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplayRecall(self, request, context):
+        """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+        to recall, reinforces nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EraseFragments(self, request, context):
         """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
         """
@@ -435,6 +460,16 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     servicer.RestoreFragmentVersion,
                     request_deserializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.SerializeToString,
+            ),
+            'ListRecallReceipts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecallReceipts,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsResponse.SerializeToString,
+            ),
+            'ReplayRecall': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayRecall,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.SerializeToString,
             ),
             'EraseFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseFragments,
@@ -1000,6 +1035,60 @@ class MemoryService(object):
             '/memstream.v1.MemoryService/RestoreFragmentVersion',
             memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.SerializeToString,
             memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecallReceipts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ListRecallReceipts',
+            memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ListRecallReceiptsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayRecall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ReplayRecall',
+            memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,6 +76,12 @@ class MemoryServiceStub:
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
     RestoreFragmentVersion: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]
     """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
+    ListRecallReceipts: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListRecallReceiptsRequest, _memory_service_pb2.ListRecallReceiptsResponse]
+    """Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall."""
+    ReplayRecall: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReplayRecallRequest, _memory_service_pb2.ReplayRecallResponse]
+    """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+    to recall, reinforces nothing.
+    """
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -133,6 +139,12 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
     RestoreFragmentVersion: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]  # type: ignore[assignment]
     """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
+    ListRecallReceipts: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListRecallReceiptsRequest, _memory_service_pb2.ListRecallReceiptsResponse]  # type: ignore[assignment]
+    """Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall."""
+    ReplayRecall: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReplayRecallRequest, _memory_service_pb2.ReplayRecallResponse]  # type: ignore[assignment]
+    """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+    to recall, reinforces nothing.
+    """
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]  # type: ignore[assignment]
@@ -307,6 +319,24 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.RestoreFragmentVersionResponse, _abc.Awaitable[_memory_service_pb2.RestoreFragmentVersionResponse]]:
         """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
+
+    @_abc_1.abstractmethod
+    def ListRecallReceipts(
+        self,
+        request: _memory_service_pb2.ListRecallReceiptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ListRecallReceiptsResponse, _abc.Awaitable[_memory_service_pb2.ListRecallReceiptsResponse]]:
+        """Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall."""
+
+    @_abc_1.abstractmethod
+    def ReplayRecall(
+        self,
+        request: _memory_service_pb2.ReplayRecallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ReplayRecallResponse, _abc.Awaitable[_memory_service_pb2.ReplayRecallResponse]]:
+        """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+        to recall, reinforces nothing.
+        """
 
     @_abc_1.abstractmethod
     def EraseFragments(

@@ -694,6 +694,7 @@ class RecallQuery(_message.Message):
     TRUTH_FIELD_NUMBER: _builtins.int
     TIME_ZONE_FIELD_NUMBER: _builtins.int
     INTERPRET_TIME_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     AS_OF_TIME_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
@@ -745,6 +746,12 @@ class RecallQuery(_message.Message):
     """Interpret phrases of time in the text ("last week", "in May 2023"), in the language of the policy: fragments of
     that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
     ranking.
+    """
+    receipt: _builtins.bool
+    """Keep a receipt of this recall: query, policy, revision, ranking and scores. `RecallDone.receipt_id` names it;
+    ListRecallReceipts lists it, ReplayRecall ranks the same again. It is durable before `done`, and changes no ranking.
+    Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`). Not with
+    `subscribe` or `as_of`.
     """
     as_of_revision: _builtins.int
     """As of this revision; expiry counts at the time when it was committed."""
@@ -805,12 +812,13 @@ class RecallQuery(_message.Message):
         truth: _fragment_pb2.Truth.ValueType = ...,
         time_zone: _builtins.str = ...,
         interpret_time: _builtins.bool | None = ...,
+        receipt: _builtins.bool = ...,
         as_of_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "receipt", b"receipt", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -1348,6 +1356,7 @@ class RecallDone(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     RANKING_IDS_FIELD_NUMBER: _builtins.int
     WEAK_FIELD_NUMBER: _builtins.int
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
     INTERPRETED_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
@@ -1368,6 +1377,8 @@ class RecallDone(_message.Message):
     """Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
     nothing about this query. The recollections are returned all the same.
     """
+    receipt_id: _builtins.str
+    """Of a query with `receipt`: the id of the receipt; empty if the policy keeps none."""
     as_of_revision: _builtins.int
     """Of a query with `as_of`: the revision that was ranked; else 0."""
     @_builtins.property
@@ -1404,12 +1415,13 @@ class RecallDone(_message.Message):
         tokens: _builtins.int = ...,
         ranking_ids: _abc.Iterable[_builtins.str] | None = ...,
         weak: _builtins.bool = ...,
+        receipt_id: _builtins.str = ...,
         interpreted: _abc.Iterable[Global___InterpretedTime] | None = ...,
         as_of_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "receipt_id", b"receipt_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ mcp: serves a memory's tools over MCP.
 observe: sends observations from files.
 models: installs, lists and removes local embedding models.
 recall: answers a query.
+receipts: lists receipts of recalls, and ranks one again.
 serve: runs a server.
 showing: show, stats and info.
 conflicts: lists statements that may not be true together, and decides one

@@ -21,6 +21,8 @@ COMMANDS = {
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "history": ("history", "Show what a fragment said before it was changed."),
+    "receipts": ("receipts", "List the receipts of a memory's recalls."),
+    "replay": ("receipts", "Rank a recall again, as of its receipt."),
     "stats": ("showing", "Count a memory's fragments."),
     "info": ("showing", "Show the server's version, models, capabilities and limits."),
     "export": ("transfer", "Export a memory or a namespace to a file."),

@@ -80,9 +80,9 @@ def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
         def add_row(item: Namespace) -> None:
             grid.add_row(item.name, f"{item.memories:,}")
 
-        return await _emit_items(client.list_namespaces(page_size=_page_size(most)), most, as_json, add_row)
+        return await emit_items(client.list_namespaces(page_size=page_size(most)), most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
+    print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
 
 
 def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
@@ -93,9 +93,9 @@ def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> 
             profile = item.policy.profile.value if item.policy.profile else ""
             grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", format_time(item.create_time))
 
-        return await _emit_items(client.list_memories(namespace, page_size=_page_size(most)), most, as_json, add_row)
+        return await emit_items(client.list_memories(namespace, page_size=page_size(most)), most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(list_rows), most, as_json, f"namespace {namespace} has no memory")
+    print_table(grid, server.run_with_client(list_rows), most, as_json, f"namespace {namespace} has no memory")
 
 
 def _list_fragments(
@@ -118,18 +118,19 @@ def _list_fragments(
             grid.add_row(item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content)
 
         listing = client.memory(memory).list_fragments(
-            chosen, forgotten=forgotten, page_size=_page_size(most), as_of=as_of
+            chosen, forgotten=forgotten, page_size=page_size(most), as_of=as_of
         )
-        return await _emit_items(listing, most, as_json, add_row)
+        return await emit_items(listing, most, as_json, add_row)
 
-    _print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")
+    print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")
 
 
-def _page_size(most: int) -> int:
+def page_size(most: int) -> int:
+    """Rows of a page of a list that shows `most` (0: all)."""
     return min(most + 1, _PAGE) if most else _PAGE
 
 
-async def _emit_items(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
+async def emit_items(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
     """Prints or collects the first `most` items (0: all) and returns whether there are more."""
     count = 0
     async for item in items:
@@ -143,7 +144,8 @@ async def _emit_items(items: AsyncIterator[T], most: int, as_json: bool, row: Ca
     return False
 
 
-def _print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
+def print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
+    """Prints the table unless the rows were printed as JSON; `nothing` is the text for no rows."""
     if as_json:
         return
     if grid.row_count:

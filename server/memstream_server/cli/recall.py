@@ -90,6 +90,7 @@ _NEAR_MISSES = 10
     help="Only current fragments, or superseded and not valid ones too. Default: the memory's policy.",
 )
 @click.option("--all", "everything", is_flag=True, help="The same as --truth all.")
+@click.option("--receipt", is_flag=True, help="Keep a receipt, which `memstream replay` ranks again.")
 @click.option(
     "-f", "--follow", is_flag=True, help="Show what enters, changes in and leaves the answer, until interrupted."
 )
@@ -117,6 +118,7 @@ def recall_command(
     fold: bool | None,
     truth: str | None,
     everything: bool,
+    receipt: bool,
     follow: bool,
     server: Server,
     as_json: bool,
@@ -137,8 +139,7 @@ def recall_command(
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
     """
-    if follow:
-        _check_follow(working or bool(reinforce), as_of is not None)
+    _check_follow(follow, working or bool(reinforce), as_of is not None, receipt)
     options = RecallOptions(
         explain=explain,
         near_misses=_NEAR_MISSES if explain else 0,
@@ -157,6 +158,7 @@ def recall_command(
         interpret_time=interpret_time,
         weak_below=weak_below,
         truth=_wanted_truth(truth, everything),
+        receipt=receipt,
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
@@ -174,7 +176,11 @@ def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
     return None if truth is None else Truth(truth)
 
 
-def _check_follow(extra: bool, past: bool) -> None:
+def _check_follow(follow: bool, extra: bool, past: bool, receipt: bool) -> None:
+    if not follow:
+        return
+    if receipt:
+        raise Misuse("--follow shows changes, and a receipt is of one answer: omit --receipt")
     if past:
         raise Misuse("--follow shows changes, and the past has none: omit --as-of")
     if extra:
@@ -290,6 +296,7 @@ def format_figures(answer: Answer) -> str:
         f"revision {answer.revision:,}",
         f"{took_s * 1e3:.1f} ms" if answer.timings else "",
         f"{answer.tokens:,} tokens" if answer.tokens else "",
+        f"receipt {answer.receipt_id}" if answer.receipt_id else "",
     ]
     return " · ".join(part for part in parts if part)
 

@@ -58,6 +58,7 @@ export function reasonOf(event, memory) {
   if (MEANINGS[event.type]) parts.push(MEANINGS[event.type]);
   if (event.conflictReason) parts.push(CONFLICT_REASONS[event.conflictReason] ?? event.conflictReason);
   if (event.conflictDecision) parts.push(`decided: ${DECISIONS[event.conflictDecision] ?? event.conflictDecision}`);
+  if (event.receiptId) parts.push(`receipt ${event.receiptId}`);
   if (Number(event.version ?? 0)) parts.push(`version ${count(event.version)} was restored`);
   if (event.reason) parts.push(REASONS[event.reason] ?? enumName(event.reason, "EVENT_REASON_"));
   if (event.cosine !== undefined) parts.push(`cosine ${decimal(event.cosine)}`);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -220,6 +220,12 @@ class Columns:
     def touch(self, slots: npt.NDArray[np.int64], time_us: int | npt.NDArray[np.int64]) -> None:
         """Record an access; access times never move backwards."""
         self._access_us.view[slots] = np.maximum(self._access_us.view[slots], time_us)
+
+    def set_access_times(self, times_us: Mapping[str, int]) -> None:
+        """Set when these fragments were accessed last; ids that are not here are skipped."""
+        for id_, time_us in times_us.items():
+            if (slot := self.slot(id_)) is not None:
+                self._access_us.view[slot] = time_us
 
     def remove(self, slot: int) -> None:
         """Remove a fragment permanently; its slot stays allocated. Idempotent."""

@@ -43,6 +43,7 @@ class EventType(StrEnum):
     SUPERSESSION_UNDONE = "supersession_undone"  # `other` no longer supersedes the fragment
     CONFLICT_SUSPECTED = "conflict_suspected"  # the newer fragment may contradict the older `other`
     CONFLICT_RESOLVED = "conflict_resolved"  # a suspicion about the newer fragment and `other` was decided
+    RECALLED = "recalled"  # a recall kept the receipt `receipt`
     IMPORTED = "imported"  # came from an export into tier `to_tier`, with the history in `imported`
 
 
@@ -116,3 +117,5 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     """The expiry that a repeat replaced; None if it replaced none."""
     merges: bool | None = None
     """Whether a promotion replaced the content by the merged text; None in logs from before this field."""
+    receipt: str = ""
+    """The receipt of a RECALLED."""

@@ -208,12 +208,13 @@ class ConflictPolicy:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPolicy:
-    """What is kept of earlier contents."""
+    """What is kept of earlier contents and of recalls."""
 
     versions: int = _tunable(10, "versions of a fragment that are kept; 0 is off", "versions", 0, 100)
     version_retention_s: int = _tunable(
         0, "how long a version is kept after it was replaced; 0 sets no limit", "seconds", 0, 315_360_000
     )
+    receipts: int = _tunable(100, "recall receipts that are kept, the latest ones; 0 is off", "receipts", 0, 1_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ DBGPT = Policy(
     reflection=ReflectionPolicy(threshold=0.0),
     recall=RecallPolicy(ranking=RankingRule.DBGPT, limit=4, candidates=100, sensory=False, fold=False, truth=Truth.ALL),
     conflicts=ConflictPolicy(suspect=False),
-    history=HistoryPolicy(versions=0),
+    history=HistoryPolicy(versions=0, receipts=0),
 )
 PROFILES = {Profile.DEFAULT: DEFAULT, Profile.DBGPT: DBGPT}
 FIFO_CAPACITY = 5

@@ -189,6 +189,16 @@ class Ranking:
     """Ids of the candidates folded into a result, by the result's id."""
     under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the older suspected candidates folded under a newer result, by the result's id."""
+    scored: Slots | None = field(default=None, compare=False)
+    """The slots that were scored: candidates, and others if near misses are asked for,"""
+    chosen: Mask | None = field(default=None, compare=False)
+    """and which slots are candidates."""
+
+    def candidates(self) -> Slots:
+        """The slots of the candidates."""
+        if self.scored is None or self.chosen is None:
+            return np.empty(0, np.int64)
+        return self.scored[self.chosen[self.scored]]
 
 
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
@@ -419,6 +429,8 @@ def _choose_results(
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
         {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
+        slots,
+        considered,
     )
 
 

@@ -64,6 +64,7 @@ _ELSEWHERE = frozenset(
         EventType.MEMORY_UPDATED,
         EventType.CONFLICT_SUSPECTED,
         EventType.CONFLICT_RESOLVED,
+        EventType.RECALLED,
     }
 )
 """These concern the memory, or a fragment that may be removed by now: they change no place."""

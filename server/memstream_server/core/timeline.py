@@ -8,6 +8,7 @@ guessed: a fragment whose version is not kept, or was erased, has no value (`fin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known
@@ -20,6 +21,14 @@ _PRESENT = 0
 
 class NotKept(Exception):
     """What this fragment was at the revision is no longer kept."""
+
+
+class Loss(StrEnum):
+    """Why a fragment of the past is absent."""
+
+    ERASED = "erased"  # its content, or words in it, were erased
+    REMOVED = "removed"  # it left the memory for good in another way
+    VERSION_NOT_KEPT = "version_not_kept"  # it was changed since
 
 
 class Timeline:
@@ -42,10 +51,13 @@ class Timeline:
         """The fragments that each one superseded at the revision, in order."""
         self.suspicions = OpenSuspicions()
         """Those open at the revision, without those of a fragment that was changed since it was suspected."""
+        self.skips_lost = False
+        """Whether a fragment whose version is not kept is absent, instead of making reads raise NotKept."""
         self._versions: Mapping[str, Collection[int]] = {}
         # Of the log after `revision`:
         self._born: set[str] = set()
-        self._left: set[str] = set()
+        self._left: dict[str, EventType] = {}
+        """The event by which a fragment left for good."""
         self._restored: set[str] = set()
         self._changes: dict[str, list[tuple[int, bool]]] = {}
         """(revision, whether it surely replaced something that is not an event) by fragment."""
@@ -113,7 +125,7 @@ class Timeline:
         if kind in _BORN:
             self._born.add(id_)
         elif kind in GONE:
-            self._left.add(id_)
+            self._left[id_] = kind
         elif kind is EventType.UPDATED:
             self._changes.setdefault(id_, []).append((revision, True))
         elif kind is EventType.PROMOTED:
@@ -133,12 +145,21 @@ class Timeline:
             self._touched[event.other] = revision
 
     # ---- what can be known
-    @property
-    def removed(self) -> int:
-        """Fragments that were there, not forgotten, and are absent, because they or their words are gone."""
-        return sum(
-            not place.forgotten and (id_ in self._left or self._is_erased(id_)) for id_, place in self._places.items()
-        )
+    def list_missing(self) -> dict[str, Loss]:
+        """The fragments that were there, not forgotten, and are absent, because they or their words are gone."""
+        found = {}
+        for id_, place in self._places.items():
+            loss = None if place.forgotten else self._find_loss(id_)
+            if loss is not None:
+                found[id_] = loss
+        return found
+
+    def _find_loss(self, id_: str) -> Loss | None:
+        if id_ in self._left:
+            return Loss.ERASED if self._left[id_] is EventType.ERASED else Loss.REMOVED
+        if self._is_erased(id_):
+            return Loss.ERASED
+        return Loss.VERSION_NOT_KEPT if self.skips_lost and self.find_base(id_) is None else None
 
     def _is_erased(self, id_: str) -> bool:
         try:
@@ -185,7 +206,7 @@ class Timeline:
         for at, sure in self._changes.get(id_, ()):
             if self._is_kept(id_, at):
                 return at
-            if sure and at <= self._erased.get(id_, 0):
+            if sure and (at <= self._erased.get(id_, 0) or self.skips_lost):
                 return None
             if sure:
                 raise NotKept

@@ -40,6 +40,7 @@ from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.transfers import Transfers
 from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller
+from memstream_server.engine.recall.recall_receipts import RecallReceipts
 from memstream_server.engine.recall.reinforcement import Reinforcement
 from memstream_server.engine.recall.standing_query import StandingQuery, as_standing
 from memstream_server.engine.recall.watch import Watchers
@@ -121,6 +122,7 @@ class Engine:
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.past = Past(storage, models, runtime, self._registry)
+        self.recall_receipts = RecallReceipts(storage, models, runtime, self._registry, self.past, self._recaller)
         self.transfers = Transfers(
             storage, models, runtime, self._registry, self.operations, self.memories.remove_memory, parts.transfers
         )
@@ -284,7 +286,12 @@ class Engine:
         if query.as_of is not None:
             return await self._recall_past(namespace, name, query, query.as_of)
         async with self._registry.use(namespace, name) as actor:
-            answer = await self._recall_current(actor, query)
+            if query.receipt:
+                answer = await self.recall_receipts.recall_and_keep(
+                    actor, query, lambda: self._recall_current(actor, query)
+                )
+            else:
+                answer = await self._recall_current(actor, query)
             self._reinforcement.queue_answer(actor, query, answer)
             return answer
 
@@ -301,7 +308,7 @@ class Engine:
                 answer = await self._recaller.recall(past, query)
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
-        gone = f"{past.removed} fragments of that revision have left the memory since" if past.removed else ""
+        gone = f"{len(past.missing)} fragments of that revision have left the memory since" if past.missing else ""
         degraded = "; ".join(filter(None, (answer.degraded, gone)))
         return replace(answer, degraded=degraded, as_of_revision=answer.revision)
 

@@ -211,6 +211,10 @@ class Query:
     """The moment to rank the memory of; None: the present."""
     expiry_us: int | None = None
     """The time that expiry counts at; None: the server's clock."""
+    receipt: bytes = b""
+    """The query as the client sent it, if it asks for a receipt."""
+    unembedded: str = ""
+    """Of a replay: why there was no query vector; the text is not embedded then."""
 
 
 class ChainLink(Struct, frozen=True, gc=False):
@@ -239,6 +243,28 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """What an answer was computed from, besides the memory at its revision."""
+
+    policy: Policy
+    now_us: int
+    expiry_us: int
+    space: str
+    """Name of the embedding space."""
+    vector: Vector | None
+    embedded: bool
+    """Whether the embedder made the vector, instead of the client."""
+    terms: bytes
+    """Hashes of the query's words, as in Terms."""
+    suspicions: tuple[Suspicion, ...]
+    """The open suspicions about candidates."""
+    accesses: tuple[tuple[str, int], ...]
+    """See Found."""
+    indexed: bool
+    """Whether the vector index chose the candidates."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RecallAnswer:
     """The whole answer to a query."""
 
@@ -263,6 +289,10 @@ class RecallAnswer:
     """The phrases of time in the text, with their windows."""
     as_of_revision: int = 0
     """Of a query with as_of: the revision that was ranked; else 0."""
+    receipt_id: str = ""
+    """The receipt that was kept; empty without one."""
+    evidence: Evidence | None = None
+    """Of a query that asks for a receipt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,7 @@ observe: the Observe stream
 operations: OperationService
 page_tokens: page tokens of list rpcs
 recall: the Recall stream and a single query
+recall_receipts: rpcs of receipts of recalls
 registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc

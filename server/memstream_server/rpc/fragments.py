@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
-from google.protobuf.message import Message
 
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.filters import Filter
@@ -18,7 +17,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import Limits, take_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import fragment_message, read_as_of, read_filter, version_message
@@ -28,7 +27,6 @@ from memstream_server.rpc.wire.queries import read_truth
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
 
-M = TypeVar("M", bound=Message)
 _Context = grpc.aio.ServicerContext[Any, Any]
 _IDS_MAX = 1_000
 _MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker")
@@ -70,7 +68,7 @@ class FragmentMethods:
         fragment, versions, revision = await self._engine.fragments.read_history(
             namespace, name, id=request.id, external_id=request.external_id
         )
-        messages = _take_fitting([version_message(each) for each in versions], self._limits.page_bytes_max)
+        messages = take_fitting([version_message(each) for each in versions], self._limits.page_bytes_max)
         return pb.GetFragmentHistoryResponse(fragment=fragment_message(fragment), versions=messages, revision=revision)
 
     async def restore_fragment_version(
@@ -116,7 +114,7 @@ class FragmentMethods:
         fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        messages = _take_fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
+        messages = take_fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
         if len(messages) < len(fragments):
             following = fragments[len(messages) - 1].position
         return pb.ListFragmentsResponse(
@@ -331,13 +329,3 @@ def _supersede_response(changed: Changed) -> pb.SupersedeFragmentsResponse:
 
 def _erase_response(operation: Operation) -> pb.EraseFragmentsResponse:
     return pb.EraseFragmentsResponse(operation=operation_message(operation))
-
-
-def _take_fitting(messages: list[M], bytes_max: int) -> list[M]:
-    """As many of the first messages as fit, at least one."""
-    size = 0
-    for number, message in enumerate(messages):
-        size += message.ByteSize()
-        if size > bytes_max and number:
-            return messages[:number]
-    return messages

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.journal.records import ANSWER_KEPT_S
 
 if TYPE_CHECKING:
     from memstream_server.settings import Settings
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +106,13 @@ class Limits:
             caller_streams_max=self.caller_streams_max,
             caller_calls_max=self.caller_calls_max,
         )
+
+
+def take_fitting(messages: list[M], bytes_max: int) -> list[M]:
+    """As many of the first messages as fit, at least one."""
+    size = 0
+    for number, message in enumerate(messages):
+        size += message.ByteSize()
+        if size > bytes_max and number:
+            return messages[:number]
+    return messages

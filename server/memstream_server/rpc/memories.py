@@ -22,6 +22,7 @@ from memstream_server.rpc.idempotency import (
     idempotent_call,
     respond_once,
 )
+from memstream_server.rpc.recall_receipts import ReceiptMethods
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
@@ -36,7 +37,7 @@ _UPDATE_TRIES = 5
 """An update without an etag is retried if another update came between its read and its write."""
 
 
-class MemoryService(ConflictMethods, FragmentMethods):
+class MemoryService(ConflictMethods, ReceiptMethods, FragmentMethods):
     """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
     # ---- memories

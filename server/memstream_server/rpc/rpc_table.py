@@ -82,6 +82,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "ResolveConflict": _rpc(_WRITE),
         "GetFragmentHistory": _rpc(_READ),
         "RestoreFragmentVersion": _rpc(_WRITE, capability="LIFECYCLE"),
+        "ListRecallReceipts": _rpc(_RECALL, served_anywhere=True),
+        "ReplayRecall": _rpc(_RECALL),
         "EraseFragments": _rpc(_FORGET, capability="ERASE"),
         "ReflectMemory": _rpc(_WRITE, capability="REFLECTION"),
         "ExportMemories": _rpc(_READ, capability="EXPORT"),

@@ -18,13 +18,16 @@ from tests.journal.conformance.images import Images
 from tests.journal.conformance.indexing import Indexing
 from tests.journal.conformance.memories import Memories
 from tests.journal.conformance.reading import Reading
+from tests.journal.conformance.recalling import Recalling
 from tests.journal.conformance.receiving import Receiving
 from tests.journal.conformance.storing import Storing
 from tests.journal.conformance.versioning import Versioning
 from tests.journal.samples import Opener, record
 
 
-class JournalConformance(Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing, Versioning):
+class JournalConformance(
+    Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing, Versioning, Recalling
+):
     """Subclass it to run all its tests against the store of `opener`."""
 
     @pytest.fixture

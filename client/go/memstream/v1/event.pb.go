@@ -84,6 +84,8 @@ const (
 	EventType_EVENT_TYPE_CONFLICT_SUSPECTED EventType = 25
 	// The suspicion about it and the older `other_id` was decided; `conflict_decision` says how.
 	EventType_EVENT_TYPE_CONFLICT_RESOLVED EventType = 26
+	// The memory was recalled with a receipt: `receipt_id` names it.
+	EventType_EVENT_TYPE_RECALLED EventType = 27
 	// `other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed.
 	EventType_EVENT_TYPE_SUPERSESSION_UNDONE EventType = 28
 )
@@ -118,6 +120,7 @@ var (
 		24: "EVENT_TYPE_SUPERSEDED",
 		25: "EVENT_TYPE_CONFLICT_SUSPECTED",
 		26: "EVENT_TYPE_CONFLICT_RESOLVED",
+		27: "EVENT_TYPE_RECALLED",
 		28: "EVENT_TYPE_SUPERSESSION_UNDONE",
 	}
 	EventType_value = map[string]int32{
@@ -148,6 +151,7 @@ var (
 		"EVENT_TYPE_SUPERSEDED":          24,
 		"EVENT_TYPE_CONFLICT_SUSPECTED":  25,
 		"EVENT_TYPE_CONFLICT_RESOLVED":   26,
+		"EVENT_TYPE_RECALLED":            27,
 		"EVENT_TYPE_SUPERSESSION_UNDONE": 28,
 	}
 )
@@ -515,6 +519,8 @@ type Event struct {
 	ConflictReason string `protobuf:"bytes,15,opt,name=conflict_reason,json=conflictReason,proto3" json:"conflict_reason,omitempty"`
 	// For CONFLICT_RESOLVED: "newer", "older", "both" or "neither".
 	ConflictDecision string `protobuf:"bytes,16,opt,name=conflict_decision,json=conflictDecision,proto3" json:"conflict_decision,omitempty"`
+	// For RECALLED: the receipt (see ListRecallReceipts).
+	ReceiptId string `protobuf:"bytes,17,opt,name=receipt_id,json=receiptId,proto3" json:"receipt_id,omitempty"`
 	// The version that an UPDATED brought back (see RestoreFragmentVersion); else 0.
 	Version       int64 `protobuf:"varint,18,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -663,6 +669,13 @@ func (x *Event) GetConflictDecision() string {
 	return ""
 }
 
+func (x *Event) GetReceiptId() string {
+	if x != nil {
+		return x.ReceiptId
+	}
+	return ""
+}
+
 func (x *Event) GetVersion() int64 {
 	if x != nil {
 		return x.Version
@@ -691,7 +704,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\x05R\brequests\x12#\n" +
 	"\rprompt_tokens\x18\x04 \x01(\x03R\fpromptTokens\x12+\n" +
-	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xd8\x05\n" +
+	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens\"\xf7\x05\n" +
 	"\x05Event\x12,\n" +
 	"\x06cursor\x18\x01 \x01(\v2\x14.memstream.v1.CursorR\x06cursor\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
@@ -712,11 +725,13 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\tmodel_use\x18\r \x01(\v2\x16.memstream.v1.ModelUseR\bmodelUse\x12:\n" +
 	"\bimported\x18\x0e \x01(\v2\x1e.memstream.v1.ImportedFragmentR\bimported\x12'\n" +
 	"\x0fconflict_reason\x18\x0f \x01(\tR\x0econflictReason\x12+\n" +
-	"\x11conflict_decision\x18\x10 \x01(\tR\x10conflictDecision\x12\x18\n" +
+	"\x11conflict_decision\x18\x10 \x01(\tR\x10conflictDecision\x12\x1d\n" +
+	"\n" +
+	"receipt_id\x18\x11 \x01(\tR\treceiptId\x12\x18\n" +
 	"\aversion\x18\x12 \x01(\x03R\aversionB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
-	"\v_importance*\xf4\x05\n" +
+	"\v_importance*\x8d\x06\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13EVENT_TYPE_OBSERVED\x10\x01\x12\x17\n" +
@@ -745,7 +760,8 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x13EVENT_TYPE_IMPORTED\x10\x17\x12\x19\n" +
 	"\x15EVENT_TYPE_SUPERSEDED\x10\x18\x12!\n" +
 	"\x1dEVENT_TYPE_CONFLICT_SUSPECTED\x10\x19\x12 \n" +
-	"\x1cEVENT_TYPE_CONFLICT_RESOLVED\x10\x1a\x12\"\n" +
+	"\x1cEVENT_TYPE_CONFLICT_RESOLVED\x10\x1a\x12\x17\n" +
+	"\x13EVENT_TYPE_RECALLED\x10\x1b\x12\"\n" +
 	"\x1eEVENT_TYPE_SUPERSESSION_UNDONE\x10\x1c*\xf3\x01\n" +
 	"\vEventReason\x12\x1c\n" +
 	"\x18EVENT_REASON_UNSPECIFIED\x10\x00\x12 \n" +

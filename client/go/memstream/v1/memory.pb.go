@@ -1282,8 +1282,11 @@ type HistoryPolicy struct {
 	Versions *int32 `protobuf:"varint,1,opt,name=versions,proto3,oneof" json:"versions,omitempty"`
 	// How long a version is kept after it was replaced, whole seconds; 0 sets no limit. Default 0.
 	VersionRetention *durationpb.Duration `protobuf:"bytes,2,opt,name=version_retention,json=versionRetention,proto3" json:"version_retention,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Recall receipts that are kept (`RecallQuery.receipt`), 0 to 1,000: the latest ones; 0 is off, and deletes those that
+	// there are. Default 100; dbgpt 0.
+	Receipts      *int32 `protobuf:"varint,3,opt,name=receipts,proto3,oneof" json:"receipts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HistoryPolicy) Reset() {
@@ -1328,6 +1331,13 @@ func (x *HistoryPolicy) GetVersionRetention() *durationpb.Duration {
 		return x.VersionRetention
 	}
 	return nil
+}
+
+func (x *HistoryPolicy) GetReceipts() int32 {
+	if x != nil && x.Receipts != nil {
+		return *x.Receipts
+	}
+	return 0
 }
 
 // Counts of a memory, at one revision.
@@ -1603,11 +1613,13 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
 	"\b_suspectB\t\n" +
 	"\a_marginB\a\n" +
-	"\x05_fold\"\x85\x01\n" +
+	"\x05_fold\"\xb3\x01\n" +
 	"\rHistoryPolicy\x12\x1f\n" +
 	"\bversions\x18\x01 \x01(\x05H\x00R\bversions\x88\x01\x01\x12F\n" +
-	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetentionB\v\n" +
-	"\t_versions\"\xac\x02\n" +
+	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetention\x12\x1f\n" +
+	"\breceipts\x18\x03 \x01(\x05H\x01R\breceipts\x88\x01\x01B\v\n" +
+	"\t_versionsB\v\n" +
+	"\t_receipts\"\xac\x02\n" +
 	"\vMemoryStats\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x18\n" +
 	"\asensory\x18\x02 \x01(\x03R\asensory\x12\x1d\n" +

@@ -25,6 +25,91 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// What differs between a receipt and its replay.
+type ReplayDifferenceType int32
+
+const (
+	// Not set.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_UNSPECIFIED ReplayDifferenceType = 0
+	// The content of `fragment_id` was erased: it is absent.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED ReplayDifferenceType = 1
+	// `fragment_id` has left the memory for good in another way: dropped, filtered, merged or cleared. It is absent.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED ReplayDifferenceType = 2
+	// `fragment_id` was changed since, and its version is no longer kept: it is absent.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT ReplayDifferenceType = 3
+	// The query was erased: nothing is ranked.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_QUERY_ERASED ReplayDifferenceType = 4
+	// The formula differs.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_FORMULA ReplayDifferenceType = 5
+	// The embedding model differs.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL ReplayDifferenceType = 6
+	// The policy's language, which words are indexed in, differs.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_LANGUAGE ReplayDifferenceType = 7
+	// One of the answers lacks something: see `RecallDone.degraded`.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_DEGRADED ReplayDifferenceType = 8
+	// The memory was larger than RAM: the vector index chose the candidates, and another state of it may choose others.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_INDEX ReplayDifferenceType = 9
+	// The rankings differ, and the server knows no reason: other parameters of the embedding model, for instance.
+	ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_UNEXPLAINED ReplayDifferenceType = 10
+)
+
+// Enum value maps for ReplayDifferenceType.
+var (
+	ReplayDifferenceType_name = map[int32]string{
+		0:  "REPLAY_DIFFERENCE_TYPE_UNSPECIFIED",
+		1:  "REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED",
+		2:  "REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED",
+		3:  "REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT",
+		4:  "REPLAY_DIFFERENCE_TYPE_QUERY_ERASED",
+		5:  "REPLAY_DIFFERENCE_TYPE_FORMULA",
+		6:  "REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL",
+		7:  "REPLAY_DIFFERENCE_TYPE_LANGUAGE",
+		8:  "REPLAY_DIFFERENCE_TYPE_DEGRADED",
+		9:  "REPLAY_DIFFERENCE_TYPE_INDEX",
+		10: "REPLAY_DIFFERENCE_TYPE_UNEXPLAINED",
+	}
+	ReplayDifferenceType_value = map[string]int32{
+		"REPLAY_DIFFERENCE_TYPE_UNSPECIFIED":      0,
+		"REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED":  1,
+		"REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED": 2,
+		"REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT": 3,
+		"REPLAY_DIFFERENCE_TYPE_QUERY_ERASED":     4,
+		"REPLAY_DIFFERENCE_TYPE_FORMULA":          5,
+		"REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL":  6,
+		"REPLAY_DIFFERENCE_TYPE_LANGUAGE":         7,
+		"REPLAY_DIFFERENCE_TYPE_DEGRADED":         8,
+		"REPLAY_DIFFERENCE_TYPE_INDEX":            9,
+		"REPLAY_DIFFERENCE_TYPE_UNEXPLAINED":      10,
+	}
+)
+
+func (x ReplayDifferenceType) Enum() *ReplayDifferenceType {
+	p := new(ReplayDifferenceType)
+	*p = x
+	return p
+}
+
+func (x ReplayDifferenceType) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReplayDifferenceType) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_memory_service_proto_enumTypes[0].Descriptor()
+}
+
+func (ReplayDifferenceType) Type() protoreflect.EnumType {
+	return &file_memstream_v1_memory_service_proto_enumTypes[0]
+}
+
+func (x ReplayDifferenceType) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReplayDifferenceType.Descriptor instead.
+func (ReplayDifferenceType) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{0}
+}
+
 // Creates a memory.
 type CreateMemoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2274,6 +2359,574 @@ func (x *RestoreFragmentVersionResponse) GetRevision() int64 {
 	return 0
 }
 
+// Lists receipts of recalls.
+type ListRecallReceiptsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecallReceiptsRequest) Reset() {
+	*x = ListRecallReceiptsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecallReceiptsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecallReceiptsRequest) ProtoMessage() {}
+
+func (x *ListRecallReceiptsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecallReceiptsRequest.ProtoReflect.Descriptor instead.
+func (*ListRecallReceiptsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListRecallReceiptsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListRecallReceiptsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListRecallReceiptsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListRecallReceiptsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of receipts, the latest first.
+type ListRecallReceiptsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The receipts.
+	Receipts []*RecallReceipt `protobuf:"bytes,1,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRecallReceiptsResponse) Reset() {
+	*x = ListRecallReceiptsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRecallReceiptsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRecallReceiptsResponse) ProtoMessage() {}
+
+func (x *ListRecallReceiptsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRecallReceiptsResponse.ProtoReflect.Descriptor instead.
+func (*ListRecallReceiptsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListRecallReceiptsResponse) GetReceipts() []*RecallReceipt {
+	if x != nil {
+		return x.Receipts
+	}
+	return nil
+}
+
+func (x *ListRecallReceiptsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// What is kept of a recall. It has no content of fragments.
+type RecallReceipt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// When the recall ranked.
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// The query as the client sent it. Unset if it was erased (`query_erased`).
+	Query *RecallQuery `protobuf:"bytes,3,opt,name=query,proto3" json:"query,omitempty"`
+	// The complete policy that was used.
+	Policy *Policy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The revision that was ranked.
+	Revision int64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Version of the formula, for instance "absolute/4".
+	Formula string `protobuf:"bytes,6,opt,name=formula,proto3" json:"formula,omitempty"`
+	// The embedding model whose vectors were compared.
+	EmbeddingModel string `protobuf:"bytes,7,opt,name=embedding_model,json=embeddingModel,proto3" json:"embedding_model,omitempty"`
+	// The recollections, best first.
+	Ranking []*RankedFragment `protobuf:"bytes,8,rep,name=ranking,proto3" json:"ranking,omitempty"`
+	// Who recalled: the principal of the call, "key:NAME" for instance. Empty on a server without authentication.
+	Principal string `protobuf:"bytes,9,opt,name=principal,proto3" json:"principal,omitempty"`
+	// `RecallDone.degraded` of the answer.
+	Degraded string `protobuf:"bytes,10,opt,name=degraded,proto3" json:"degraded,omitempty"`
+	// Fragments of the ranking whose content, or words in it, left for good since: erased, also past the grace period, or
+	// cleared.
+	ErasedIds []string `protobuf:"bytes,11,rep,name=erased_ids,json=erasedIds,proto3" json:"erased_ids,omitempty"`
+	// The query was erased: it ranked such a fragment, or shared a word with one.
+	QueryErased   bool `protobuf:"varint,12,opt,name=query_erased,json=queryErased,proto3" json:"query_erased,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallReceipt) Reset() {
+	*x = RecallReceipt{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallReceipt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallReceipt) ProtoMessage() {}
+
+func (x *RecallReceipt) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallReceipt.ProtoReflect.Descriptor instead.
+func (*RecallReceipt) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RecallReceipt) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RecallReceipt) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *RecallReceipt) GetQuery() *RecallQuery {
+	if x != nil {
+		return x.Query
+	}
+	return nil
+}
+
+func (x *RecallReceipt) GetPolicy() *Policy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *RecallReceipt) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RecallReceipt) GetFormula() string {
+	if x != nil {
+		return x.Formula
+	}
+	return ""
+}
+
+func (x *RecallReceipt) GetEmbeddingModel() string {
+	if x != nil {
+		return x.EmbeddingModel
+	}
+	return ""
+}
+
+func (x *RecallReceipt) GetRanking() []*RankedFragment {
+	if x != nil {
+		return x.Ranking
+	}
+	return nil
+}
+
+func (x *RecallReceipt) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *RecallReceipt) GetDegraded() string {
+	if x != nil {
+		return x.Degraded
+	}
+	return ""
+}
+
+func (x *RecallReceipt) GetErasedIds() []string {
+	if x != nil {
+		return x.ErasedIds
+	}
+	return nil
+}
+
+func (x *RecallReceipt) GetQueryErased() bool {
+	if x != nil {
+		return x.QueryErased
+	}
+	return false
+}
+
+// A recollection in a receipt.
+type RankedFragment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragment.
+	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
+	// Its score.
+	Score float64 `protobuf:"fixed64,2,opt,name=score,proto3" json:"score,omitempty"`
+	// Its relevance.
+	Relevance float64 `protobuf:"fixed64,3,opt,name=relevance,proto3" json:"relevance,omitempty"`
+	// The parts of the score, without details.
+	Parts         []*ScorePart `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankedFragment) Reset() {
+	*x = RankedFragment{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankedFragment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankedFragment) ProtoMessage() {}
+
+func (x *RankedFragment) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankedFragment.ProtoReflect.Descriptor instead.
+func (*RankedFragment) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RankedFragment) GetFragmentId() string {
+	if x != nil {
+		return x.FragmentId
+	}
+	return ""
+}
+
+func (x *RankedFragment) GetScore() float64 {
+	if x != nil {
+		return x.Score
+	}
+	return 0
+}
+
+func (x *RankedFragment) GetRelevance() float64 {
+	if x != nil {
+		return x.Relevance
+	}
+	return 0
+}
+
+func (x *RankedFragment) GetParts() []*ScorePart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// Names a receipt.
+type ReplayRecallRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The receipt, by `RecallReceipt.id`. NOT_FOUND if the memory has no such receipt.
+	ReceiptId     string `protobuf:"bytes,3,opt,name=receipt_id,json=receiptId,proto3" json:"receipt_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayRecallRequest) Reset() {
+	*x = ReplayRecallRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayRecallRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayRecallRequest) ProtoMessage() {}
+
+func (x *ReplayRecallRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayRecallRequest.ProtoReflect.Descriptor instead.
+func (*ReplayRecallRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ReplayRecallRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReplayRecallRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ReplayRecallRequest) GetReceiptId() string {
+	if x != nil {
+		return x.ReceiptId
+	}
+	return ""
+}
+
+// The ranking as of the receipt. OUT_OF_RANGE, with the oldest revision, if the events of its revision are pruned.
+type ReplayRecallResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The receipt.
+	Receipt *RecallReceipt `protobuf:"bytes,1,opt,name=receipt,proto3" json:"receipt,omitempty"`
+	// The ranking now, best first, with the content as it was and explanations. Empty if the query was erased.
+	Recollections []*Recollection `protobuf:"bytes,2,rep,name=recollections,proto3" json:"recollections,omitempty"`
+	// The end of that answer.
+	Done *RecallDone `protobuf:"bytes,3,opt,name=done,proto3" json:"done,omitempty"`
+	// Whether ids, scores, relevances and parts equal those of the receipt, to the last bit.
+	Same bool `protobuf:"varint,4,opt,name=same,proto3" json:"same,omitempty"`
+	// What prevents the same ranking, or may: evidence that is gone, and what the server computes otherwise now. If `same`
+	// is set, what is listed had no effect.
+	Differences   []*ReplayDifference `protobuf:"bytes,5,rep,name=differences,proto3" json:"differences,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayRecallResponse) Reset() {
+	*x = ReplayRecallResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayRecallResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayRecallResponse) ProtoMessage() {}
+
+func (x *ReplayRecallResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayRecallResponse.ProtoReflect.Descriptor instead.
+func (*ReplayRecallResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ReplayRecallResponse) GetReceipt() *RecallReceipt {
+	if x != nil {
+		return x.Receipt
+	}
+	return nil
+}
+
+func (x *ReplayRecallResponse) GetRecollections() []*Recollection {
+	if x != nil {
+		return x.Recollections
+	}
+	return nil
+}
+
+func (x *ReplayRecallResponse) GetDone() *RecallDone {
+	if x != nil {
+		return x.Done
+	}
+	return nil
+}
+
+func (x *ReplayRecallResponse) GetSame() bool {
+	if x != nil {
+		return x.Same
+	}
+	return false
+}
+
+func (x *ReplayRecallResponse) GetDifferences() []*ReplayDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+// One difference.
+type ReplayDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What differs.
+	Type ReplayDifferenceType `protobuf:"varint,1,opt,name=type,proto3,enum=memstream.v1.ReplayDifferenceType" json:"type,omitempty"`
+	// For the types of fragments. At most 1,000 are named: first those of the ranking, then others that were there, whose
+	// words count in the scores.
+	FragmentId string `protobuf:"bytes,2,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
+	// For the other types, where it applies: the value in the receipt,
+	Recorded string `protobuf:"bytes,3,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	// and the one of the replay.
+	Present       string `protobuf:"bytes,4,opt,name=present,proto3" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplayDifference) Reset() {
+	*x = ReplayDifference{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplayDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplayDifference) ProtoMessage() {}
+
+func (x *ReplayDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplayDifference.ProtoReflect.Descriptor instead.
+func (*ReplayDifference) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ReplayDifference) GetType() ReplayDifferenceType {
+	if x != nil {
+		return x.Type
+	}
+	return ReplayDifferenceType_REPLAY_DIFFERENCE_TYPE_UNSPECIFIED
+}
+
+func (x *ReplayDifference) GetFragmentId() string {
+	if x != nil {
+		return x.FragmentId
+	}
+	return ""
+}
+
+func (x *ReplayDifference) GetRecorded() string {
+	if x != nil {
+		return x.Recorded
+	}
+	return ""
+}
+
+func (x *ReplayDifference) GetPresent() string {
+	if x != nil {
+		return x.Present
+	}
+	return ""
+}
+
 // Forgets fragments.
 type ForgetFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2293,7 +2946,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2958,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2971,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -2369,7 +3022,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +3034,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +3047,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -2430,7 +3083,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +3095,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +3108,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -2507,7 +3160,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +3172,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +3185,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -2575,7 +3228,7 @@ type SupersedeFragmentsRequest struct {
 
 func (x *SupersedeFragmentsRequest) Reset() {
 	*x = SupersedeFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +3240,7 @@ func (x *SupersedeFragmentsRequest) String() string {
 func (*SupersedeFragmentsRequest) ProtoMessage() {}
 
 func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +3253,7 @@ func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SupersedeFragmentsRequest) GetNamespace() string {
@@ -2695,7 +3348,7 @@ type SupersedeFragmentsResponse struct {
 
 func (x *SupersedeFragmentsResponse) Reset() {
 	*x = SupersedeFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +3360,7 @@ func (x *SupersedeFragmentsResponse) String() string {
 func (*SupersedeFragmentsResponse) ProtoMessage() {}
 
 func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +3373,7 @@ func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
@@ -2756,7 +3409,7 @@ type ListConflictsRequest struct {
 
 func (x *ListConflictsRequest) Reset() {
 	*x = ListConflictsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +3421,7 @@ func (x *ListConflictsRequest) String() string {
 func (*ListConflictsRequest) ProtoMessage() {}
 
 func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +3434,7 @@ func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
 func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListConflictsRequest) GetNamespace() string {
@@ -2832,7 +3485,7 @@ type ListConflictsResponse struct {
 
 func (x *ListConflictsResponse) Reset() {
 	*x = ListConflictsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +3497,7 @@ func (x *ListConflictsResponse) String() string {
 func (*ListConflictsResponse) ProtoMessage() {}
 
 func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +3510,7 @@ func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
 func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
@@ -2898,7 +3551,7 @@ type ResolveConflictRequest struct {
 
 func (x *ResolveConflictRequest) Reset() {
 	*x = ResolveConflictRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3563,7 @@ func (x *ResolveConflictRequest) String() string {
 func (*ResolveConflictRequest) ProtoMessage() {}
 
 func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3576,7 @@ func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
 func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ResolveConflictRequest) GetNamespace() string {
@@ -2988,7 +3641,7 @@ type ResolveConflictResponse struct {
 
 func (x *ResolveConflictResponse) Reset() {
 	*x = ResolveConflictResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3653,7 @@ func (x *ResolveConflictResponse) String() string {
 func (*ResolveConflictResponse) ProtoMessage() {}
 
 func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3666,7 @@ func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
 func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
@@ -3049,7 +3702,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3714,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3727,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -3123,7 +3776,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3788,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3801,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -3173,7 +3826,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3185,7 +3838,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3198,7 +3851,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -3233,7 +3886,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3898,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3911,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -3283,7 +3936,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3295,7 +3948,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3961,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -3347,7 +4000,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3359,7 +4012,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3372,7 +4025,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -3412,7 +4065,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3424,7 +4077,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3437,7 +4090,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -3500,7 +4153,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +4165,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +4178,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -3567,7 +4220,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3579,7 +4232,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3592,7 +4245,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -3606,7 +4259,7 @@ var File_memstream_v1_memory_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
-	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\"\xe3\x02\n" +
+	"!memstream/v1/memory_service.proto\x12\fmemstream.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x19memstream/v1/memory.proto\x1a\x1cmemstream/v1/operation.proto\x1a!memstream/v1/stream_service.proto\"\xe3\x02\n" +
 	"\x13CreateMemoryRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12,\n" +
@@ -3771,7 +4424,55 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x06 \x01(\tR\trequestId\"p\n" +
 	"\x1eRestoreFragmentVersionResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb5\x01\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\x8d\x01\n" +
+	"\x19ListRecallReceiptsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"}\n" +
+	"\x1aListRecallReceiptsResponse\x127\n" +
+	"\breceipts\x18\x01 \x03(\v2\x1b.memstream.v1.RecallReceiptR\breceipts\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xce\x03\n" +
+	"\rRecallReceipt\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12;\n" +
+	"\vcreate_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\x12/\n" +
+	"\x05query\x18\x03 \x01(\v2\x19.memstream.v1.RecallQueryR\x05query\x12,\n" +
+	"\x06policy\x18\x04 \x01(\v2\x14.memstream.v1.PolicyR\x06policy\x12\x1a\n" +
+	"\brevision\x18\x05 \x01(\x03R\brevision\x12\x18\n" +
+	"\aformula\x18\x06 \x01(\tR\aformula\x12'\n" +
+	"\x0fembedding_model\x18\a \x01(\tR\x0eembeddingModel\x126\n" +
+	"\aranking\x18\b \x03(\v2\x1c.memstream.v1.RankedFragmentR\aranking\x12\x1c\n" +
+	"\tprincipal\x18\t \x01(\tR\tprincipal\x12\x1a\n" +
+	"\bdegraded\x18\n" +
+	" \x01(\tR\bdegraded\x12\x1d\n" +
+	"\n" +
+	"erased_ids\x18\v \x03(\tR\terasedIds\x12!\n" +
+	"\fquery_erased\x18\f \x01(\bR\vqueryErased\"\x94\x01\n" +
+	"\x0eRankedFragment\x12\x1f\n" +
+	"\vfragment_id\x18\x01 \x01(\tR\n" +
+	"fragmentId\x12\x14\n" +
+	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
+	"\trelevance\x18\x03 \x01(\x01R\trelevance\x12-\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.memstream.v1.ScorePartR\x05parts\"j\n" +
+	"\x13ReplayRecallRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1d\n" +
+	"\n" +
+	"receipt_id\x18\x03 \x01(\tR\treceiptId\"\x93\x02\n" +
+	"\x14ReplayRecallResponse\x125\n" +
+	"\areceipt\x18\x01 \x01(\v2\x1b.memstream.v1.RecallReceiptR\areceipt\x12@\n" +
+	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
+	"\x04done\x18\x03 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\x12\x12\n" +
+	"\x04same\x18\x04 \x01(\bR\x04same\x12@\n" +
+	"\vdifferences\x18\x05 \x03(\v2\x1e.memstream.v1.ReplayDifferenceR\vdifferences\"\xa1\x01\n" +
+	"\x10ReplayDifference\x126\n" +
+	"\x04type\x18\x01 \x01(\x0e2\".memstream.v1.ReplayDifferenceTypeR\x04type\x12\x1f\n" +
+	"\vfragment_id\x18\x02 \x01(\tR\n" +
+	"fragmentId\x12\x1a\n" +
+	"\brecorded\x18\x03 \x01(\tR\brecorded\x12\x18\n" +
+	"\apresent\x18\x04 \x01(\tR\apresent\"\xb5\x01\n" +
 	"\x16ForgetFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
@@ -3865,7 +4566,20 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"O\n" +
 	"\x16ImportMemoriesResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation2\xb3\x11\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation*\xd1\x03\n" +
+	"\x14ReplayDifferenceType\x12&\n" +
+	"\"REPLAY_DIFFERENCE_TYPE_UNSPECIFIED\x10\x00\x12*\n" +
+	"&REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED\x10\x01\x12+\n" +
+	"'REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED\x10\x02\x12+\n" +
+	"'REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT\x10\x03\x12'\n" +
+	"#REPLAY_DIFFERENCE_TYPE_QUERY_ERASED\x10\x04\x12\"\n" +
+	"\x1eREPLAY_DIFFERENCE_TYPE_FORMULA\x10\x05\x12*\n" +
+	"&REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL\x10\x06\x12#\n" +
+	"\x1fREPLAY_DIFFERENCE_TYPE_LANGUAGE\x10\a\x12#\n" +
+	"\x1fREPLAY_DIFFERENCE_TYPE_DEGRADED\x10\b\x12 \n" +
+	"\x1cREPLAY_DIFFERENCE_TYPE_INDEX\x10\t\x12&\n" +
+	"\"REPLAY_DIFFERENCE_TYPE_UNEXPLAINED\x10\n" +
+	"2\xf3\x12\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -3886,7 +4600,9 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\rListConflicts\x12\".memstream.v1.ListConflictsRequest\x1a#.memstream.v1.ListConflictsResponse\x12^\n" +
 	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12g\n" +
 	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12s\n" +
-	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12[\n" +
+	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12g\n" +
+	"\x12ListRecallReceipts\x12'.memstream.v1.ListRecallReceiptsRequest\x1a(.memstream.v1.ListRecallReceiptsResponse\x12U\n" +
+	"\fReplayRecall\x12!.memstream.v1.ReplayRecallRequest\x1a\".memstream.v1.ReplayRecallResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -3905,170 +4621,198 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_memory_service_proto_rawDescData
 }
 
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_memstream_v1_memory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
-	(*CreateMemoryRequest)(nil),            // 0: memstream.v1.CreateMemoryRequest
-	(*CreateMemoryResponse)(nil),           // 1: memstream.v1.CreateMemoryResponse
-	(*GetMemoryRequest)(nil),               // 2: memstream.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),              // 3: memstream.v1.GetMemoryResponse
-	(*ListMemoriesRequest)(nil),            // 4: memstream.v1.ListMemoriesRequest
-	(*ListMemoriesResponse)(nil),           // 5: memstream.v1.ListMemoriesResponse
-	(*UpdateMemoryRequest)(nil),            // 6: memstream.v1.UpdateMemoryRequest
-	(*UpdateMemoryResponse)(nil),           // 7: memstream.v1.UpdateMemoryResponse
-	(*CloneMemoryRequest)(nil),             // 8: memstream.v1.CloneMemoryRequest
-	(*CloneMemoryResponse)(nil),            // 9: memstream.v1.CloneMemoryResponse
-	(*ClearMemoryRequest)(nil),             // 10: memstream.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),            // 11: memstream.v1.ClearMemoryResponse
-	(*DeleteMemoryRequest)(nil),            // 12: memstream.v1.DeleteMemoryRequest
-	(*DeleteMemoryResponse)(nil),           // 13: memstream.v1.DeleteMemoryResponse
-	(*ListNamespacesRequest)(nil),          // 14: memstream.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),         // 15: memstream.v1.ListNamespacesResponse
-	(*Namespace)(nil),                      // 16: memstream.v1.Namespace
-	(*GetMemoryStatsRequest)(nil),          // 17: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),         // 18: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),             // 19: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),            // 20: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),           // 21: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),          // 22: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),             // 23: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),            // 24: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),          // 25: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),         // 26: memstream.v1.UpdateFragmentResponse
-	(*GetFragmentHistoryRequest)(nil),      // 27: memstream.v1.GetFragmentHistoryRequest
-	(*GetFragmentHistoryResponse)(nil),     // 28: memstream.v1.GetFragmentHistoryResponse
-	(*FragmentVersion)(nil),                // 29: memstream.v1.FragmentVersion
-	(*RestoreFragmentVersionRequest)(nil),  // 30: memstream.v1.RestoreFragmentVersionRequest
-	(*RestoreFragmentVersionResponse)(nil), // 31: memstream.v1.RestoreFragmentVersionResponse
-	(*ForgetFragmentsRequest)(nil),         // 32: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),        // 33: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),        // 34: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil),       // 35: memstream.v1.RestoreFragmentsResponse
-	(*SupersedeFragmentsRequest)(nil),      // 36: memstream.v1.SupersedeFragmentsRequest
-	(*SupersedeFragmentsResponse)(nil),     // 37: memstream.v1.SupersedeFragmentsResponse
-	(*ListConflictsRequest)(nil),           // 38: memstream.v1.ListConflictsRequest
-	(*ListConflictsResponse)(nil),          // 39: memstream.v1.ListConflictsResponse
-	(*ResolveConflictRequest)(nil),         // 40: memstream.v1.ResolveConflictRequest
-	(*ResolveConflictResponse)(nil),        // 41: memstream.v1.ResolveConflictResponse
-	(*EraseFragmentsRequest)(nil),          // 42: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),         // 43: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),           // 44: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),          // 45: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),          // 46: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),         // 47: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),          // 48: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                     // 49: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),         // 50: memstream.v1.ImportMemoriesResponse
-	nil,                                    // 51: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                        // 52: memstream.v1.MemoryKind
-	(*Policy)(nil),                         // 53: memstream.v1.Policy
-	(*Memory)(nil),                         // 54: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),          // 55: google.protobuf.FieldMask
-	(Tier)(0),                              // 56: memstream.v1.Tier
-	(*MemoryStats)(nil),                    // 57: memstream.v1.MemoryStats
-	(*timestamppb.Timestamp)(nil),          // 58: google.protobuf.Timestamp
-	(*Fragment)(nil),                       // 59: memstream.v1.Fragment
-	(*FragmentFilter)(nil),                 // 60: memstream.v1.FragmentFilter
-	(Truth)(0),                             // 61: memstream.v1.Truth
-	(*Observation)(nil),                    // 62: memstream.v1.Observation
-	(EventType)(0),                         // 63: memstream.v1.EventType
-	(*ConflictRecord)(nil),                 // 64: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 65: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 66: memstream.v1.Operation
+	(ReplayDifferenceType)(0),              // 0: memstream.v1.ReplayDifferenceType
+	(*CreateMemoryRequest)(nil),            // 1: memstream.v1.CreateMemoryRequest
+	(*CreateMemoryResponse)(nil),           // 2: memstream.v1.CreateMemoryResponse
+	(*GetMemoryRequest)(nil),               // 3: memstream.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),              // 4: memstream.v1.GetMemoryResponse
+	(*ListMemoriesRequest)(nil),            // 5: memstream.v1.ListMemoriesRequest
+	(*ListMemoriesResponse)(nil),           // 6: memstream.v1.ListMemoriesResponse
+	(*UpdateMemoryRequest)(nil),            // 7: memstream.v1.UpdateMemoryRequest
+	(*UpdateMemoryResponse)(nil),           // 8: memstream.v1.UpdateMemoryResponse
+	(*CloneMemoryRequest)(nil),             // 9: memstream.v1.CloneMemoryRequest
+	(*CloneMemoryResponse)(nil),            // 10: memstream.v1.CloneMemoryResponse
+	(*ClearMemoryRequest)(nil),             // 11: memstream.v1.ClearMemoryRequest
+	(*ClearMemoryResponse)(nil),            // 12: memstream.v1.ClearMemoryResponse
+	(*DeleteMemoryRequest)(nil),            // 13: memstream.v1.DeleteMemoryRequest
+	(*DeleteMemoryResponse)(nil),           // 14: memstream.v1.DeleteMemoryResponse
+	(*ListNamespacesRequest)(nil),          // 15: memstream.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),         // 16: memstream.v1.ListNamespacesResponse
+	(*Namespace)(nil),                      // 17: memstream.v1.Namespace
+	(*GetMemoryStatsRequest)(nil),          // 18: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),         // 19: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),             // 20: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),            // 21: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),           // 22: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),          // 23: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),             // 24: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),            // 25: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),          // 26: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),         // 27: memstream.v1.UpdateFragmentResponse
+	(*GetFragmentHistoryRequest)(nil),      // 28: memstream.v1.GetFragmentHistoryRequest
+	(*GetFragmentHistoryResponse)(nil),     // 29: memstream.v1.GetFragmentHistoryResponse
+	(*FragmentVersion)(nil),                // 30: memstream.v1.FragmentVersion
+	(*RestoreFragmentVersionRequest)(nil),  // 31: memstream.v1.RestoreFragmentVersionRequest
+	(*RestoreFragmentVersionResponse)(nil), // 32: memstream.v1.RestoreFragmentVersionResponse
+	(*ListRecallReceiptsRequest)(nil),      // 33: memstream.v1.ListRecallReceiptsRequest
+	(*ListRecallReceiptsResponse)(nil),     // 34: memstream.v1.ListRecallReceiptsResponse
+	(*RecallReceipt)(nil),                  // 35: memstream.v1.RecallReceipt
+	(*RankedFragment)(nil),                 // 36: memstream.v1.RankedFragment
+	(*ReplayRecallRequest)(nil),            // 37: memstream.v1.ReplayRecallRequest
+	(*ReplayRecallResponse)(nil),           // 38: memstream.v1.ReplayRecallResponse
+	(*ReplayDifference)(nil),               // 39: memstream.v1.ReplayDifference
+	(*ForgetFragmentsRequest)(nil),         // 40: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 41: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 42: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 43: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),      // 44: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil),     // 45: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),           // 46: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),          // 47: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),         // 48: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),        // 49: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),          // 50: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 51: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 52: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 53: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 54: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 55: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 56: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 57: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 58: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 59: memstream.v1.CreateMemoryRequest.LabelsEntry
+	(MemoryKind)(0),                        // 60: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 61: memstream.v1.Policy
+	(*Memory)(nil),                         // 62: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 63: google.protobuf.FieldMask
+	(Tier)(0),                              // 64: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 65: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 66: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 67: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 68: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 69: memstream.v1.Truth
+	(*Observation)(nil),                    // 70: memstream.v1.Observation
+	(EventType)(0),                         // 71: memstream.v1.EventType
+	(*RecallQuery)(nil),                    // 72: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 73: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 74: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 75: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 76: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 77: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 78: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	52, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	53, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	51, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	54, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	54, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	54, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	54, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	55, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	54, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	54, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	56, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
-	16, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	57, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	58, // 13: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	59, // 14: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	60, // 15: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	61, // 16: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	58, // 17: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	59, // 18: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	62, // 19: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	59, // 20: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	59, // 21: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	55, // 22: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	59, // 23: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	59, // 24: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
-	29, // 25: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	59, // 26: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	58, // 27: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	63, // 28: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	59, // 29: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
-	60, // 30: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	60, // 31: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	64, // 32: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	65, // 33: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	64, // 34: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	60, // 35: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	66, // 36: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	66, // 37: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	49, // 38: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	66, // 39: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	0,  // 40: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	2,  // 41: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	4,  // 42: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	6,  // 43: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	8,  // 44: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	10, // 45: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	12, // 46: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	14, // 47: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	17, // 48: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	19, // 49: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	21, // 50: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	23, // 51: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	25, // 52: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	32, // 53: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	34, // 54: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	36, // 55: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	38, // 56: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	40, // 57: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	27, // 58: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	30, // 59: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	42, // 60: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	44, // 61: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	46, // 62: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	48, // 63: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	1,  // 64: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	3,  // 65: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	5,  // 66: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	7,  // 67: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	9,  // 68: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	11, // 69: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	13, // 70: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	15, // 71: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	18, // 72: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	20, // 73: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	22, // 74: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	24, // 75: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	26, // 76: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	33, // 77: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	35, // 78: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	37, // 79: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	39, // 80: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	41, // 81: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	28, // 82: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	31, // 83: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	43, // 84: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	45, // 85: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	47, // 86: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	50, // 87: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	64, // [64:88] is the sub-list for method output_type
-	40, // [40:64] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	60, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	61, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	59, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	62, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	62, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	62, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	62, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	63, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	62, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	62, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	64, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	17, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
+	65, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	66, // 13: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	67, // 14: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	68, // 15: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	69, // 16: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	66, // 17: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	67, // 18: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	70, // 19: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	67, // 20: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	67, // 21: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	63, // 22: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	67, // 23: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	67, // 24: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	30, // 25: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	67, // 26: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	66, // 27: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	71, // 28: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	67, // 29: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	35, // 30: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
+	66, // 31: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	72, // 32: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	61, // 33: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	36, // 34: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
+	73, // 35: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	35, // 36: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
+	74, // 37: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	75, // 38: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	39, // 39: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
+	0,  // 40: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
+	68, // 41: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	68, // 42: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	76, // 43: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	77, // 44: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	76, // 45: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	68, // 46: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	78, // 47: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	78, // 48: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	57, // 49: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	78, // 50: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 51: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 52: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	5,  // 53: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	7,  // 54: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	9,  // 55: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	11, // 56: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	13, // 57: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	15, // 58: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	18, // 59: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	20, // 60: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	22, // 61: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	24, // 62: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	26, // 63: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	40, // 64: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	42, // 65: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	44, // 66: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	46, // 67: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	48, // 68: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	28, // 69: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	31, // 70: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	33, // 71: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	37, // 72: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	50, // 73: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	52, // 74: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	54, // 75: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	56, // 76: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 77: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 78: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	6,  // 79: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	8,  // 80: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	10, // 81: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	12, // 82: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	14, // 83: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	16, // 84: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	19, // 85: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	21, // 86: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	23, // 87: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	25, // 88: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	27, // 89: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	41, // 90: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	43, // 91: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	45, // 92: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	47, // 93: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	49, // 94: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	29, // 95: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	32, // 96: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	34, // 97: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	38, // 98: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	51, // 99: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	53, // 100: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	55, // 101: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	58, // 102: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	77, // [77:103] is the sub-list for method output_type
+	51, // [51:77] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -4080,6 +4824,7 @@ func file_memstream_v1_memory_service_proto_init() {
 	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_memory_proto_init()
 	file_memstream_v1_operation_proto_init()
+	file_memstream_v1_stream_service_proto_init()
 	file_memstream_v1_memory_service_proto_msgTypes[19].OneofWrappers = []any{
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
@@ -4094,11 +4839,11 @@ func file_memstream_v1_memory_service_proto_init() {
 		(*GetFragmentHistoryRequest_Id)(nil),
 		(*GetFragmentHistoryRequest_ExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[36].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[43].OneofWrappers = []any{
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[48].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[55].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -4107,13 +4852,14 @@ func file_memstream_v1_memory_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   52,
+			NumEnums:      1,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_memstream_v1_memory_service_proto_goTypes,
 		DependencyIndexes: file_memstream_v1_memory_service_proto_depIdxs,
+		EnumInfos:         file_memstream_v1_memory_service_proto_enumTypes,
 		MessageInfos:      file_memstream_v1_memory_service_proto_msgTypes,
 	}.Build()
 	File_memstream_v1_memory_service_proto = out.File

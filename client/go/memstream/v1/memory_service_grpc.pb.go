@@ -41,6 +41,8 @@ const (
 	MemoryService_ResolveConflict_FullMethodName        = "/memstream.v1.MemoryService/ResolveConflict"
 	MemoryService_GetFragmentHistory_FullMethodName     = "/memstream.v1.MemoryService/GetFragmentHistory"
 	MemoryService_RestoreFragmentVersion_FullMethodName = "/memstream.v1.MemoryService/RestoreFragmentVersion"
+	MemoryService_ListRecallReceipts_FullMethodName     = "/memstream.v1.MemoryService/ListRecallReceipts"
+	MemoryService_ReplayRecall_FullMethodName           = "/memstream.v1.MemoryService/ReplayRecall"
 	MemoryService_EraseFragments_FullMethodName         = "/memstream.v1.MemoryService/EraseFragments"
 	MemoryService_ReflectMemory_FullMethodName          = "/memstream.v1.MemoryService/ReflectMemory"
 	MemoryService_ExportMemories_FullMethodName         = "/memstream.v1.MemoryService/ExportMemories"
@@ -95,6 +97,11 @@ type MemoryServiceClient interface {
 	GetFragmentHistory(ctx context.Context, in *GetFragmentHistoryRequest, opts ...grpc.CallOption) (*GetFragmentHistoryResponse, error)
 	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
 	RestoreFragmentVersion(ctx context.Context, in *RestoreFragmentVersionRequest, opts ...grpc.CallOption) (*RestoreFragmentVersionResponse, error)
+	// Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
+	ListRecallReceipts(ctx context.Context, in *ListRecallReceiptsRequest, opts ...grpc.CallOption) (*ListRecallReceiptsResponse, error)
+	// Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+	// to recall, reinforces nothing.
+	ReplayRecall(ctx context.Context, in *ReplayRecallRequest, opts ...grpc.CallOption) (*ReplayRecallResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -313,6 +320,26 @@ func (c *memoryServiceClient) RestoreFragmentVersion(ctx context.Context, in *Re
 	return out, nil
 }
 
+func (c *memoryServiceClient) ListRecallReceipts(ctx context.Context, in *ListRecallReceiptsRequest, opts ...grpc.CallOption) (*ListRecallReceiptsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRecallReceiptsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListRecallReceipts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) ReplayRecall(ctx context.Context, in *ReplayRecallRequest, opts ...grpc.CallOption) (*ReplayRecallResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplayRecallResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ReplayRecall_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EraseFragmentsResponse)
@@ -413,6 +440,11 @@ type MemoryServiceServer interface {
 	GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error)
 	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
 	RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error)
+	// Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
+	ListRecallReceipts(context.Context, *ListRecallReceiptsRequest) (*ListRecallReceiptsResponse, error)
+	// Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+	// to recall, reinforces nothing.
+	ReplayRecall(context.Context, *ReplayRecallRequest) (*ReplayRecallResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -490,6 +522,12 @@ func (UnimplementedMemoryServiceServer) GetFragmentHistory(context.Context, *Get
 }
 func (UnimplementedMemoryServiceServer) RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreFragmentVersion not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListRecallReceipts(context.Context, *ListRecallReceiptsRequest) (*ListRecallReceiptsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRecallReceipts not implemented")
+}
+func (UnimplementedMemoryServiceServer) ReplayRecall(context.Context, *ReplayRecallRequest) (*ReplayRecallResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplayRecall not implemented")
 }
 func (UnimplementedMemoryServiceServer) EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseFragments not implemented")
@@ -884,6 +922,42 @@ func _MemoryService_RestoreFragmentVersion_Handler(srv interface{}, ctx context.
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_ListRecallReceipts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRecallReceiptsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListRecallReceipts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListRecallReceipts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListRecallReceipts(ctx, req.(*ListRecallReceiptsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_ReplayRecall_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplayRecallRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ReplayRecall(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ReplayRecall_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ReplayRecall(ctx, req.(*ReplayRecallRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_EraseFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EraseFragmentsRequest)
 	if err := dec(in); err != nil {
@@ -1024,6 +1098,14 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestoreFragmentVersion",
 			Handler:    _MemoryService_RestoreFragmentVersion_Handler,
+		},
+		{
+			MethodName: "ListRecallReceipts",
+			Handler:    _MemoryService_ListRecallReceipts_Handler,
+		},
+		{
+			MethodName: "ReplayRecall",
+			Handler:    _MemoryService_ReplayRecall_Handler,
 		},
 		{
 			MethodName: "EraseFragments",

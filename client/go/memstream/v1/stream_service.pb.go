@@ -1463,6 +1463,11 @@ type RecallQuery struct {
 	// that time come up and score more (part "time"); nothing is left out. Unset: on. Without effect with DB-GPT's
 	// ranking.
 	InterpretTime *bool `protobuf:"varint,27,opt,name=interpret_time,json=interpretTime,proto3,oneof" json:"interpret_time,omitempty"`
+	// Keep a receipt of this recall: query, policy, revision, ranking and scores. `RecallDone.receipt_id` names it;
+	// ListRecallReceipts lists it, ReplayRecall ranks the same again. It is durable before `done`, and changes no ranking.
+	// Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`). Not with
+	// `subscribe` or `as_of`.
+	Receipt bool `protobuf:"varint,25,opt,name=receipt,proto3" json:"receipt,omitempty"`
 	// Rank the memory as it was, as far as the policy keeps it (`Policy.history`): the fragments with their content,
 	// tier, importance and expiry of that time, by the present policy, with the present access statistics; recency counts
 	// from that time unless `now` is set. Nothing is reinforced. A fragment that has left the memory for good since is
@@ -1669,6 +1674,13 @@ func (x *RecallQuery) GetTimeZone() string {
 func (x *RecallQuery) GetInterpretTime() bool {
 	if x != nil && x.InterpretTime != nil {
 		return *x.InterpretTime
+	}
+	return false
+}
+
+func (x *RecallQuery) GetReceipt() bool {
+	if x != nil {
+		return x.Receipt
 	}
 	return false
 }
@@ -2629,6 +2641,8 @@ type RecallDone struct {
 	// Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
 	// nothing about this query. The recollections are returned all the same.
 	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
+	// Of a query with `receipt`: the id of the receipt; empty if the policy keeps none.
+	ReceiptId string `protobuf:"bytes,12,opt,name=receipt_id,json=receiptId,proto3" json:"receipt_id,omitempty"`
 	// The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
 	// or if nothing was interpreted.
 	Interpreted []*InterpretedTime `protobuf:"bytes,13,rep,name=interpreted,proto3" json:"interpreted,omitempty"`
@@ -2743,6 +2757,13 @@ func (x *RecallDone) GetWeak() bool {
 		return x.Weak
 	}
 	return false
+}
+
+func (x *RecallDone) GetReceiptId() string {
+	if x != nil {
+		return x.ReceiptId
+	}
+	return ""
 }
 
 func (x *RecallDone) GetInterpreted() []*InterpretedTime {
@@ -3618,7 +3639,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xac\b\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xc6\b\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3646,7 +3667,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"weak_below\x18\x15 \x01(\x01H\x06R\tweakBelow\x88\x01\x01\x12)\n" +
 	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\x12\x1b\n" +
 	"\ttime_zone\x18\x1a \x01(\tR\btimeZone\x12*\n" +
-	"\x0einterpret_time\x18\x1b \x01(\bH\aR\rinterpretTime\x88\x01\x01\x12:\n" +
+	"\x0einterpret_time\x18\x1b \x01(\bH\aR\rinterpretTime\x88\x01\x01\x12\x18\n" +
+	"\areceipt\x18\x19 \x01(\bR\areceipt\x12:\n" +
 	"\n" +
 	"as_of_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
 	"\x0eas_of_revision\x18\x18 \x01(\x03H\x01R\fasOfRevisionB\r\n" +
@@ -3730,7 +3752,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededByB\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xac\x04\n" +
+	"_relevance\"\xcb\x04\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3748,7 +3770,9 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\vranking_ids\x18\n" +
 	" \x03(\tR\n" +
 	"rankingIds\x12\x12\n" +
-	"\x04weak\x18\v \x01(\bR\x04weak\x12?\n" +
+	"\x04weak\x18\v \x01(\bR\x04weak\x12\x1d\n" +
+	"\n" +
+	"receipt_id\x18\f \x01(\tR\treceiptId\x12?\n" +
 	"\vinterpreted\x18\r \x03(\v2\x1d.memstream.v1.InterpretedTimeR\vinterpreted\x12$\n" +
 	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +

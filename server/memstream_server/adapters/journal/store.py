@@ -26,6 +26,7 @@ from memstream_server.adapters.journal.sql import (
     next_space_vectors,
     outbox,
     reads,
+    recall_receipts,
     versions,
     writes,
 )
@@ -44,6 +45,7 @@ from memstream_server.ports.journal.reading import (
     MemoryScan,
     StoredConflict,
 )
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -230,7 +232,7 @@ class SqlJournal:
     async def commit(self, commit: Commit) -> None:
         rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
         rows += 2 * len(commit.receipts)
-        adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts)
+        adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts or commit.recall_receipt)
         await self._writer.submit(JointWork(sql_commit.commit_transitions, commit, commit.memory), rows, adds)
 
     async def add_accesses(self, accesses: Accesses) -> None:
@@ -288,6 +290,18 @@ class SqlJournal:
 
     async def find_revision(self, uid: str, time_us: int) -> int | None:
         return await self._read(versions.find_revision, uid, time_us)
+
+    # ---- receipts of recalls
+    async def list_recall_receipts(
+        self, uid: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, RecallReceipt]], bool]:
+        return await self._read(recall_receipts.list_receipts, uid, before, limit)
+
+    async def get_recall_receipt(self, uid: str, receipt: str) -> RecallReceipt | None:
+        return await self._read(recall_receipts.get_receipt, uid, receipt)
+
+    async def prune_recall_receipts(self, uid: str, before_us: int) -> int:
+        return await self._write(recall_receipts.prune_receipts, 1, False, uid, before_us)
 
     # ---- answers
     async def get_answer(self, request: str) -> Answer | None:

@@ -116,8 +116,9 @@ class Retention:
             async for _ in self._erase_forgotten(record.uid, before_us):
                 pass
         if policy.event_retention_s:
-            await self._prune_events(record.uid, now_us - policy.event_retention_s * _SECOND_US)
-
+            oldest_us = now_us - policy.event_retention_s * _SECOND_US
+            await self._prune_events(record.uid, oldest_us)
+            await self._journal.prune_recall_receipts(record.uid, oldest_us)  # they cannot be replayed any more
         if kept_s := record.policy.history.version_retention_s:
             await self._journal.prune_versions(record.uid, now_us - kept_s * _SECOND_US)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memstream_server.core.events import EventType
+from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
 from memstream_server.core.transition import anchors_changed
 from memstream_server.core.values import Held, State, Tier, Vector
@@ -64,8 +64,23 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         answer=decision.answer,
         answers=decision.answers,
         outcomes=decision.outcomes,
+        recall_receipt=decision.recall_receipt,
+        recall_receipts_max=(decision.policy or record.policy).history.receipts,
+        erased_evidence=_erased_evidence(decision),
         erased=decision.erased,
     )
+
+
+def _erased_evidence(decision: Decision) -> tuple[str, ...]:
+    """The fragments whose content leaves for good by request or after the grace period, not by a tier's capacity."""
+    if decision.transition is None:
+        return decision.erased
+    gone = (event.fragment for event in decision.transition.events if _is_erasing(event))
+    return tuple(dict.fromkeys((*decision.erased, *decision.forgotten_versions, *gone)))
+
+
+def _is_erasing(event: Event) -> bool:
+    return event.type is EventType.ERASED or event.reason is Reason.CLEARED
 
 
 def _build_rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:

@@ -11,6 +11,7 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.engine.memory.enrich import EnrichedFragment
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Answer, Job, MemoryRecord
 from memstream_server.ports.journal.writing import Outcomes, Resolution
 from memstream_server.ports.models import Account
@@ -47,6 +48,7 @@ class Decision:
     finish_jobs: tuple[str, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
+    recall_receipt: RecallReceipt | None = None
     time_us: int | None = None
     """Time of the decision if the answer contains it; None: the commit sets it."""
 

@@ -61,6 +61,8 @@ class WorkingSet:
         """Revisions by id: text read from that fragment before the revision may contain erased words and must not be
         used.
         """
+        self.erase_revision = 0
+        """The last revision since the load that erased content: an earlier answer may hold erased words."""
         self.suspicions = OpenSuspicions()
         self.claims = ClaimCache()
         self._dense_max = dense_max
@@ -268,6 +270,8 @@ class WorkingSet:
             reflection_aggregate=self.state.reflection_aggregate,
         )
         self._apply_suspicions(commit)
+        if commit.erased_evidence:
+            self.erase_revision = commit.revision + 1
         if decision.transition is None:
             return
         for row in commit.rows:

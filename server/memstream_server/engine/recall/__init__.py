@@ -3,6 +3,8 @@
 recall: searches a memory for a query and reads the fragments of the answer
 rank_memory: ranks the working set of a memory
 past: the fragments of a memory as of an earlier revision, to read or to rank
+evidence: what a receipt needs of a recall besides its answer
+recall_receipts: receipts of recalls, kept and replayed
 reranking: the reranker's scores for the best of a ranking
 standing_query: the answer to a query, then each change of it
 reinforcement: offers recalled fragments to short-term and counts accesses

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from memstream_server.core.enhancement import merged_text
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.policy import Truth
-from memstream_server.core.timeline import NotKept, Timeline
+from memstream_server.core.timeline import Loss, NotKept, Timeline
 from memstream_server.core.values import Enhancement, Fragment, Held, Tier, TruthStatus
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import FragmentQuery, Image
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import MemoryRecord, Version
 from memstream_server.ports.journal.rows import Block, Row
 
@@ -49,8 +50,8 @@ class PastMemory:
     working: WorkingSet
     time_us: int
     """The moment: expiry counts at it, and recency."""
-    removed: int
-    """Fragments that were there and have left for good since."""
+    missing: Mapping[str, Loss]
+    """Fragments that were there, not forgotten, and why they are absent."""
 
 
 class _Moment:
@@ -129,6 +130,8 @@ class _PastWorkingSet(WorkingSet):
     """A working set whose blocks are rebuilt while it is loaded."""
 
     moment: _Moment
+    receipt: RecallReceipt | None = None
+    """Of a replay: its policy and its suspicions take the place of the present ones and of those of the log."""
     behind = False
     """Whether a fragment has changed since the log was read: the load is worthless."""
 
@@ -147,9 +150,12 @@ class _PastWorkingSet(WorkingSet):
         super().add(Block.from_rows(kept))
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
-        super().begin(record, all_vectors)
+        super().begin(self._with_policy(record), all_vectors)
         self.behind, self.vectorless = False, set()
         self.held: list[Fragment] = []
+
+    def _with_policy(self, record: MemoryRecord) -> MemoryRecord:
+        return record if self.receipt is None else replace(record, policy=self.receipt.policy)
 
     def finish_load(self, image: Image) -> None:
         held = [Held(one) for one in self.held]
@@ -157,8 +163,8 @@ class _PastWorkingSet(WorkingSet):
         super().finish_load(
             replace(
                 image,
-                suspicions=tuple(timeline.suspicions),
-                record=replace(image.record, revision=timeline.revision),
+                suspicions=tuple(timeline.suspicions) if self.receipt is None else self.receipt.suspicions,
+                record=replace(self._with_policy(image.record), revision=timeline.revision),
                 sensory=tuple(one for one in held if one.fragment.tier is Tier.SENSORY),
                 short_term=tuple(one for one in held if one.fragment.tier is Tier.SHORT_TERM),
             )
@@ -243,30 +249,39 @@ class Past:
         """Held while a working set of the past is in use."""
         return self._loads
 
-    async def load(self, namespace: str, name: str, as_of: AsOf) -> PastMemory:
-        """The memory as it was, to rank it. Raises CursorCompacted, CursorVoid."""
+    async def load(self, namespace: str, name: str, as_of: AsOf, receipt: RecallReceipt | None = None) -> PastMemory:
+        """The memory as it was, to rank it. Raises CursorCompacted, CursorVoid.
+
+        With a receipt: by its policy and access times; a fragment whose version is not kept is absent.
+        """
         moment = await self._open(namespace, name, as_of)
+        moment.timeline.skips_lost = receipt is not None
         await moment.read_log()
         embedding = self._models.embeddings.in_force
         for _ in range(_ATTEMPTS):
             _check_kept(moment.timeline)
             await moment.read_versions(moment.timeline.changed_ids())
-            working = await self._load_working(moment, embedding)
+            working = await self._load_working(moment, embedding, receipt)
             if not working.behind:
-                return PastMemory(working, moment.time_us, moment.timeline.removed)
+                return PastMemory(working, moment.time_us, moment.timeline.list_missing())
             await moment.read_log()
         raise JournalUnavailable("the memory changes faster than it is read: try again", retry_after_s=0.5)
 
-    async def _load_working(self, moment: _Moment, embedding: Embedding) -> _PastWorkingSet:
+    async def _load_working(
+        self, moment: _Moment, embedding: Embedding, receipt: RecallReceipt | None
+    ) -> _PastWorkingSet:
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = _PastWorkingSet(embedding, vectors_max, self._models.analyzer)
         working.moment = moment
-        await self._models.prepare_language(moment.record.policy)
+        working.receipt = receipt
+        await self._models.prepare_language(moment.record.policy if receipt is None else receipt.policy)
         try:
             image = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
         except Conflict as error:
             raise JournalUnavailable("the memory was deleted", retry_after_s=0.1) from error
         working.finish_load(image)
+        if receipt is not None:
+            working.columns.set_access_times(dict(receipt.accesses))
         return working
 
     async def _open(self, namespace: str, name: str, as_of: AsOf) -> _Moment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,10 @@ from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs
-from memstream_server.core.newer_first import add_newer
+from memstream_server.core.newer_first import Slots, add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.core.weights import Weights
@@ -47,6 +48,11 @@ class Found:
     """Why it was not reranked."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
+    suspicions: tuple[Suspicion, ...] = ()
+    """The open suspicions about candidates, if the query asks for a receipt."""
+    accesses: tuple[tuple[str, int], ...] = ()
+    """(id, time of its last access) of the candidates, if the formula counts accesses and the query asks for a receipt.
+    """
 
 
 async def score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
@@ -149,6 +155,7 @@ def _rank_whole(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
+        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )
 
 
@@ -173,6 +180,7 @@ def _rank_dbgpt(
         gamma=usual.gamma if query.gamma is None else query.gamma,
     )
     short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
+    scored = np.union1d(chosen, np.array(short_term, np.int64))
     ranked = ranking_dbgpt.rank_dbgpt(
         columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
     )
@@ -184,7 +192,26 @@ def _rank_dbgpt(
         ranked.near_misses,
         ranked.folded,
         ranking_dbgpt.FORMULA,
+        suspicions=_read_suspicions(working, scored, ranked.results) if query.receipt else (),
+        accesses=_read_accesses(working, scored) if query.receipt else (),
     )
+
+
+def _read_suspicions(working: WorkingSet, slots: Slots, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
+    """The open suspicions between candidates (at these slots), which may move one, and those shown with a result."""
+    held, ids = working.suspicions, working.columns.ids
+    if not held:
+        return ()
+    chosen, shown = {ids[slot] for slot in slots.tolist()}, {one.id for one in results}
+    about = dict.fromkeys(one for id_ in sorted(chosen) for one in held.of(id_))
+    return tuple(
+        one for one in about if {one.newer, one.older} <= chosen or not shown.isdisjoint((one.newer, one.older))
+    )
+
+
+def _read_accesses(working: WorkingSet, slots: Slots) -> tuple[tuple[str, int], ...]:
+    columns = working.columns
+    return tuple((columns.ids[slot], int(columns.access_us[slot])) for slot in slots.tolist())
 
 
 def rank_memory(
@@ -234,4 +261,5 @@ def rank_memory(
         ranked.under,
         limit_of(policy, query) if rerank else None,
         weights.beta,
+        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )

@@ -32,6 +32,7 @@ from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.engine.runtime.dependencies import EngineModels, IndexHealth, Runtime, Storage
     from memstream_server.engine.runtime.embedding_spaces import Embedding
+    from memstream_server.ports.journal.rows import Terms
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +106,11 @@ class Recaller:
         if not isinstance(actor, PastMemory):
             await _wait_until_visible(actor, query)
         watch.record_step("wait")
+        if query.receipt:
+            query = pin_times(query, self._runtime.clock.now_us())
+        rankings = 0
         while True:
+            rankings += 1
             space, namespace = actor.working.embedding, actor.working.record.namespace
             asked = None if space.model.instant else await self._query_vector(space, query, namespace, vectors)
             watch.record_step("embed")
@@ -118,7 +124,8 @@ class Recaller:
                 if actor.working.embedding is not space:
                     continue
                 known = await self._read_ranked(actor.working, found)
-            break
+            if not query.receipt or not has_changed(found, known) or rankings == RANKINGS_MAX:
+                break  # a receipt's answer is that of one revision
         answer = await self._read_answer(actor, query, found, known, watch)
         watch.record_step("read")
         degraded = "; ".join(
@@ -126,13 +133,23 @@ class Recaller:
         )
         self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
         floor = weak_floor(actor.working.record.policy, query, space.model)
-        return replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
+        answer = replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
+        if not query.receipt:
+            return answer
+        terms = self._read_terms(actor.working, query).hashes
+        return replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
+
+    def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
+        record = working.record
+        return self._models.analyzer.question_terms(query.text, record.policy.language, record.namespace)
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
     ) -> tuple[Vector | None, str]:
         if query.vector is not None and len(query.vector) == space.model.dimension:
             return query.vector, ""
+        if query.unembedded:
+            return None, query.unembedded
         if (known := vectors.get(space.name)) is not None:
             return known, ""
         try:
@@ -228,7 +245,7 @@ class Recaller:
         self, working: WorkingSet, query: Query, vector: Vector | None, now_us: int, times: tuple[TimePhrase, ...]
     ) -> Question:
         policy = working.record.policy
-        terms = self._models.analyzer.question_terms(query.text, policy.language, working.record.namespace)
+        terms = self._read_terms(working, query)
         given = policy.recall
         limit, reranking = limit_of(policy, query), self._find_reranking(working)
         ranked = limit if reranking is None else max(limit, reranking.candidates)
@@ -317,7 +334,7 @@ class Recaller:
             query.token_budget,
         )
         answer = _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
-        return _with_truth(answer, working, self._runtime.clock.now_us())
+        return _with_truth(answer, working, self._expiry_us(query))
 
 
 async def _wait_until_visible(actor: Actor, query: Query) -> None:

@@ -25,6 +25,7 @@ from memstream_server.ports.journal.reading import (
     MemoryScan,
     StoredConflict,
 )
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -237,6 +238,20 @@ class Journal(Protocol):
 
     async def find_revision(self, uid: str, time_us: int) -> int | None:
         """The last revision that was committed at or before that time; None if none of these is kept."""
+        ...
+
+    # ---- receipts of recalls
+    async def list_recall_receipts(
+        self, uid: str, before: int | None, limit: int
+    ) -> tuple[list[tuple[int, RecallReceipt]], bool]:
+        """((revision of the commit, receipt) by age, the latest first, and whether there are more); with `before` those
+        of earlier commits. A page may be shorter than `limit`, so that it takes a few MB of RAM."""
+        ...
+
+    async def get_recall_receipt(self, uid: str, receipt: str) -> RecallReceipt | None: ...
+
+    async def prune_recall_receipts(self, uid: str, before_us: int) -> int:
+        """Delete the memory's receipts of recalls before that time; returns their number."""
         ...
 
     # ---- answers

@@ -11,6 +11,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Tier
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor, Row
 
@@ -164,6 +165,13 @@ class Commit:
     answers: tuple[Answer, ...] = ()
     """Answers to calls whose batches are stored; they replace the placeholders of `receive`."""
     outcomes: tuple[Outcomes, ...] = ()
+    recall_receipt: RecallReceipt | None = None
+    """A receipt to keep; its RECALLED is among the events."""
+    recall_receipts_max: int = 0
+    """Receipts that are kept, the latest ones: applies with a new receipt or a new policy."""
+    erased_evidence: tuple[str, ...] = ()
+    """Ids of fragments whose content leaves for good. Receipts that rank one of them say so and lose their query, as do
+    those whose query shares a word with one."""
     erased: tuple[str, ...] = ()
     """Ids of which no trace may remain. Stored answers that name them are emptied (a repeat finds a digest that never
     matches), and receipts of stored observations of the memory are deleted. Answers to ObserveBatch of the memory hold

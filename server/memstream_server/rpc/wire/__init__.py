@@ -8,6 +8,7 @@ operations: operations
 policies: memories and their policies
 progress: rejections and outcomes of a producer
 queries: queries and their answers
+recall_receipts: receipts of recalls and their replays
 scalars: enums, times, durations, vectors and metadata
 scan: counts the fields of a serialised message before it is parsed
 """

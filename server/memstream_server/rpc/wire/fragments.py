@@ -157,6 +157,7 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
         imported=None if event.imported is None else _imported_message(event.imported),
         conflict_reason=event.conflict_reason,
         conflict_decision=event.conflict_decision,
+        receipt_id=event.receipt,
         version=event.version,
     )
 

@@ -62,7 +62,12 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         zone=scalars.read_zone(found, f"{prefix}time_zone", message.time_zone),
         interpret_time=message.interpret_time if message.HasField("interpret_time") else True,
         as_of=fragments.read_as_of(found, message, prefix),
+        receipt=message.SerializeToString(deterministic=True) if message.receipt else b"",
     )
+    if query.receipt and message.subscribe:
+        found.add(f"{prefix}receipt", "is given with subscribe: a receipt is of one answer")
+    if query.receipt and query.as_of is not None:
+        found.add(f"{prefix}receipt", "is given with as_of: the same call ranks the past again")
     if query.as_of is not None:
         for name in ("subscribe", "min_revision"):
             if getattr(message, name):
@@ -141,6 +146,7 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         tokens=answer.tokens if budgeted else 0,
         interpreted=[_interpreted_time(each) for each in answer.interpreted],
         as_of_revision=answer.as_of_revision,
+        receipt_id=answer.receipt_id,
     )
 
 

@@ -15,6 +15,7 @@ commit: the commit of transitions, and access statistics
 reads: reads of everything except fragments
 fragment_reads: reads of fragments by id, in pages, and those that are due
 load_memory: loads an active memory in one snapshot
+recall_receipts: receipts of recalls
 versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
 next_space_vectors: vectors in an embedding space that is not in force

@@ -22,6 +22,7 @@ from memstream_server.core.policy import HistoryPolicy, Policy, Profile, Truth
 from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
@@ -57,6 +58,7 @@ _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _policy = msgspec.json.Decoder(Policy)
 _labels = msgspec.json.Decoder(Labels)
+_recall_receipt = msgspec.msgpack.Decoder(RecallReceipt)
 _message = msgspec.msgpack.Decoder(Message)
 _plan = msgspec.msgpack.Decoder(Plan)
 
@@ -236,7 +238,9 @@ def decode_policy(data: str) -> Policy:
         if '"conflicts"' not in data:
             policy = replace(policy, conflicts=replace(policy.conflicts, suspect=False))
         if '"history"' not in data:
-            policy = replace(policy, history=HistoryPolicy(versions=0))
+            policy = replace(policy, history=HistoryPolicy(versions=0, receipts=0))
+        elif '"receipts"' not in data:
+            policy = replace(policy, history=replace(policy.history, receipts=0))
     return policy
 
 
@@ -255,6 +259,14 @@ def encode_space(space: Space) -> str:
 def decode_space(data: str) -> Space:
     stored = _decode_checked(_space, data)
     return Space(stored.model, stored.dimension, stored.index_layout)
+
+
+def encode_recall_receipt(receipt: RecallReceipt) -> bytes:
+    return _encode_blob(receipt)
+
+
+def decode_recall_receipt(blob: bytes) -> RecallReceipt:
+    return _decode_blob(_recall_receipt, blob)
 
 
 def encode_message(message: Message) -> bytes:

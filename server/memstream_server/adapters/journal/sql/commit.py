@@ -11,6 +11,7 @@ from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, fun
 from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
+from memstream_server.adapters.journal.sql.recall_receipts import erase_evidence, keep_receipt
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
     fragments,
@@ -159,6 +160,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     for some in bulk.split_rounds(received, lambda one: (one[0], one[1].producer)):
         count_received(connection, some, stored=True)
     for number, one in commits:
+        erase_evidence(connection, number, one.erased_evidence)
         _delete_by_id(connection, _REMOVE, one.removed, number)
     for number, one in commits:
         keep_versions(connection, number, one)
@@ -178,6 +180,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
     for number, one in commits:
         _update_record(connection, number, one)
+        keep_receipt(connection, number, one)
         _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
         _erase_traces(connection, number, one.memory, one.erased)
         put_answer(connection, one.answer)

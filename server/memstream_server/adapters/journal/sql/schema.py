@@ -195,6 +195,15 @@ events = Table(  # one row per revision
     Column("payload", LargeBinary, nullable=False),
 )
 
+recall_receipts = Table(  # the key has the revision of the commit that wrote the receipt
+    "recall_receipts",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("id", TEXT, nullable=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+
 outbox = Table(  # identifies the memory by uid, because its rows outlive the memory
     "outbox",
     metadata,
@@ -242,7 +251,7 @@ jobs = Table(
 )
 
 
-KEYED_TABLES = (vectors, versions, observations, events, fragments)
+KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, fragments)
 """Tables with rows of a memory, by `key`."""
 NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""

@@ -7,6 +7,7 @@ report: counts and violations
 fragments: fragments against the event log
 conflicts: suspicions between fragments of the memory
 versions: versions against the event log
+recall_receipts: receipts of recalls against the event log
 producers: producers, receipts, and receipts that are not stored yet
 conversations: messages and plans against their columns
 operations: operations; describes unfinished ones

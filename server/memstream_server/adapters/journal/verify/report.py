@@ -12,6 +12,7 @@ CHECKS = {
     "anchors": "short-term data, of held fragments only",
     "vectors": "vectors of fragments, in the length of their space",
     "versions": "versions of fragments, each replaced by an event of the log",
+    "recall_receipts": "receipts of recalls, each named by an event of the log",
     "lineage": "sources that exist or that an event removed",
     "chains": "supersessions: both ends name each other, and no chain closes",
     "conflicts": "suspicions between fragments of the memory, decided or not",

@@ -28,6 +28,7 @@ from memstream_server.adapters.journal.verify.fragments import check_fragments
 from memstream_server.adapters.journal.verify.operations import check_operations
 from memstream_server.adapters.journal.verify.producers import check_producers
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
+from memstream_server.adapters.journal.verify.recall_receipts import check_recall_receipts
 from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.adapters.journal.verify.versions import check_versions
 from memstream_server.ports.journal.errors import JournalError
@@ -82,6 +83,7 @@ def _check_memory(opened: OpenedJournal, number: int, space: Space | None, repor
             check_producers(connection, row, name, report, is_erased=is_erased)
             check_conflicts(connection, row, name, report)
             check_versions(connection, row, name, report)
+            check_recall_receipts(connection, row, name, report)
     except DBAPIError as error:
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:

@@ -81,7 +81,8 @@ export enum ErrorReason {
 
   /**
    * NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-   * revision of `as_of`. Metadata: id (the id or external_id of the request).
+   * revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
+   * request).
    *
    * @generated from enum value: ERROR_REASON_FRAGMENT_NOT_FOUND = 7;
    */

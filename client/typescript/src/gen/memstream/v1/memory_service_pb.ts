@@ -4,8 +4,8 @@
 // @generated from file memstream/v1/memory_service.proto (package memstream.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
-import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { FieldMask, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_field_mask, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { EventType } from "./event_pb.js";
@@ -16,13 +16,15 @@ import type { Memory, MemoryKind, MemoryStats, Policy } from "./memory_pb.js";
 import { file_memstream_v1_memory } from "./memory_pb.js";
 import type { Operation } from "./operation_pb.js";
 import { file_memstream_v1_operation } from "./operation_pb.js";
+import type { RecallDone, RecallQuery, Recollection, ScorePart } from "./stream_service_pb.js";
+import { file_memstream_v1_stream_service } from "./stream_service_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file memstream/v1/memory_service.proto.
  */
 export const file_memstream_v1_memory_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyK4AQoSR2V0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAUIFCgNrZXlCBwoFYXNfb2YiUQoTR2V0RnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKaAgoUTGlzdEZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIsCgZmaWx0ZXIYAyABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEQoJZm9yZ290dGVuGAQgASgIEhEKCXBhZ2Vfc2l6ZRgFIAEoBRISCgpwYWdlX3Rva2VuGAYgASgJEiIKBXRydXRoGBYgASgOMhMubWVtc3RyZWFtLnYxLlRydXRoEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAASGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAEIHCgVhc19vZiKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyJqChlHZXRGcmFnbWVudEhpc3RvcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAQgUKA2tleSKJAQoaR2V0RnJhZ21lbnRIaXN0b3J5UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoIdmVyc2lvbnMYAiADKAsyHS5tZW1zdHJlYW0udjEuRnJhZ21lbnRWZXJzaW9uEhAKCHJldmlzaW9uGAMgASgDIr8BCg9GcmFnbWVudFZlcnNpb24SDwoHdmVyc2lvbhgBIAEoAxIoCghmcmFnbWVudBgCIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIwCgxyZXBsYWNlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKC3JlcGxhY2VkX2J5GAQgASgOMhcubWVtc3RyZWFtLnYxLkV2ZW50VHlwZRIRCglwcmluY2lwYWwYBSABKAkigQEKHVJlc3RvcmVGcmFnbWVudFZlcnNpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCgoCaWQYAyABKAkSDwoHdmVyc2lvbhgEIAEoAxIMCgRldGFnGAUgASgJEhIKCnJlcXVlc3RfaWQYBiABKAkiXAoeUmVzdG9yZUZyYWdtZW50VmVyc2lvblJlc3BvbnNlEigKCGZyYWdtZW50GAEgASgLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50EhAKCHJldmlzaW9uGAIgASgDIooBChZGb3JnZXRGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KF0ZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEhEKCWZvcmdvdHRlbhgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKLAQoXUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRILCgNpZHMYAyADKAkSLAoGZmlsdGVyGAQgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhIKCnJlcXVlc3RfaWQYBSABKAkiPgoYUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlEhAKCHJlc3RvcmVkGAEgASgDEhAKCHJldmlzaW9uGAIgASgDIq8BChlTdXBlcnNlZGVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEhQKDGV4dGVybmFsX2lkcxgEIAMoCRISCghuZXdlcl9pZBgFIAEoCUgAEhsKEW5ld2VyX2V4dGVybmFsX2lkGAYgASgJSAASEgoKcmVxdWVzdF9pZBgHIAEoCUIHCgVuZXdlciJCChpTdXBlcnNlZGVGcmFnbWVudHNSZXNwb25zZRISCgpzdXBlcnNlZGVkGAEgASgDEhAKCHJldmlzaW9uGAIgASgDInEKFExpc3RDb25mbGljdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHZGVjaWRlZBgDIAEoCBIRCglwYWdlX3NpemUYBCABKAUSEgoKcGFnZV90b2tlbhgFIAEoCSJhChVMaXN0Q29uZmxpY3RzUmVzcG9uc2USLwoJY29uZmxpY3RzGAEgAygLMhwubWVtc3RyZWFtLnYxLkNvbmZsaWN0UmVjb3JkEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKzAQoWUmVzb2x2ZUNvbmZsaWN0UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCG5ld2VyX2lkGAMgASgJEhAKCG9sZGVyX2lkGAQgASgJEjAKCGRlY2lzaW9uGAUgASgOMh4ubWVtc3RyZWFtLnYxLkNvbmZsaWN0RGVjaXNpb24SDAoEbm90ZRgGIAEoCRISCgpyZXF1ZXN0X2lkGAcgASgJIlsKF1Jlc29sdmVDb25mbGljdFJlc3BvbnNlEi4KCGNvbmZsaWN0GAEgASgLMhwubWVtc3RyZWFtLnYxLkNvbmZsaWN0UmVjb3JkEhAKCHJldmlzaW9uGAIgASgDIokBChVFcmFzZUZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRILCgNpZHMYAyADKAkSLAoGZmlsdGVyGAQgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhIKCnJlcXVlc3RfaWQYBSABKAkiRAoWRXJhc2VGcmFnbWVudHNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uIk0KFFJlZmxlY3RNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSJDChVSZWZsZWN0TWVtb3J5UmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJTChVFeHBvcnRNZW1vcmllc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIXCg9pbmNsdWRlX3ZlY3RvcnMYAyABKAgiRAoWRXhwb3J0TWVtb3JpZXNSZXNwb25zZRINCgVsaW5lcxgBIAEoDBIMCgRkb25lGAIgASgDEg0KBXRvdGFsGAMgASgDIl0KFUltcG9ydE1lbW9yaWVzUmVxdWVzdBIoCgRvcGVuGAEgASgLMhgubWVtc3RyZWFtLnYxLkltcG9ydE9wZW5IABIPCgVsaW5lcxgCIAEoDEgAQgkKB21lc3NhZ2UiWgoKSW1wb3J0T3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSFQoNdmFsaWRhdGVfb25seRgEIAEoCCJEChZJbXBvcnRNZW1vcmllc1Jlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24ysxEKDU1lbW9yeVNlcnZpY2USVQoMQ3JlYXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuQ3JlYXRlTWVtb3J5UmVzcG9uc2USTAoJR2V0TWVtb3J5Eh4ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlcXVlc3QaHy5tZW1zdHJlYW0udjEuR2V0TWVtb3J5UmVzcG9uc2USVQoMTGlzdE1lbW9yaWVzEiEubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1JlcXVlc3QaIi5tZW1zdHJlYW0udjEuTGlzdE1lbW9yaWVzUmVzcG9uc2USVQoMVXBkYXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuVXBkYXRlTWVtb3J5UmVzcG9uc2USUgoLQ2xvbmVNZW1vcnkSIC5tZW1zdHJlYW0udjEuQ2xvbmVNZW1vcnlSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVzcG9uc2USUgoLQ2xlYXJNZW1vcnkSIC5tZW1zdHJlYW0udjEuQ2xlYXJNZW1vcnlSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVzcG9uc2USVQoMRGVsZXRlTWVtb3J5EiEubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlcXVlc3QaIi5tZW1zdHJlYW0udjEuRGVsZXRlTWVtb3J5UmVzcG9uc2USWwoOTGlzdE5hbWVzcGFjZXMSIy5tZW1zdHJlYW0udjEuTGlzdE5hbWVzcGFjZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVzcG9uc2USWwoOR2V0TWVtb3J5U3RhdHMSIy5tZW1zdHJlYW0udjEuR2V0TWVtb3J5U3RhdHNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVzcG9uc2USUgoLR2V0RnJhZ21lbnQSIC5tZW1zdHJlYW0udjEuR2V0RnJhZ21lbnRSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVzcG9uc2USWAoNTGlzdEZyYWdtZW50cxIiLm1lbXN0cmVhbS52MS5MaXN0RnJhZ21lbnRzUmVxdWVzdBojLm1lbXN0cmVhbS52MS5MaXN0RnJhZ21lbnRzUmVzcG9uc2USUgoLUHV0RnJhZ21lbnQSIC5tZW1zdHJlYW0udjEuUHV0RnJhZ21lbnRSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVzcG9uc2USWwoOVXBkYXRlRnJhZ21lbnQSIy5tZW1zdHJlYW0udjEuVXBkYXRlRnJhZ21lbnRSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVzcG9uc2USXgoPRm9yZ2V0RnJhZ21lbnRzEiQubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1JlcXVlc3QaJS5tZW1zdHJlYW0udjEuRm9yZ2V0RnJhZ21lbnRzUmVzcG9uc2USYQoQUmVzdG9yZUZyYWdtZW50cxIlLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRzUmVxdWVzdBomLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRzUmVzcG9uc2USZwoSU3VwZXJzZWRlRnJhZ21lbnRzEicubWVtc3RyZWFtLnYxLlN1cGVyc2VkZUZyYWdtZW50c1JlcXVlc3QaKC5tZW1zdHJlYW0udjEuU3VwZXJzZWRlRnJhZ21lbnRzUmVzcG9uc2USWAoNTGlzdENvbmZsaWN0cxIiLm1lbXN0cmVhbS52MS5MaXN0Q29uZmxpY3RzUmVxdWVzdBojLm1lbXN0cmVhbS52MS5MaXN0Q29uZmxpY3RzUmVzcG9uc2USXgoPUmVzb2x2ZUNvbmZsaWN0EiQubWVtc3RyZWFtLnYxLlJlc29sdmVDb25mbGljdFJlcXVlc3QaJS5tZW1zdHJlYW0udjEuUmVzb2x2ZUNvbmZsaWN0UmVzcG9uc2USZwoSR2V0RnJhZ21lbnRIaXN0b3J5EicubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50SGlzdG9yeVJlcXVlc3QaKC5tZW1zdHJlYW0udjEuR2V0RnJhZ21lbnRIaXN0b3J5UmVzcG9uc2UScwoWUmVzdG9yZUZyYWdtZW50VmVyc2lvbhIrLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRWZXJzaW9uUmVxdWVzdBosLm1lbXN0cmVhbS52MS5SZXN0b3JlRnJhZ21lbnRWZXJzaW9uUmVzcG9uc2USWwoORXJhc2VGcmFnbWVudHMSIy5tZW1zdHJlYW0udjEuRXJhc2VGcmFnbWVudHNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USWAoNUmVmbGVjdE1lbW9yeRIiLm1lbXN0cmVhbS52MS5SZWZsZWN0TWVtb3J5UmVxdWVzdBojLm1lbXN0cmVhbS52MS5SZWZsZWN0TWVtb3J5UmVzcG9uc2USXQoORXhwb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuRXhwb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVzcG9uc2UwARJdCg5JbXBvcnRNZW1vcmllcxIjLm1lbXN0cmVhbS52MS5JbXBvcnRNZW1vcmllc1JlcXVlc3QaJC5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXNwb25zZSgBQlMKEGRldi5tZW1zdHJlYW0udjFCEk1lbW9yeVNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_field_mask, file_google_protobuf_timestamp, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvbWVtb3J5X3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKaAgoTQ3JlYXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiYKBGtpbmQYAyABKA4yGC5tZW1zdHJlYW0udjEuTWVtb3J5S2luZBIkCgZwb2xpY3kYBCABKAsyFC5tZW1zdHJlYW0udjEuUG9saWN5Ej0KBmxhYmVscxgFIAMoCzItLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0LkxhYmVsc0VudHJ5EhAKCGV4aXN0X29rGAYgASgIEhIKCnJlcXVlc3RfaWQYByABKAkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJNChRDcmVhdGVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Eg8KB2NyZWF0ZWQYAiABKAgiNQoQR2V0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJIjkKEUdldE1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkiZAoTTGlzdE1lbW9yaWVzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkSEwoLbmFtZV9wcmVmaXgYBCABKAkiVwoUTGlzdE1lbW9yaWVzUmVzcG9uc2USJgoIbWVtb3JpZXMYASADKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSKAAQoTVXBkYXRlTWVtb3J5UmVxdWVzdBIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Ei8KC3VwZGF0ZV9tYXNrGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLkZpZWxkTWFzaxISCgpyZXF1ZXN0X2lkGAMgASgJIjwKFFVwZGF0ZU1lbW9yeVJlc3BvbnNlEiQKBm1lbW9yeRgBIAEoCzIULm1lbXN0cmVhbS52MS5NZW1vcnkidgoSQ2xvbmVNZW1vcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEgoKbmV3X21lbW9yeRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJEhUKDW5ld19uYW1lc3BhY2UYBSABKAkiOwoTQ2xvbmVNZW1vcnlSZXNwb25zZRIkCgZtZW1vcnkYASABKAsyFC5tZW1zdHJlYW0udjEuTWVtb3J5Im4KEkNsZWFyTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiEKBXRpZXJzGAMgAygOMhIubWVtc3RyZWFtLnYxLlRpZXISEgoKcmVxdWVzdF9pZBgEIAEoCSI4ChNDbGVhck1lbW9yeVJlc3BvbnNlEg8KB2NsZWFyZWQYASABKAMSEAoIcmV2aXNpb24YAiABKAMiWgoTRGVsZXRlTWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkSDAoEZXRhZxgEIAEoCSIWChREZWxldGVNZW1vcnlSZXNwb25zZSI+ChVMaXN0TmFtZXNwYWNlc1JlcXVlc3QSEQoJcGFnZV9zaXplGAEgASgFEhIKCnBhZ2VfdG9rZW4YAiABKAkiXgoWTGlzdE5hbWVzcGFjZXNSZXNwb25zZRIrCgpuYW1lc3BhY2VzGAEgAygLMhcubWVtc3RyZWFtLnYxLk5hbWVzcGFjZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiKwoJTmFtZXNwYWNlEgwKBG5hbWUYASABKAkSEAoIbWVtb3JpZXMYAiABKAMiOgoVR2V0TWVtb3J5U3RhdHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkiQgoWR2V0TWVtb3J5U3RhdHNSZXNwb25zZRIoCgVzdGF0cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5NZW1vcnlTdGF0cyK4AQoSR2V0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAUIFCgNrZXlCBwoFYXNfb2YiUQoTR2V0RnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyKaAgoUTGlzdEZyYWdtZW50c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIsCgZmaWx0ZXIYAyABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEQoJZm9yZ290dGVuGAQgASgIEhEKCXBhZ2Vfc2l6ZRgFIAEoBRISCgpwYWdlX3Rva2VuGAYgASgJEiIKBXRydXRoGBYgASgOMhMubWVtc3RyZWFtLnYxLlRydXRoEjAKCmFzX29mX3RpbWUYFCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAASGAoOYXNfb2ZfcmV2aXNpb24YFSABKANIAEIHCgVhc19vZiKBAQoVTGlzdEZyYWdtZW50c1Jlc3BvbnNlEikKCWZyYWdtZW50cxgBIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkSEAoIcmV2aXNpb24YAyABKAMSEgoKbWVtb3J5X3VpZBgEIAEoCSKJAQoSUHV0RnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSLgoLb2JzZXJ2YXRpb24YAyABKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24SEgoKcmVxdWVzdF9pZBgEIAEoCRIMCgRldGFnGAUgASgJImIKE1B1dEZyYWdtZW50UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDwoHY3JlYXRlZBgCIAEoCBIQCghyZXZpc2lvbhgDIAEoAyKpAQoVVXBkYXRlRnJhZ21lbnRSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSKAoIZnJhZ21lbnQYAyABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoLdXBkYXRlX21hc2sYBCABKAsyGi5nb29nbGUucHJvdG9idWYuRmllbGRNYXNrEhIKCnJlcXVlc3RfaWQYBSABKAkiVAoWVXBkYXRlRnJhZ21lbnRSZXNwb25zZRIoCghmcmFnbWVudBgBIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIQCghyZXZpc2lvbhgCIAEoAyJqChlHZXRGcmFnbWVudEhpc3RvcnlSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDAoCaWQYAyABKAlIABIVCgtleHRlcm5hbF9pZBgEIAEoCUgAQgUKA2tleSKJAQoaR2V0RnJhZ21lbnRIaXN0b3J5UmVzcG9uc2USKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSLwoIdmVyc2lvbnMYAiADKAsyHS5tZW1zdHJlYW0udjEuRnJhZ21lbnRWZXJzaW9uEhAKCHJldmlzaW9uGAMgASgDIr8BCg9GcmFnbWVudFZlcnNpb24SDwoHdmVyc2lvbhgBIAEoAxIoCghmcmFnbWVudBgCIAEoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudBIwCgxyZXBsYWNlX3RpbWUYAyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiwKC3JlcGxhY2VkX2J5GAQgASgOMhcubWVtc3RyZWFtLnYxLkV2ZW50VHlwZRIRCglwcmluY2lwYWwYBSABKAkigQEKHVJlc3RvcmVGcmFnbWVudFZlcnNpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCgoCaWQYAyABKAkSDwoHdmVyc2lvbhgEIAEoAxIMCgRldGFnGAUgASgJEhIKCnJlcXVlc3RfaWQYBiABKAkiXAoeUmVzdG9yZUZyYWdtZW50VmVyc2lvblJlc3BvbnNlEigKCGZyYWdtZW50GAEgASgLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50EhAKCHJldmlzaW9uGAIgASgDImUKGUxpc3RSZWNhbGxSZWNlaXB0c1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIRCglwYWdlX3NpemUYAyABKAUSEgoKcGFnZV90b2tlbhgEIAEoCSJkChpMaXN0UmVjYWxsUmVjZWlwdHNSZXNwb25zZRItCghyZWNlaXB0cxgBIAMoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxSZWNlaXB0EhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSLWAgoNUmVjYWxsUmVjZWlwdBIKCgJpZBgBIAEoCRIvCgtjcmVhdGVfdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKAoFcXVlcnkYAyABKAsyGS5tZW1zdHJlYW0udjEuUmVjYWxsUXVlcnkSJAoGcG9saWN5GAQgASgLMhQubWVtc3RyZWFtLnYxLlBvbGljeRIQCghyZXZpc2lvbhgFIAEoAxIPCgdmb3JtdWxhGAYgASgJEhcKD2VtYmVkZGluZ19tb2RlbBgHIAEoCRItCgdyYW5raW5nGAggAygLMhwubWVtc3RyZWFtLnYxLlJhbmtlZEZyYWdtZW50EhEKCXByaW5jaXBhbBgJIAEoCRIQCghkZWdyYWRlZBgKIAEoCRISCgplcmFzZWRfaWRzGAsgAygJEhQKDHF1ZXJ5X2VyYXNlZBgMIAEoCCJvCg5SYW5rZWRGcmFnbWVudBITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzY29yZRgCIAEoARIRCglyZWxldmFuY2UYAyABKAESJgoFcGFydHMYBCADKAsyFy5tZW1zdHJlYW0udjEuU2NvcmVQYXJ0IkwKE1JlcGxheVJlY2FsbFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZWNlaXB0X2lkGAMgASgJIuIBChRSZXBsYXlSZWNhbGxSZXNwb25zZRIsCgdyZWNlaXB0GAEgASgLMhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlY2VpcHQSMQoNcmVjb2xsZWN0aW9ucxgCIAMoCzIaLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb24SJgoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lEgwKBHNhbWUYBCABKAgSMwoLZGlmZmVyZW5jZXMYBSADKAsyHi5tZW1zdHJlYW0udjEuUmVwbGF5RGlmZmVyZW5jZSJ8ChBSZXBsYXlEaWZmZXJlbmNlEjAKBHR5cGUYASABKA4yIi5tZW1zdHJlYW0udjEuUmVwbGF5RGlmZmVyZW5jZVR5cGUSEwoLZnJhZ21lbnRfaWQYAiABKAkSEAoIcmVjb3JkZWQYAyABKAkSDwoHcHJlc2VudBgEIAEoCSKKAQoWRm9yZ2V0RnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIsCgZmaWx0ZXIYBCABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISEgoKcmVxdWVzdF9pZBgFIAEoCSI+ChdGb3JnZXRGcmFnbWVudHNSZXNwb25zZRIRCglmb3Jnb3R0ZW4YASABKAMSEAoIcmV2aXNpb24YAiABKAMiiwEKF1Jlc3RvcmVGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIj4KGFJlc3RvcmVGcmFnbWVudHNSZXNwb25zZRIQCghyZXN0b3JlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyKvAQoZU3VwZXJzZWRlRnJhZ21lbnRzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEgsKA2lkcxgDIAMoCRIUCgxleHRlcm5hbF9pZHMYBCADKAkSEgoIbmV3ZXJfaWQYBSABKAlIABIbChFuZXdlcl9leHRlcm5hbF9pZBgGIAEoCUgAEhIKCnJlcXVlc3RfaWQYByABKAlCBwoFbmV3ZXIiQgoaU3VwZXJzZWRlRnJhZ21lbnRzUmVzcG9uc2USEgoKc3VwZXJzZWRlZBgBIAEoAxIQCghyZXZpc2lvbhgCIAEoAyJxChRMaXN0Q29uZmxpY3RzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB2RlY2lkZWQYAyABKAgSEQoJcGFnZV9zaXplGAQgASgFEhIKCnBhZ2VfdG9rZW4YBSABKAkiYQoVTGlzdENvbmZsaWN0c1Jlc3BvbnNlEi8KCWNvbmZsaWN0cxgBIAMoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiswEKFlJlc29sdmVDb25mbGljdFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghuZXdlcl9pZBgDIAEoCRIQCghvbGRlcl9pZBgEIAEoCRIwCghkZWNpc2lvbhgFIAEoDjIeLm1lbXN0cmVhbS52MS5Db25mbGljdERlY2lzaW9uEgwKBG5vdGUYBiABKAkSEgoKcmVxdWVzdF9pZBgHIAEoCSJbChdSZXNvbHZlQ29uZmxpY3RSZXNwb25zZRIuCghjb25mbGljdBgBIAEoCzIcLm1lbXN0cmVhbS52MS5Db25mbGljdFJlY29yZBIQCghyZXZpc2lvbhgCIAEoAyKJAQoVRXJhc2VGcmFnbWVudHNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSCwoDaWRzGAMgAygJEiwKBmZpbHRlchgEIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchISCgpyZXF1ZXN0X2lkGAUgASgJIkQKFkVyYXNlRnJhZ21lbnRzUmVzcG9uc2USKgoJb3BlcmF0aW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLk9wZXJhdGlvbiJNChRSZWZsZWN0TWVtb3J5UmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiQwoVUmVmbGVjdE1lbW9yeVJlc3BvbnNlEioKCW9wZXJhdGlvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5PcGVyYXRpb24iUwoVRXhwb3J0TWVtb3JpZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSFwoPaW5jbHVkZV92ZWN0b3JzGAMgASgIIkQKFkV4cG9ydE1lbW9yaWVzUmVzcG9uc2USDQoFbGluZXMYASABKAwSDAoEZG9uZRgCIAEoAxINCgV0b3RhbBgDIAEoAyJdChVJbXBvcnRNZW1vcmllc1JlcXVlc3QSKAoEb3BlbhgBIAEoCzIYLm1lbXN0cmVhbS52MS5JbXBvcnRPcGVuSAASDwoFbGluZXMYAiABKAxIAEIJCgdtZXNzYWdlIloKCkltcG9ydE9wZW4SEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJEhUKDXZhbGlkYXRlX29ubHkYBCABKAgiRAoWSW1wb3J0TWVtb3JpZXNSZXNwb25zZRIqCglvcGVyYXRpb24YASABKAsyFy5tZW1zdHJlYW0udjEuT3BlcmF0aW9uKtEDChRSZXBsYXlEaWZmZXJlbmNlVHlwZRImCiJSRVBMQVlfRElGRkVSRU5DRV9UWVBFX1VOU1BFQ0lGSUVEEAASKgomUkVQTEFZX0RJRkZFUkVOQ0VfVFlQRV9GUkFHTUVOVF9FUkFTRUQQARIrCidSRVBMQVlfRElGRkVSRU5DRV9UWVBFX0ZSQUdNRU5UX1JFTU9WRUQQAhIrCidSRVBMQVlfRElGRkVSRU5DRV9UWVBFX1ZFUlNJT05fTk9UX0tFUFQQAxInCiNSRVBMQVlfRElGRkVSRU5DRV9UWVBFX1FVRVJZX0VSQVNFRBAEEiIKHlJFUExBWV9ESUZGRVJFTkNFX1RZUEVfRk9STVVMQRAFEioKJlJFUExBWV9ESUZGRVJFTkNFX1RZUEVfRU1CRURESU5HX01PREVMEAYSIwofUkVQTEFZX0RJRkZFUkVOQ0VfVFlQRV9MQU5HVUFHRRAHEiMKH1JFUExBWV9ESUZGRVJFTkNFX1RZUEVfREVHUkFERUQQCBIgChxSRVBMQVlfRElGRkVSRU5DRV9UWVBFX0lOREVYEAkSJgoiUkVQTEFZX0RJRkZFUkVOQ0VfVFlQRV9VTkVYUExBSU5FRBAKMvMSCg1NZW1vcnlTZXJ2aWNlElUKDENyZWF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5DcmVhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNyZWF0ZU1lbW9yeVJlc3BvbnNlEkwKCUdldE1lbW9yeRIeLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkdldE1lbW9yeVJlc3BvbnNlElUKDExpc3RNZW1vcmllcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVtb3JpZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZW1vcmllc1Jlc3BvbnNlElUKDFVwZGF0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5VcGRhdGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlVwZGF0ZU1lbW9yeVJlc3BvbnNlElIKC0Nsb25lTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsb25lTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbG9uZU1lbW9yeVJlc3BvbnNlElIKC0NsZWFyTWVtb3J5EiAubWVtc3RyZWFtLnYxLkNsZWFyTWVtb3J5UmVxdWVzdBohLm1lbXN0cmVhbS52MS5DbGVhck1lbW9yeVJlc3BvbnNlElUKDERlbGV0ZU1lbW9yeRIhLm1lbXN0cmVhbS52MS5EZWxldGVNZW1vcnlSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkRlbGV0ZU1lbW9yeVJlc3BvbnNlElsKDkxpc3ROYW1lc3BhY2VzEiMubWVtc3RyZWFtLnYxLkxpc3ROYW1lc3BhY2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5MaXN0TmFtZXNwYWNlc1Jlc3BvbnNlElsKDkdldE1lbW9yeVN0YXRzEiMubWVtc3RyZWFtLnYxLkdldE1lbW9yeVN0YXRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRNZW1vcnlTdGF0c1Jlc3BvbnNlElIKC0dldEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudFJlc3BvbnNlElgKDUxpc3RGcmFnbWVudHMSIi5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdEZyYWdtZW50c1Jlc3BvbnNlElIKC1B1dEZyYWdtZW50EiAubWVtc3RyZWFtLnYxLlB1dEZyYWdtZW50UmVxdWVzdBohLm1lbXN0cmVhbS52MS5QdXRGcmFnbWVudFJlc3BvbnNlElsKDlVwZGF0ZUZyYWdtZW50EiMubWVtc3RyZWFtLnYxLlVwZGF0ZUZyYWdtZW50UmVxdWVzdBokLm1lbXN0cmVhbS52MS5VcGRhdGVGcmFnbWVudFJlc3BvbnNlEl4KD0ZvcmdldEZyYWdtZW50cxIkLm1lbXN0cmVhbS52MS5Gb3JnZXRGcmFnbWVudHNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkZvcmdldEZyYWdtZW50c1Jlc3BvbnNlEmEKEFJlc3RvcmVGcmFnbWVudHMSJS5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1JlcXVlc3QaJi5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50c1Jlc3BvbnNlEmcKElN1cGVyc2VkZUZyYWdtZW50cxInLm1lbXN0cmVhbS52MS5TdXBlcnNlZGVGcmFnbWVudHNSZXF1ZXN0GigubWVtc3RyZWFtLnYxLlN1cGVyc2VkZUZyYWdtZW50c1Jlc3BvbnNlElgKDUxpc3RDb25mbGljdHMSIi5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuTGlzdENvbmZsaWN0c1Jlc3BvbnNlEl4KD1Jlc29sdmVDb25mbGljdBIkLm1lbXN0cmVhbS52MS5SZXNvbHZlQ29uZmxpY3RSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLlJlc29sdmVDb25mbGljdFJlc3BvbnNlEmcKEkdldEZyYWdtZW50SGlzdG9yeRInLm1lbXN0cmVhbS52MS5HZXRGcmFnbWVudEhpc3RvcnlSZXF1ZXN0GigubWVtc3RyZWFtLnYxLkdldEZyYWdtZW50SGlzdG9yeVJlc3BvbnNlEnMKFlJlc3RvcmVGcmFnbWVudFZlcnNpb24SKy5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50VmVyc2lvblJlcXVlc3QaLC5tZW1zdHJlYW0udjEuUmVzdG9yZUZyYWdtZW50VmVyc2lvblJlc3BvbnNlEmcKEkxpc3RSZWNhbGxSZWNlaXB0cxInLm1lbXN0cmVhbS52MS5MaXN0UmVjYWxsUmVjZWlwdHNSZXF1ZXN0GigubWVtc3RyZWFtLnYxLkxpc3RSZWNhbGxSZWNlaXB0c1Jlc3BvbnNlElUKDFJlcGxheVJlY2FsbBIhLm1lbXN0cmVhbS52MS5SZXBsYXlSZWNhbGxSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLlJlcGxheVJlY2FsbFJlc3BvbnNlElsKDkVyYXNlRnJhZ21lbnRzEiMubWVtc3RyZWFtLnYxLkVyYXNlRnJhZ21lbnRzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FcmFzZUZyYWdtZW50c1Jlc3BvbnNlElgKDVJlZmxlY3RNZW1vcnkSIi5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuUmVmbGVjdE1lbW9yeVJlc3BvbnNlEl0KDkV4cG9ydE1lbW9yaWVzEiMubWVtc3RyZWFtLnYxLkV4cG9ydE1lbW9yaWVzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5FeHBvcnRNZW1vcmllc1Jlc3BvbnNlMAESXQoOSW1wb3J0TWVtb3JpZXMSIy5tZW1zdHJlYW0udjEuSW1wb3J0TWVtb3JpZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkltcG9ydE1lbW9yaWVzUmVzcG9uc2UoAUJTChBkZXYubWVtc3RyZWFtLnYxQhJNZW1vcnlTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_field_mask, file_google_protobuf_timestamp, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_memory, file_memstream_v1_operation, file_memstream_v1_stream_service]);
 
 /**
  * Creates a memory.
@@ -1241,6 +1243,345 @@ export const RestoreFragmentVersionResponseSchema: GenMessage<RestoreFragmentVer
   messageDesc(file_memstream_v1_memory_service, 31);
 
 /**
+ * Lists receipts of recalls.
+ *
+ * @generated from message memstream.v1.ListRecallReceiptsRequest
+ */
+export type ListRecallReceiptsRequest = Message<"memstream.v1.ListRecallReceiptsRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message.
+   *
+   * @generated from field: int32 page_size = 3;
+   */
+  pageSize: number;
+
+  /**
+   * From the previous answer; empty for the first page.
+   *
+   * @generated from field: string page_token = 4;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListRecallReceiptsRequest.
+ * Use `create(ListRecallReceiptsRequestSchema)` to create a new message.
+ */
+export const ListRecallReceiptsRequestSchema: GenMessage<ListRecallReceiptsRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 32);
+
+/**
+ * A page of receipts, the latest first.
+ *
+ * @generated from message memstream.v1.ListRecallReceiptsResponse
+ */
+export type ListRecallReceiptsResponse = Message<"memstream.v1.ListRecallReceiptsResponse"> & {
+  /**
+   * The receipts.
+   *
+   * @generated from field: repeated memstream.v1.RecallReceipt receipts = 1;
+   */
+  receipts: RecallReceipt[];
+
+  /**
+   * Empty on the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListRecallReceiptsResponse.
+ * Use `create(ListRecallReceiptsResponseSchema)` to create a new message.
+ */
+export const ListRecallReceiptsResponseSchema: GenMessage<ListRecallReceiptsResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 33);
+
+/**
+ * What is kept of a recall. It has no content of fragments.
+ *
+ * @generated from message memstream.v1.RecallReceipt
+ */
+export type RecallReceipt = Message<"memstream.v1.RecallReceipt"> & {
+  /**
+   * Its id.
+   *
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * When the recall ranked.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time = 2;
+   */
+  createTime?: Timestamp | undefined;
+
+  /**
+   * The query as the client sent it. Unset if it was erased (`query_erased`).
+   *
+   * @generated from field: memstream.v1.RecallQuery query = 3;
+   */
+  query?: RecallQuery | undefined;
+
+  /**
+   * The complete policy that was used.
+   *
+   * @generated from field: memstream.v1.Policy policy = 4;
+   */
+  policy?: Policy | undefined;
+
+  /**
+   * The revision that was ranked.
+   *
+   * @generated from field: int64 revision = 5;
+   */
+  revision: bigint;
+
+  /**
+   * Version of the formula, for instance "absolute/4".
+   *
+   * @generated from field: string formula = 6;
+   */
+  formula: string;
+
+  /**
+   * The embedding model whose vectors were compared.
+   *
+   * @generated from field: string embedding_model = 7;
+   */
+  embeddingModel: string;
+
+  /**
+   * The recollections, best first.
+   *
+   * @generated from field: repeated memstream.v1.RankedFragment ranking = 8;
+   */
+  ranking: RankedFragment[];
+
+  /**
+   * Who recalled: the principal of the call, "key:NAME" for instance. Empty on a server without authentication.
+   *
+   * @generated from field: string principal = 9;
+   */
+  principal: string;
+
+  /**
+   * `RecallDone.degraded` of the answer.
+   *
+   * @generated from field: string degraded = 10;
+   */
+  degraded: string;
+
+  /**
+   * Fragments of the ranking whose content, or words in it, left for good since: erased, also past the grace period, or
+   * cleared.
+   *
+   * @generated from field: repeated string erased_ids = 11;
+   */
+  erasedIds: string[];
+
+  /**
+   * The query was erased: it ranked such a fragment, or shared a word with one.
+   *
+   * @generated from field: bool query_erased = 12;
+   */
+  queryErased: boolean;
+};
+
+/**
+ * Describes the message memstream.v1.RecallReceipt.
+ * Use `create(RecallReceiptSchema)` to create a new message.
+ */
+export const RecallReceiptSchema: GenMessage<RecallReceipt> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 34);
+
+/**
+ * A recollection in a receipt.
+ *
+ * @generated from message memstream.v1.RankedFragment
+ */
+export type RankedFragment = Message<"memstream.v1.RankedFragment"> & {
+  /**
+   * The fragment.
+   *
+   * @generated from field: string fragment_id = 1;
+   */
+  fragmentId: string;
+
+  /**
+   * Its score.
+   *
+   * @generated from field: double score = 2;
+   */
+  score: number;
+
+  /**
+   * Its relevance.
+   *
+   * @generated from field: double relevance = 3;
+   */
+  relevance: number;
+
+  /**
+   * The parts of the score, without details.
+   *
+   * @generated from field: repeated memstream.v1.ScorePart parts = 4;
+   */
+  parts: ScorePart[];
+};
+
+/**
+ * Describes the message memstream.v1.RankedFragment.
+ * Use `create(RankedFragmentSchema)` to create a new message.
+ */
+export const RankedFragmentSchema: GenMessage<RankedFragment> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 35);
+
+/**
+ * Names a receipt.
+ *
+ * @generated from message memstream.v1.ReplayRecallRequest
+ */
+export type ReplayRecallRequest = Message<"memstream.v1.ReplayRecallRequest"> & {
+  /**
+   * The memory's namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The memory.
+   *
+   * @generated from field: string memory = 2;
+   */
+  memory: string;
+
+  /**
+   * The receipt, by `RecallReceipt.id`. NOT_FOUND if the memory has no such receipt.
+   *
+   * @generated from field: string receipt_id = 3;
+   */
+  receiptId: string;
+};
+
+/**
+ * Describes the message memstream.v1.ReplayRecallRequest.
+ * Use `create(ReplayRecallRequestSchema)` to create a new message.
+ */
+export const ReplayRecallRequestSchema: GenMessage<ReplayRecallRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 36);
+
+/**
+ * The ranking as of the receipt. OUT_OF_RANGE, with the oldest revision, if the events of its revision are pruned.
+ *
+ * @generated from message memstream.v1.ReplayRecallResponse
+ */
+export type ReplayRecallResponse = Message<"memstream.v1.ReplayRecallResponse"> & {
+  /**
+   * The receipt.
+   *
+   * @generated from field: memstream.v1.RecallReceipt receipt = 1;
+   */
+  receipt?: RecallReceipt | undefined;
+
+  /**
+   * The ranking now, best first, with the content as it was and explanations. Empty if the query was erased.
+   *
+   * @generated from field: repeated memstream.v1.Recollection recollections = 2;
+   */
+  recollections: Recollection[];
+
+  /**
+   * The end of that answer.
+   *
+   * @generated from field: memstream.v1.RecallDone done = 3;
+   */
+  done?: RecallDone | undefined;
+
+  /**
+   * Whether ids, scores, relevances and parts equal those of the receipt, to the last bit.
+   *
+   * @generated from field: bool same = 4;
+   */
+  same: boolean;
+
+  /**
+   * What prevents the same ranking, or may: evidence that is gone, and what the server computes otherwise now. If `same`
+   * is set, what is listed had no effect.
+   *
+   * @generated from field: repeated memstream.v1.ReplayDifference differences = 5;
+   */
+  differences: ReplayDifference[];
+};
+
+/**
+ * Describes the message memstream.v1.ReplayRecallResponse.
+ * Use `create(ReplayRecallResponseSchema)` to create a new message.
+ */
+export const ReplayRecallResponseSchema: GenMessage<ReplayRecallResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 37);
+
+/**
+ * One difference.
+ *
+ * @generated from message memstream.v1.ReplayDifference
+ */
+export type ReplayDifference = Message<"memstream.v1.ReplayDifference"> & {
+  /**
+   * What differs.
+   *
+   * @generated from field: memstream.v1.ReplayDifferenceType type = 1;
+   */
+  type: ReplayDifferenceType;
+
+  /**
+   * For the types of fragments. At most 1,000 are named: first those of the ranking, then others that were there, whose
+   * words count in the scores.
+   *
+   * @generated from field: string fragment_id = 2;
+   */
+  fragmentId: string;
+
+  /**
+   * For the other types, where it applies: the value in the receipt,
+   *
+   * @generated from field: string recorded = 3;
+   */
+  recorded: string;
+
+  /**
+   * and the one of the replay.
+   *
+   * @generated from field: string present = 4;
+   */
+  present: string;
+};
+
+/**
+ * Describes the message memstream.v1.ReplayDifference.
+ * Use `create(ReplayDifferenceSchema)` to create a new message.
+ */
+export const ReplayDifferenceSchema: GenMessage<ReplayDifference> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_memory_service, 38);
+
+/**
  * Forgets fragments.
  *
  * @generated from message memstream.v1.ForgetFragmentsRequest
@@ -1287,7 +1628,7 @@ export type ForgetFragmentsRequest = Message<"memstream.v1.ForgetFragmentsReques
  * Use `create(ForgetFragmentsRequestSchema)` to create a new message.
  */
 export const ForgetFragmentsRequestSchema: GenMessage<ForgetFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 32);
+  messageDesc(file_memstream_v1_memory_service, 39);
 
 /**
  * The fragments are forgotten.
@@ -1315,7 +1656,7 @@ export type ForgetFragmentsResponse = Message<"memstream.v1.ForgetFragmentsRespo
  * Use `create(ForgetFragmentsResponseSchema)` to create a new message.
  */
 export const ForgetFragmentsResponseSchema: GenMessage<ForgetFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 33);
+  messageDesc(file_memstream_v1_memory_service, 40);
 
 /**
  * Restores fragments.
@@ -1364,7 +1705,7 @@ export type RestoreFragmentsRequest = Message<"memstream.v1.RestoreFragmentsRequ
  * Use `create(RestoreFragmentsRequestSchema)` to create a new message.
  */
 export const RestoreFragmentsRequestSchema: GenMessage<RestoreFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 34);
+  messageDesc(file_memstream_v1_memory_service, 41);
 
 /**
  * The fragments are restored to their former tier if it has room, else to long-term. In a kind without long-term they
@@ -1393,7 +1734,7 @@ export type RestoreFragmentsResponse = Message<"memstream.v1.RestoreFragmentsRes
  * Use `create(RestoreFragmentsResponseSchema)` to create a new message.
  */
 export const RestoreFragmentsResponseSchema: GenMessage<RestoreFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 35);
+  messageDesc(file_memstream_v1_memory_service, 42);
 
 /**
  * Supersedes fragments.
@@ -1465,7 +1806,7 @@ export type SupersedeFragmentsRequest = Message<"memstream.v1.SupersedeFragments
  * Use `create(SupersedeFragmentsRequestSchema)` to create a new message.
  */
 export const SupersedeFragmentsRequestSchema: GenMessage<SupersedeFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 36);
+  messageDesc(file_memstream_v1_memory_service, 43);
 
 /**
  * The fragments are superseded. If one of them, or the newer one, is not in the memory, the call fails with
@@ -1494,7 +1835,7 @@ export type SupersedeFragmentsResponse = Message<"memstream.v1.SupersedeFragment
  * Use `create(SupersedeFragmentsResponseSchema)` to create a new message.
  */
 export const SupersedeFragmentsResponseSchema: GenMessage<SupersedeFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 37);
+  messageDesc(file_memstream_v1_memory_service, 44);
 
 /**
  * Lists suspicions, by age of the newer fragment.
@@ -1543,7 +1884,7 @@ export type ListConflictsRequest = Message<"memstream.v1.ListConflictsRequest"> 
  * Use `create(ListConflictsRequestSchema)` to create a new message.
  */
 export const ListConflictsRequestSchema: GenMessage<ListConflictsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 38);
+  messageDesc(file_memstream_v1_memory_service, 45);
 
 /**
  * A page of suspicions.
@@ -1571,7 +1912,7 @@ export type ListConflictsResponse = Message<"memstream.v1.ListConflictsResponse"
  * Use `create(ListConflictsResponseSchema)` to create a new message.
  */
 export const ListConflictsResponseSchema: GenMessage<ListConflictsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 39);
+  messageDesc(file_memstream_v1_memory_service, 46);
 
 /**
  * Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
@@ -1635,7 +1976,7 @@ export type ResolveConflictRequest = Message<"memstream.v1.ResolveConflictReques
  * Use `create(ResolveConflictRequestSchema)` to create a new message.
  */
 export const ResolveConflictRequestSchema: GenMessage<ResolveConflictRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 40);
+  messageDesc(file_memstream_v1_memory_service, 47);
 
 /**
  * The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
@@ -1663,7 +2004,7 @@ export type ResolveConflictResponse = Message<"memstream.v1.ResolveConflictRespo
  * Use `create(ResolveConflictResponseSchema)` to create a new message.
  */
 export const ResolveConflictResponseSchema: GenMessage<ResolveConflictResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 41);
+  messageDesc(file_memstream_v1_memory_service, 48);
 
 /**
  * Erases fragments.
@@ -1712,7 +2053,7 @@ export type EraseFragmentsRequest = Message<"memstream.v1.EraseFragmentsRequest"
  * Use `create(EraseFragmentsRequestSchema)` to create a new message.
  */
 export const EraseFragmentsRequestSchema: GenMessage<EraseFragmentsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 42);
+  messageDesc(file_memstream_v1_memory_service, 49);
 
 /**
  * The operation started.
@@ -1733,7 +2074,7 @@ export type EraseFragmentsResponse = Message<"memstream.v1.EraseFragmentsRespons
  * Use `create(EraseFragmentsResponseSchema)` to create a new message.
  */
 export const EraseFragmentsResponseSchema: GenMessage<EraseFragmentsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 43);
+  messageDesc(file_memstream_v1_memory_service, 50);
 
 /**
  * Starts a reflection.
@@ -1768,7 +2109,7 @@ export type ReflectMemoryRequest = Message<"memstream.v1.ReflectMemoryRequest"> 
  * Use `create(ReflectMemoryRequestSchema)` to create a new message.
  */
 export const ReflectMemoryRequestSchema: GenMessage<ReflectMemoryRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 44);
+  messageDesc(file_memstream_v1_memory_service, 51);
 
 /**
  * The operation started.
@@ -1789,7 +2130,7 @@ export type ReflectMemoryResponse = Message<"memstream.v1.ReflectMemoryResponse"
  * Use `create(ReflectMemoryResponseSchema)` to create a new message.
  */
 export const ReflectMemoryResponseSchema: GenMessage<ReflectMemoryResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 45);
+  messageDesc(file_memstream_v1_memory_service, 52);
 
 /**
  * Starts an export.
@@ -1824,7 +2165,7 @@ export type ExportMemoriesRequest = Message<"memstream.v1.ExportMemoriesRequest"
  * Use `create(ExportMemoriesRequestSchema)` to create a new message.
  */
 export const ExportMemoriesRequestSchema: GenMessage<ExportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 46);
+  messageDesc(file_memstream_v1_memory_service, 53);
 
 /**
  * A part of an export.
@@ -1859,7 +2200,7 @@ export type ExportMemoriesResponse = Message<"memstream.v1.ExportMemoriesRespons
  * Use `create(ExportMemoriesResponseSchema)` to create a new message.
  */
 export const ExportMemoriesResponseSchema: GenMessage<ExportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 47);
+  messageDesc(file_memstream_v1_memory_service, 54);
 
 /**
  * A part of an import.
@@ -1896,7 +2237,7 @@ export type ImportMemoriesRequest = Message<"memstream.v1.ImportMemoriesRequest"
  * Use `create(ImportMemoriesRequestSchema)` to create a new message.
  */
 export const ImportMemoriesRequestSchema: GenMessage<ImportMemoriesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 48);
+  messageDesc(file_memstream_v1_memory_service, 55);
 
 /**
  * Opens an import.
@@ -1938,7 +2279,7 @@ export type ImportOpen = Message<"memstream.v1.ImportOpen"> & {
  * Use `create(ImportOpenSchema)` to create a new message.
  */
 export const ImportOpenSchema: GenMessage<ImportOpen> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 49);
+  messageDesc(file_memstream_v1_memory_service, 56);
 
 /**
  * The operation that imports.
@@ -1959,7 +2300,97 @@ export type ImportMemoriesResponse = Message<"memstream.v1.ImportMemoriesRespons
  * Use `create(ImportMemoriesResponseSchema)` to create a new message.
  */
 export const ImportMemoriesResponseSchema: GenMessage<ImportMemoriesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_memory_service, 50);
+  messageDesc(file_memstream_v1_memory_service, 57);
+
+/**
+ * What differs between a receipt and its replay.
+ *
+ * @generated from enum memstream.v1.ReplayDifferenceType
+ */
+export enum ReplayDifferenceType {
+  /**
+   * Not set.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The content of `fragment_id` was erased: it is absent.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_FRAGMENT_ERASED = 1;
+   */
+  FRAGMENT_ERASED = 1,
+
+  /**
+   * `fragment_id` has left the memory for good in another way: dropped, filtered, merged or cleared. It is absent.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_FRAGMENT_REMOVED = 2;
+   */
+  FRAGMENT_REMOVED = 2,
+
+  /**
+   * `fragment_id` was changed since, and its version is no longer kept: it is absent.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_VERSION_NOT_KEPT = 3;
+   */
+  VERSION_NOT_KEPT = 3,
+
+  /**
+   * The query was erased: nothing is ranked.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_QUERY_ERASED = 4;
+   */
+  QUERY_ERASED = 4,
+
+  /**
+   * The formula differs.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_FORMULA = 5;
+   */
+  FORMULA = 5,
+
+  /**
+   * The embedding model differs.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_EMBEDDING_MODEL = 6;
+   */
+  EMBEDDING_MODEL = 6,
+
+  /**
+   * The policy's language, which words are indexed in, differs.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_LANGUAGE = 7;
+   */
+  LANGUAGE = 7,
+
+  /**
+   * One of the answers lacks something: see `RecallDone.degraded`.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_DEGRADED = 8;
+   */
+  DEGRADED = 8,
+
+  /**
+   * The memory was larger than RAM: the vector index chose the candidates, and another state of it may choose others.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_INDEX = 9;
+   */
+  INDEX = 9,
+
+  /**
+   * The rankings differ, and the server knows no reason: other parameters of the embedding model, for instance.
+   *
+   * @generated from enum value: REPLAY_DIFFERENCE_TYPE_UNEXPLAINED = 10;
+   */
+  UNEXPLAINED = 10,
+}
+
+/**
+ * Describes the enum memstream.v1.ReplayDifferenceType.
+ */
+export const ReplayDifferenceTypeSchema: GenEnum<ReplayDifferenceType> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_memory_service, 0);
 
 /**
  * Memories and their fragments as resources. For 24 hours, a call with the `request_id` of an earlier one returns the
@@ -2168,6 +2599,27 @@ export const MemoryService: GenService<{
     methodKind: "unary";
     input: typeof RestoreFragmentVersionRequestSchema;
     output: typeof RestoreFragmentVersionResponseSchema;
+  },
+  /**
+   * Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
+   *
+   * @generated from rpc memstream.v1.MemoryService.ListRecallReceipts
+   */
+  listRecallReceipts: {
+    methodKind: "unary";
+    input: typeof ListRecallReceiptsRequestSchema;
+    output: typeof ListRecallReceiptsResponseSchema;
+  },
+  /**
+   * Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
+   * to recall, reinforces nothing.
+   *
+   * @generated from rpc memstream.v1.MemoryService.ReplayRecall
+   */
+  replayRecall: {
+    methodKind: "unary";
+    input: typeof ReplayRecallRequestSchema;
+    output: typeof ReplayRecallResponseSchema;
   },
   /**
    * Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
