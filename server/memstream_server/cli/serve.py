@@ -126,6 +126,7 @@ def _import_structlog() -> None:
 
 def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
+    gc.disable()  # until it serves (app/process.py): what a start creates lives on
     # Before numpy is imported: its threads slow down small searches.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
@@ -150,6 +151,8 @@ def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None
     except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
         structlog.get_logger(__name__).debug("server_failed", exc_info=error)
         raise Failure(hide_secrets(f"the server cannot run: {error}", secrets)) from error
+    finally:
+        gc.enable()
 
 
 serve_command = click.Command(
