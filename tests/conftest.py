@@ -6,6 +6,7 @@ run says how to repeat it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,8 @@ from tests.support.journals import drop_schemas
 from tests.support.processes import stop_ignoring_interrupts
 
 stop_ignoring_interrupts()
+# A server that has to compile the package takes 0.3 s of CPU longer to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Two busy cores decide how long an example takes.
 settings.register_profile("untimed", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

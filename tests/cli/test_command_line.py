@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from memstream_server.cli.serve import serve_command
 from memstream_server.settings import Settings
 from tests.cli.commands import environment
 
-HEAVY = ("sqlalchemy", "pymilvus", "milvus_lite", "openai", "grpc", "numpy", "pydantic", "rich")
+HEAVY = ("sqlalchemy", "pymilvus", "milvus_lite", "openai", "grpc", "numpy", "pydantic", "rich", "connectrpc")
 
 
 def invoke(*words: str) -> tuple[int, str, str]:
@@ -66,6 +67,13 @@ def test_command_help_has_example_and_summary(name: str) -> None:
 @pytest.mark.parametrize("name", ["serve", "recall", "backup"])
 def test_help_of_a_command_imports_no_store(name: str) -> None:
     assert imported(name, "--help") & {"sqlalchemy", "pymilvus", "milvus_lite", "openai"} == set()
+
+
+def test_serve_imports_no_rich_and_no_http_application(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = f"127.0.0.1:{taken.getsockname()[1]}"  # so serve ends, after all but the announcement
+        found = imported("serve", "--data", str(tmp_path), "--listen", "127.0.0.1:0", "--http-listen", used)
+    assert found == {"sqlalchemy", "grpc", "numpy", "pydantic"}
 
 
 def test_serve_has_a_flag_for_every_setting_and_no_other() -> None:

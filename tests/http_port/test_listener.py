@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from memstream_server.rpc.http.application import Asgi, Receive, Scope, Send
 from memstream_server.rpc.http.listener import HttpListener
+from memstream_server.rpc.http.opening import LateApplication
+from memstream_server.rpc.http.port import Asgi, Receive, Scope, Send
 
 HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
 REQUEST = HEAD + b"content-length: 0\r\n\r\n"
@@ -124,3 +127,35 @@ async def test_answers_do_not_wait_for_an_acknowledgement() -> None:
     writer.close()
     await listener.stop(0)
     assert seen == [1]
+
+
+async def test_first_requests_build_the_application_once() -> None:
+    built: list[str] = []
+    may_build = threading.Event()
+
+    def build() -> Asgi:
+        assert may_build.wait(30)
+        built.append(threading.current_thread().name)
+        return answer_at_once
+
+    async def call(sent: list[MutableMapping[str, Any]]) -> None:
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        await application({"type": "http"}, receive, send)
+
+    application = LateApplication(build)
+    answers: list[list[MutableMapping[str, Any]]] = [[], [], []]
+    async with asyncio.timeout(30):
+        first, second, third = [asyncio.create_task(call(sent)) for sent in answers]
+        await asyncio.sleep(0)
+        first.cancel()  # its client left; the others still wait for the application
+        await asyncio.wait({first})
+        may_build.set()
+        await asyncio.gather(second, third)
+    assert [len(sent) for sent in answers] == [0, 2, 2]
+    assert len(built) == 1
+    assert built[0] != threading.current_thread().name

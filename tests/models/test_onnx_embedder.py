@@ -12,6 +12,7 @@ import pytest
 from memstream_server.adapters.models.onnx_embedder import BATCH_TEXTS, OnnxEmbedder, unit_means
 from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.ports.models import ModelRefused
+from tests.support.tiny_bert import CONFIGURATION, make_tensors, write_published
 from tests.support.tiny_model import TABLE, write_model
 
 pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -32,6 +33,21 @@ async def test_vector_does_not_depend_on_its_batch(embedder: OnnxEmbedder) -> No
     np.testing.assert_allclose(vectors, [[-half, half, 0], [1, 0, 0], [half, half, 0]], atol=1e-6)
     assert vectors.dtype == np.float32
     assert (await embedder.embed([])).shape == (0, 3)
+
+
+async def test_vector_of_an_int8_model_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    import onnx
+
+    from memstream_server.adapters.models.local.bert_graph import build_model
+
+    write_published(tmp_path)
+    onnx.save(build_model(make_tensors(), CONFIGURATION, int8=True), str(tmp_path / "model.onnx"))
+    made = OnnxEmbedder(tmp_path)
+    texts = ["tea", "coffee rain tea", "This is an example sentence", "rain rain coffee tea"]
+    together = await made.embed(texts)
+    alone = np.concatenate([await made.embed([text]) for text in texts])
+    await made.close()
+    np.testing.assert_array_equal(together, alone)
 
 
 async def test_long_texts_are_cut_to_what_the_model_takes(embedder: OnnxEmbedder) -> None:

@@ -45,6 +45,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         # first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second freeze later:
         # objects of that time may become cycles that the collector must find.
         gc.freeze()
+        gc.enable()
         info = server.engine.info()
         announce(f"memstream listens on {server.address}")
         announce(f"  data       {settings.data_dir}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ __all__ = [
 
 ENV_PREFIX = "MEMSTREAM_"
 CONFIG_VARIABLE = "MEMSTREAM_CONFIG"
+_file: ContextVar[Path | None] = ContextVar("_file", default=None)
+"""The TOML file that `load` reads. A subclass of Settings with that file would take as long as Settings itself."""
 
 
 class SettingsError(ValueError):
@@ -120,7 +123,7 @@ class Settings(
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=_file.get())
 
 
 def load(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
@@ -132,16 +135,15 @@ def load(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> 
     if path is not None and not path.is_file():
         raise SettingsError(f"there is no settings file {path}")
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-
-    class FromFile(Settings):
-        model_config = SettingsConfigDict(toml_file=path)
-
+    token = _file.set(path)
     try:
-        return FromFile(**given)
+        return Settings(**given)
     except ValidationError as error:
         raise SettingsError("\n".join(_describe_problem(item) for item in error.errors(include_url=False))) from None
     except ValueError as error:  # invalid TOML
         raise SettingsError(f"{path}: {error}") from None
+    finally:
+        _file.reset(token)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 
@@ -163,10 +165,19 @@ def _pack_terms(counts: dict[int, int]) -> Terms:
     if not counts:
         return NO_TERMS
     hashes = sorted(counts)
-    numbers = list(map(counts.__getitem__, hashes))
-    if max(numbers) > _COUNT_MAX:
-        numbers = [min(number, _COUNT_MAX) for number in numbers]
-    return Terms(struct.pack(f"<{len(hashes)}Q", *hashes), struct.pack(f"<{len(hashes)}H", *numbers), VERSION)
+    numbers = map(counts.__getitem__, hashes)
+    pack_hashes, pack_numbers = _packers(len(hashes))
+    try:
+        packed = pack_numbers(*numbers)
+    except struct.error:  # rarer, and so cheaper, than a check of every text
+        packed = pack_numbers(*(min(counts[term], _COUNT_MAX) for term in hashes))
+    return Terms(pack_hashes(*hashes), packed, VERSION)
+
+
+@lru_cache(maxsize=1_024)
+def _packers(count: int) -> tuple[Callable[..., bytes], Callable[..., bytes]]:
+    """Functions that pack so many hashes, and so many counts."""
+    return struct.Struct(f"<{count}Q").pack, struct.Struct(f"<{count}H").pack
 
 
 def _list_terms(text: str, known: _Words) -> list[int]:

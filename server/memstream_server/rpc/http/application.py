@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +21,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from memstream_server.rpc.http.console import Console
+from memstream_server.rpc.http.port import PEER_URIS, Asgi, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-PEER_URIS = "peer_uri"
-"""The key of a connection's client certificate URIs, a tuple of bytes, in the state of a request."""
 _peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _GRPC = re.compile(rb"application/grpc(?!-web)", re.IGNORECASE)

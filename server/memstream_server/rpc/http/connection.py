@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from memstream_server.rpc.http.application import PEER_URIS
+from memstream_server.rpc.http.port import PEER_URIS
 
 
 class _BoundedProtocol(H11Protocol):

@@ -1,6 +1,6 @@
 """The console: a static page that calls the contract as JSON, and what its caller may do.
 
-Rule 1. The files are read at the start and found by their exact path, so no request reaches the file system.
+Rule 1. The files are read once and found by their exact path, so no request reaches the file system.
 Rule 2. The page may load and call this origin only, and the browser refuses to make markup of text (trusted types).
 """
 

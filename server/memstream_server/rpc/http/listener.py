@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from memstream_server.rpc.http.application import Asgi
 from memstream_server.rpc.http.connection import protocol_class
+from memstream_server.rpc.http.port import Asgi
 
 log = structlog.get_logger(__name__)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
-from memstream_server.rpc.http.console import Console
-from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
 from memstream_server.rpc.http.listener import HttpListener
+from memstream_server.rpc.http.port import Asgi, Receive, Scope, Send
 from memstream_server.settings import parse_listen
 
 if TYPE_CHECKING:
@@ -19,8 +18,41 @@ if TYPE_CHECKING:
 async def open_http(port: HttpPort, settings: Settings, serves: Callable[[str], bool]) -> tuple[HttpListener, str]:
     """The listener and its bound address. Raises OSError."""
     host, number = parse_listen(settings.http_listen)
+    certificate, key = settings.tls_cert_file, settings.tls_key_file
+    listener = HttpListener(
+        LateApplication(lambda: _build_application(port, settings, serves, host)),
+        opening_max_s=settings.opening_max_s,
+        connections_max=settings.streams_max,
+        tls=None if certificate is None or key is None else (certificate, key, settings.tls_client_ca_file),
+    )
+    return listener, await listener.start(host, number)
+
+
+class LateApplication:
+    """An ASGI application that the first request builds, in a thread.
+
+    ConnectRPC, starlette and the console's files take 75 ms of CPU; a server without HTTP requests does without them.
+    """
+
+    def __init__(self, build: Callable[[], Asgi]) -> None:
+        self._build = build
+        self._building: asyncio.Task[Asgi] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._building is None:
+            self._building = asyncio.create_task(asyncio.to_thread(self._build))
+        # Shielded: other requests wait for it too.
+        application = await asyncio.shield(self._building)
+        await application(scope, receive, send)
+
+
+def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str], bool], host: str) -> Asgi:
+    from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
+    from memstream_server.rpc.http.console import Console
+    from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
+
     endpoints = Endpoints(port.services, Dispatcher(port.handlers, port.interceptors), port.identify, port.reader)
-    application = HttpApplication(
+    return HttpApplication(
         cast("Any", endpoints.application),
         HttpSettings(
             allowed_hosts(host, _split(settings.http_hosts)), _split(settings.http_cors_origins), settings.opening_max_s
@@ -28,14 +60,6 @@ async def open_http(port: HttpPort, settings: Settings, serves: Callable[[str], 
         serves,
         Console(port.rights_of) if settings.console else None,
     )
-    certificate, key = settings.tls_cert_file, settings.tls_key_file
-    listener = HttpListener(
-        application,
-        opening_max_s=settings.opening_max_s,
-        connections_max=settings.streams_max,
-        tls=None if certificate is None or key is None else (certificate, key, settings.tls_client_ca_file),
-    )
-    return listener, await listener.start(host, number)
 
 
 def _split(given: str) -> tuple[str, ...]:

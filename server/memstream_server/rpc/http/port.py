@@ -1,8 +1,8 @@
-"""What the HTTP port shares with the gRPC server."""
+"""What the HTTP port shares with the gRPC server, and the types of ASGI."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from memstream_server.rpc.http.console import RightsOf
     from memstream_server.rpc.registration import Handlers
     from memstream_server.rpc.request_reader import RequestReader
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PEER_URIS = "peer_uri"
+"""The key of a connection's client certificate URIs, a tuple of bytes, in the state of a request."""
 
 
 @dataclass(frozen=True, slots=True)
