@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, Truth, with_value
-from memstream_server.core.ranking import Stage
+from memstream_server.core.ranking import PARTS, Stage
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, FragmentNotFound, InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.recall import standing_query
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query, RecallAnswer
+from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, NewObservation, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index
 from tests.engine.memory import SettableClock, observation
@@ -127,6 +128,30 @@ async def test_memory_beyond_ram_recalls_what_is_current(tmp_path: Path) -> None
             assert actor.working.dense is None
         assert contents(await recall(parts.engine, PARIS)) == [last]
         assert len((await recall(parts.engine, PARIS, truth=Truth.ALL, limit=20)).recollections) > 1
+
+
+MOVED, OTHER = "She moved to Berlin in May", "Tom lives in Rome"
+
+
+@pytest.mark.parametrize("in_ram", [True, False])
+async def test_correction_answers_what_the_corrected_words_match(tmp_path: Path, in_ram: bool) -> None:
+    limits = {} if in_ram else {"dense_in_memory_max": 1}
+    async with assembled(tmp_path, **limits) as parts:
+        await create(parts.engine, MemoryKind.LONG_TERM)
+        first, _, newer = await observe(parts.engine, PARIS, OTHER, MOVED)
+        before = (await parts.engine.memories.get(*NAMED)).revision
+        await parts.engine.fragments.supersede(*NAMED, [first], newer)
+        if not in_ram:
+            await check_index(parts, "joy")
+        answer = await recall(parts.engine)
+        assert contents(answer) == [MOVED, OTHER]
+        for one in answer.recollections:
+            assert one.scored.names[-1] == "chain"
+            assert one.scored.score == math.fsum(part.contribution for part in one.scored.parts)
+        for asked in ({"truth": Truth.ALL}, {"as_of": AsOf(revision=before)}):
+            everything = await recall(parts.engine, **asked)
+            assert contents(everything)[0] == PARIS
+            assert {one.scored.names for one in everything.recollections} == {PARTS}
 
 
 async def test_links_survive_a_restart(tmp_path: Path) -> None:
