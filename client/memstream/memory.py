@@ -314,10 +314,12 @@ class Memory:
         expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
+        valid_from: datetime | Literal["unbounded"] | None = None,
+        valid_until: datetime | Literal["unbounded"] | None = None,
         etag: str = "",
     ) -> Fragment:
         """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
-        expiry.
+        expiry, and "unbounded" a bound of its validity.
 
         An etag, if passed, must be current.
         """
@@ -335,6 +337,10 @@ class Memory:
             wire.metadata[key].CopyFrom(metadata_value_to_wire(f"metadata.{key}", value))
         if isinstance(expire_time, datetime):
             wire.expire_time.CopyFrom(timestamp_to_wire("expire_time", expire_time))
+        if isinstance(valid_from, datetime):
+            wire.valid_from.CopyFrom(timestamp_to_wire("valid_from", valid_from))
+        if isinstance(valid_until, datetime):
+            wire.valid_until.CopyFrom(timestamp_to_wire("valid_until", valid_until))
         given = {
             body: content,
             "importance": importance,
@@ -342,6 +348,8 @@ class Memory:
             "expire_time": expire_time,
             "pinned": pinned,
             "speaker": speaker,
+            "valid_from": valid_from,
+            "valid_until": valid_until,
         }
         request = pb.UpdateFragmentRequest(
             namespace=self.namespace,

@@ -187,6 +187,27 @@ async def test_validity_is_judged_by_the_clock_of_the_server(tmp_path: Path) -> 
         assert seen == [(0, TruthStatus.NOT_YET_VALID), (1, TruthStatus.CURRENT), (0, TruthStatus.NO_LONGER_VALID)]
 
 
+async def test_validity_is_changed_by_an_update(tmp_path: Path) -> None:
+    clock = SettableClock()
+    now_us = clock.now_us()
+    async with assembled(tmp_path, clock=Clock(clock.now_us)) as parts:
+        await create(parts.engine, MemoryKind.LONG_TERM)
+        (id_,) = await observe(parts.engine, PARIS)
+        update, unbounded = parts.engine.fragments.update, frozenset({"valid_from_us", "valid_until_us"})
+        changed, _ = await update(*NAMED, FragmentChange(id_, valid_until_us=now_us))
+        assert (changed.valid_from_us, changed.valid_until_us) == (None, now_us)
+        assert contents(await recall(parts.engine)) == []
+        with pytest.raises(InvalidField, match="valid_until: must be after valid_from"):
+            await update(*NAMED, FragmentChange(id_, valid_from_us=now_us))
+        await update(*NAMED, FragmentChange(id_, valid_from_us=now_us - 1, unbounded=frozenset({"valid_until_us"})))
+        assert contents(await recall(parts.engine)) == [PARIS]
+        changed, _ = await update(*NAMED, FragmentChange(id_, pinned=True))
+        assert changed.valid_from_us == now_us - 1
+        changed, _ = await update(*NAMED, FragmentChange(id_, unbounded=unbounded))
+        assert not changed.has_validity
+        await check(parts.engine, "joy")
+
+
 async def test_standing_query_retracts_what_is_superseded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standing_query, "PAUSE_S", 0.01)
     async with assembled(tmp_path) as parts:

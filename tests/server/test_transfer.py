@@ -77,7 +77,10 @@ async def lived_in(client: memstream.Client, path: str) -> Memory:
     await made.observe_batch([corrected])
     listed = await fragments(made)
     await made.update_fragment(listed[1].id, pinned=True)
-    await made.update_fragment(listed[2].id, expire_time=datetime.now(UTC) + timedelta(days=300))
+    later = datetime.now(UTC) + timedelta(days=300)
+    bounded = await made.update_fragment(listed[2].id, expire_time=later, valid_from=NOW, valid_until=later)
+    assert (bounded.valid_from, bounded.valid_until) == (NOW, later)
+    await made.update_fragment(listed[2].id, valid_until="unbounded")
     await made.forget_fragments([listed[3].id, listed[-5].id, listed[-2].id])
     talk = client.conversation(path)
     for number in range(5):

@@ -191,10 +191,12 @@ class Memory:
         expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
+        valid_from: datetime | Literal["unbounded"] | None = None,
+        valid_until: datetime | Literal["unbounded"] | None = None,
         etag: str = "",
     ) -> Fragment:
         """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
-        expiry."""
+        expiry, and "unbounded" a bound of its validity."""
         return LOOP.run(
             self._inner.update_fragment(
                 id,
@@ -204,6 +206,8 @@ class Memory:
                 expire_time=expire_time,
                 pinned=pinned,
                 speaker=speaker,
+                valid_from=valid_from,
+                valid_until=valid_until,
                 etag=etag,
             )
         )
