@@ -31,6 +31,7 @@ from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
 from memstream_server.core import fitted_weights
+from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
@@ -42,8 +43,6 @@ from memstream_server.core.ranking import (
     Weights,
     add_timely,
     assess_candidates,
-    best,
-    candidates,
     rank,
 )
 from memstream_server.core.rendering import indexed_text, lexical_text

@@ -18,7 +18,7 @@ here.
 #   client, channel, backoff, status: connections, calls, retries, and the translation of gRPC errors.
 #   local_client, local_server, local_files: a server that ends with its users (`memstream.local`).
 #   errors: the exception tree.
-#   memory, observe, recall, standing, watch: the handle of a memory and its streams.
+#   memory, fragment_listing, observe, recall, standing, watch: the handle of a memory and its streams.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
 #   conflict_values: suspicions and their decisions.
 #   receipt_values: receipts of recalls, and their replays.

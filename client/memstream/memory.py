@@ -29,6 +29,7 @@ from memstream.codec import (
     version_from_wire,
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
+from memstream.fragment_listing import FragmentListing
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
@@ -36,7 +37,7 @@ from memstream.recall import RecallStream
 from memstream.receipt_codec import iterate_receipts, replay_from_wire
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
-from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
+from memstream.resources import FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
@@ -316,10 +317,12 @@ class Memory:
         expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
+        valid_from: datetime | Literal["unbounded"] | None = None,
+        valid_until: datetime | Literal["unbounded"] | None = None,
         etag: str = "",
     ) -> Fragment:
         """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
-        expiry.
+        expiry, and "unbounded" a bound of its validity.
 
         An etag, if passed, must be current.
         """
@@ -337,6 +340,10 @@ class Memory:
             wire.metadata[key].CopyFrom(metadata_value_to_wire(f"metadata.{key}", value))
         if isinstance(expire_time, datetime):
             wire.expire_time.CopyFrom(timestamp_to_wire("expire_time", expire_time))
+        if isinstance(valid_from, datetime):
+            wire.valid_from.CopyFrom(timestamp_to_wire("valid_from", valid_from))
+        if isinstance(valid_until, datetime):
+            wire.valid_until.CopyFrom(timestamp_to_wire("valid_until", valid_until))
         given = {
             body: content,
             "importance": importance,
@@ -344,6 +351,8 @@ class Memory:
             "expire_time": expire_time,
             "pinned": pinned,
             "speaker": speaker,
+            "valid_from": valid_from,
+            "valid_until": valid_until,
         }
         request = pb.UpdateFragmentRequest(
             namespace=self.namespace,
@@ -464,33 +473,3 @@ def _set_key(request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest, id: 
         request.id = id
     else:
         request.external_id = external_id
-
-
-class FragmentListing(AsyncIterator[Fragment]):
-    """Fragments in order of receipt, fetched page by page during iteration.
-
-    `cursor` is set with the first page: a watch from it continues where this listing ends.
-    """
-
-    def __init__(self, link: Link, path: MemoryPath, request: pb.ListFragmentsRequest) -> None:
-        self.cursor: Cursor | None = None
-        self._link = link
-        self._path = path
-        self._request = request
-        self._page: list[Fragment] = []
-        self._last_page = False
-
-    async def __anext__(self) -> Fragment:
-        while not self._page:
-            if self._last_page:
-                raise StopAsyncIteration
-            await self._fetch()
-        return self._page.pop()
-
-    async def _fetch(self) -> None:
-        answer = await self._link.call(self._link.memories.ListFragments, self._request, self._path)
-        if self.cursor is None:
-            self.cursor = Cursor(answer.memory_uid, answer.revision)
-        self._page = [fragment_from_wire(wire) for wire in reversed(answer.fragments)]
-        self._request.page_token = answer.next_page_token
-        self._last_page = not answer.next_page_token

@@ -64,8 +64,9 @@ from memstream.errors import (
     Violation,
     WindowExceeded,
 )
+from memstream.fragment_listing import FragmentListing
 from memstream.local_client import Opening, local
-from memstream.memory import FragmentListing, Memory
+from memstream.memory import Memory
 from memstream.names import memory_name, user_id_of
 from memstream.observe import ObserveStream
 from memstream.policy import (

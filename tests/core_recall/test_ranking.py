@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
@@ -22,8 +23,6 @@ from memstream_server.core.ranking import (
     Signals,
     Stage,
     Weights,
-    best,
-    candidates,
     rank,
     rank_candidates,
 )

@@ -65,7 +65,7 @@ async def test_fragment_of_the_week_comes_first_without_its_words(engine: Engine
     answer = await ask(engine, LAST_WEEK)
     assert contents(answer)[0] == "Painted the fence green"
     assert [each.phrase for each in answer.interpreted] == ["last week"]
-    assert answer.formula == "absolute/4"
+    assert answer.formula == "absolute/5"
 
 
 async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: Engine) -> None:

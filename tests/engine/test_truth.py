@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,13 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, Truth, with_value
-from memstream_server.core.ranking import Stage
+from memstream_server.core.ranking import PARTS, Stage
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, FragmentNotFound, InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.recall import standing_query
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query, RecallAnswer
+from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, NewObservation, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index
 from tests.engine.memory import SettableClock, observation
@@ -129,6 +130,30 @@ async def test_memory_beyond_ram_recalls_what_is_current(tmp_path: Path) -> None
         assert len((await recall(parts.engine, PARIS, truth=Truth.ALL, limit=20)).recollections) > 1
 
 
+MOVED, OTHER = "She moved to Berlin in May", "Tom lives in Rome"
+
+
+@pytest.mark.parametrize("in_ram", [True, False])
+async def test_correction_answers_what_the_corrected_words_match(tmp_path: Path, in_ram: bool) -> None:
+    limits = {} if in_ram else {"dense_in_memory_max": 1}
+    async with assembled(tmp_path, **limits) as parts:
+        await create(parts.engine, MemoryKind.LONG_TERM)
+        first, _, newer = await observe(parts.engine, PARIS, OTHER, MOVED)
+        before = (await parts.engine.memories.get(*NAMED)).revision
+        await parts.engine.fragments.supersede(*NAMED, [first], newer)
+        if not in_ram:
+            await check_index(parts, "joy")
+        answer = await recall(parts.engine)
+        assert contents(answer) == [MOVED, OTHER]
+        for one in answer.recollections:
+            assert one.scored.names[-1] == "chain"
+            assert one.scored.score == math.fsum(part.contribution for part in one.scored.parts)
+        for asked in ({"truth": Truth.ALL}, {"as_of": AsOf(revision=before)}):
+            everything = await recall(parts.engine, **asked)
+            assert contents(everything)[0] == PARIS
+            assert {one.scored.names for one in everything.recollections} == {PARTS}
+
+
 async def test_links_survive_a_restart(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
@@ -160,6 +185,27 @@ async def test_validity_is_judged_by_the_clock_of_the_server(tmp_path: Path) -> 
             assert bool(await listed(parts.engine, Truth.CURRENT)) == bool(answer.recollections)
             clock.offset_us += 60 * SECOND_US
         assert seen == [(0, TruthStatus.NOT_YET_VALID), (1, TruthStatus.CURRENT), (0, TruthStatus.NO_LONGER_VALID)]
+
+
+async def test_validity_is_changed_by_an_update(tmp_path: Path) -> None:
+    clock = SettableClock()
+    now_us = clock.now_us()
+    async with assembled(tmp_path, clock=Clock(clock.now_us)) as parts:
+        await create(parts.engine, MemoryKind.LONG_TERM)
+        (id_,) = await observe(parts.engine, PARIS)
+        update, unbounded = parts.engine.fragments.update, frozenset({"valid_from_us", "valid_until_us"})
+        changed, _ = await update(*NAMED, FragmentChange(id_, valid_until_us=now_us))
+        assert (changed.valid_from_us, changed.valid_until_us) == (None, now_us)
+        assert contents(await recall(parts.engine)) == []
+        with pytest.raises(InvalidField, match="valid_until: must be after valid_from"):
+            await update(*NAMED, FragmentChange(id_, valid_from_us=now_us))
+        await update(*NAMED, FragmentChange(id_, valid_from_us=now_us - 1, unbounded=frozenset({"valid_until_us"})))
+        assert contents(await recall(parts.engine)) == [PARIS]
+        changed, _ = await update(*NAMED, FragmentChange(id_, pinned=True))
+        assert changed.valid_from_us == now_us - 1
+        changed, _ = await update(*NAMED, FragmentChange(id_, unbounded=unbounded))
+        assert not changed.has_validity
+        await check(parts.engine, "joy")
 
 
 async def test_standing_query_retracts_what_is_superseded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

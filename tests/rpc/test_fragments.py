@@ -57,6 +57,21 @@ async def test_put_says_whether_it_is_new(wire: Wire) -> None:
     assert (stale.code, stale.reason) == (grpc.StatusCode.ABORTED, "ETAG_MISMATCH")
 
 
+async def test_update_sets_and_removes_a_validity(wire: Wire) -> None:
+    known = await put(wire)
+    begin, end = Timestamp(seconds=1), Timestamp(seconds=2)
+
+    async def update(*paths: str, **given: Timestamp) -> fragments.Fragment:
+        return (await wire.memories.UpdateFragment(update_request(*paths, id=known.id, **given))).fragment
+
+    changed = await update("valid_from", "valid_until", valid_from=begin, valid_until=end)
+    assert (changed.valid_from, changed.valid_until) == (begin, end)
+    left = await update("valid_until", valid_from=end)
+    assert (left.valid_from, left.HasField("valid_until")) == (begin, False)
+    error = await refused(update("valid_until", valid_until=begin))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+
+
 async def test_update_sets_the_masked_fields_alone(wire: Wire) -> None:
     known = await put(wire)
     request = update_request("content", id=known.id, content="tea at six", etag=known.etag, importance=0.9)

@@ -77,7 +77,10 @@ async def lived_in(client: memstream.Client, path: str) -> Memory:
     await made.observe_batch([corrected])
     listed = await fragments(made)
     await made.update_fragment(listed[1].id, pinned=True)
-    await made.update_fragment(listed[2].id, expire_time=datetime.now(UTC) + timedelta(days=300))
+    later = datetime.now(UTC) + timedelta(days=300)
+    bounded = await made.update_fragment(listed[2].id, expire_time=later, valid_from=NOW, valid_until=later)
+    assert (bounded.valid_from, bounded.valid_until) == (NOW, later)
+    await made.update_fragment(listed[2].id, valid_until="unbounded")
     await made.forget_fragments([listed[3].id, listed[-5].id, listed[-2].id])
     talk = client.conversation(path)
     for number in range(5):
@@ -155,6 +158,26 @@ async def test_imported_memory_behaves_like_the_exported(
         for each in (one, two):
             await each.observe_batch([Observation(f"the bees of Bob live on the roof, he says {number} times over")])
     assert await places(two, known) == await places(one, known)
+
+
+async def test_suspicions_and_decisions_come_over(client: memstream.Client, other: memstream.Client, path: str) -> None:
+    namespace, _, name = path.partition("/")
+    one = await client.create_memory(path)
+    for number, text in enumerate(
+        ["I live in Munich.", "I moved to Berlin.", "My rent is 900 euros.", "My rent is 950 euros."]
+    ):
+        await one.observe_batch([Observation(text, speaker="Joy", observe_time=NOW + timedelta(days=number))])
+    place, rent = [conflict.suspicion async for conflict in one.list_conflicts()]
+    await one.resolve_conflict(rent.newer_id, rent.older_id, memstream.ConflictDecision.BOTH, note="two flats")
+    await imported(other, namespace, await exported(client, namespace, name, False))
+    two = other.memory(path)
+    for decided, pair in ((False, place), (True, rent)):
+        there = [each async for each in two.list_conflicts(decided=decided)]
+        assert there == [each async for each in one.list_conflicts(decided=decided)]
+        assert [(each.suspicion.newer_id, each.suspicion.older_id) for each in there] == [
+            (pair.newer_id, pair.older_id)
+        ]
+    assert await recalled(two, "Where does Joy live?") == await recalled(one, "Where does Joy live?")
 
 
 async def test_insights_and_their_sources_come_over(client: memstream.Client, path: str) -> None:

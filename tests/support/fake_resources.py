@@ -17,7 +17,7 @@ from memstream_server.engine.errors import (
     FragmentNotFound,
     MemoryExists,
 )
-from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.lifecycle import FragmentChange, apply_change
 from memstream_server.engine.recall.recall_receipts import Replay
 from memstream_server.engine.requests import (
     AnswerOf,
@@ -198,7 +198,7 @@ class FakeFragments:
         if change.etag and change.etag != fragment_etag(fragment):
             raise EtagMismatch("it has changed since")
         memory = self._engine.find(namespace, name)
-        changed = self._change(memory, fragment.but(content=change.content or fragment.content))
+        changed = self._change(memory, apply_change(fragment, change))
         return self._once(once, (changed, memory.record.revision))
 
     async def read_history(

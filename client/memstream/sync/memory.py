@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
+import memstream.fragment_listing as fragment_listing
 import memstream.memory as memory
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods
@@ -192,10 +193,12 @@ class Memory:
         expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
+        valid_from: datetime | Literal["unbounded"] | None = None,
+        valid_until: datetime | Literal["unbounded"] | None = None,
         etag: str = "",
     ) -> Fragment:
         """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
-        expiry."""
+        expiry, and "unbounded" a bound of its validity."""
         return LOOP.run(
             self._inner.update_fragment(
                 id,
@@ -205,6 +208,8 @@ class Memory:
                 expire_time=expire_time,
                 pinned=pinned,
                 speaker=speaker,
+                valid_from=valid_from,
+                valid_until=valid_until,
                 etag=etag,
             )
         )
@@ -259,7 +264,7 @@ class Memory:
 class FragmentListing(Iterator[Fragment]):
     """See memstream.FragmentListing."""
 
-    def __init__(self, inner: memory.FragmentListing) -> None:
+    def __init__(self, inner: fragment_listing.FragmentListing) -> None:
         self._inner = inner
         self._items = LOOP.iterate(inner)
 

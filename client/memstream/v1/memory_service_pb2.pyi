@@ -927,8 +927,8 @@ class UpdateFragmentRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". expire_time in the mask
-        but unset removes the expiry.
+        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "valid_from",
+        "valid_until". A time in the mask but unset is removed.
         """
 
     def __init__(

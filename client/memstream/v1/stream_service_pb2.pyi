@@ -1190,7 +1190,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/4"."""
+    """Version of the formula, for instance "absolute/5"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1242,7 +1242,7 @@ class ScorePart(_message.Message):
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
-    interpreted, and "rerank" if a reranker scored it. A later server may add parts.
+    interpreted, "chain" if a correction borrows, "rerank" if a reranker scored it. A later server may add parts.
     """
     value: _builtins.float
     """Its value before weighting."""

@@ -32,11 +32,13 @@ Recall:
     postings: the inverted index as flat arrays
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
+    candidates: the best fragments of each leg
     ranking: scores from dense, lexical, recency and importance parts
     weights: the weights of a score, and the values of the dense leg that they need
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score
+    lending: superseded fragments lend their match to the current end of their chain
     newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names

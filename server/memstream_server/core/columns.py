@@ -285,6 +285,11 @@ class Columns:
         valid = (self._valid_from_us.view <= now_us) & (self._valid_until_us.view > now_us)
         return valid if current is None else current & valid
 
+    @property
+    def superseded(self) -> Mask | None:
+        """Slots of superseded fragments; None if there never were any."""
+        return self._superseded.view if self._has_superseded else None
+
     def is_superseded(self, slot: int) -> bool:
         """Whether another fragment supersedes the one at a slot."""
         return bool(self._superseded.view[slot])

@@ -2,12 +2,15 @@
 
     relevance = dense + lexical + context + reply parts + speaker_bonus, the latter if the query names exactly the
                 fragment's speaker, + time, if the query has a phrase of time
+                + chain, if a superseded fragment lends its match
     score     = alpha x recency + beta x relevance + gamma x importance
     recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
     reply     = mean of the dense and lexical legs of the fragment before it in the session, if that ends in a question
                 mark; the lexical leg alone if the cosine is unknown or the dense weight is 0
 
     time      = how near the fragment's observation time is to the windows of the phrases, in [0, 1]
+    chain     = what a superseded fragment lends (lending.py): its dense, lexical, context and reply parts of relevance,
+                so far as they exceed the fragment's own, and a share of the lesser of the two
 
 The reply part's weight is the context leg's, times the fitted factor of core/fitted_weights.py.
 
@@ -22,13 +25,14 @@ Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that ord
 Rule 6. The newer fragment of an open suspicion takes the place of the older one (suspicions.py); no score changes.
 Rule 7. A phrase of time adds candidates and a part, and removes nothing. Without one the time part does not exist, and
 the ranking is the same to the last bit as if times were not interpreted.
+Rule 8. Without superseded fragments, or with truth ALL, the chain part does not exist, and nothing is computed for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import mul
 
@@ -36,8 +40,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from memstream_server.core.candidates import best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask
-from memstream_server.core.folding import find_crowded, fold_places
+from memstream_server.core.folding import fold_places
+from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
@@ -47,7 +53,7 @@ from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.values import Vector
 from memstream_server.core.weights import Weights, mean_with_dense, scale_cosines, share_out, without_dense
 
-FORMULA = "absolute/4"
+FORMULA = "absolute/5"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
@@ -73,6 +79,8 @@ class Question:
     """Ids that represent their fold: those in a standing query's last answer."""
     outdated: Mask | None = None
     """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
+    superseded: Superseded | None = None
+    """Superseded fragments that lend their match; None if none does."""
     suspected: Suspected = NOTHING_SUSPECTED
     """Open suspicions, and how they change the order."""
     windows: tuple[Window, ...] = ()
@@ -111,6 +119,16 @@ class Signals:
             words[asked],
             cosines[asked],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lent:
+    """What superseded fragments lend."""
+
+    signals: Signals
+    """Of the lenders."""
+    borrowers: Slots
+    """Parallel to them, the slots of the current ends of their chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +222,8 @@ class Ranking:
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
 TIMED_PARTS = (*PARTS, "time")
 """The parts if the question has a phrase of time."""
+CHAIN_PART = "chain"
+"""The last part, if a superseded fragment lends its match to any of the fragments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,6 +247,17 @@ class Assessed:
     def best_first(self) -> Slots:
         """Indices into these arrays, by score, then newest."""
         return np.lexsort((-self.slots, -self.scores))
+
+    def add_relevance(self, name: str, values: npt.NDArray[np.floating], weight: float, w: Weights) -> Assessed:
+        """The same with one more summand of relevance, which beta weighs like the others."""
+        return replace(
+            self,
+            values=np.vstack([self.values, values]),
+            weights=np.vstack([self.weights, np.full(self.weights.shape[1], w.beta * weight)]),
+            scores=self.scores + w.beta * weight * values,
+            relevance=self.relevance + weight * values,
+            names=(*self.names, name),
+        )
 
     def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
         """The fragments at these indices, in that order."""
@@ -255,33 +286,6 @@ def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) 
     return np.power(1.0 - decay_per_hour, hours)
 
 
-def best(values: Floats, allowed: Mask, count: int) -> Slots:
-    """Slots of the `count` largest allowed values, never NaN; ties go to the newest."""
-    return _best_slots(values, np.flatnonzero(allowed & ~np.isnan(values)), count)
-
-
-def _best_slots(values: Floats, slots: Slots, count: int) -> Slots:
-    if len(slots) <= count:
-        return slots
-    chosen = values[slots]
-    edge = np.partition(chosen, len(chosen) - count)[len(chosen) - count]
-    above = slots[chosen > edge]
-    return np.concatenate([above, slots[chosen == edge][len(above) - count :]])
-
-
-def candidates(lexical: Floats, context: Floats, dense: Slots, allowed: Mask, per_leg: int) -> Slots:
-    """Slots, ascending: the best allowed of both lexical legs, and the allowed ones of `dense`.
-
-    `dense` comes from `best(cosines, allowed, per_leg)`, or from an index search if vectors are not in RAM.
-    """
-    chosen = np.zeros(len(allowed), np.bool_)
-    chosen[dense] = True
-    chosen &= allowed
-    for leg in (lexical, context):
-        chosen[_best_slots(leg, np.flatnonzero(allowed & (leg > 0)), per_leg)] = True
-    return np.flatnonzero(chosen)
-
-
 def add_timely(
     columns: Columns, words: Floats, around: Floats, chosen: Slots, question: Question, allowed: Mask
 ) -> Slots:
@@ -292,46 +296,29 @@ def add_timely(
     near = time_closeness(columns.observe_us[slots], question.windows)
     order = np.zeros(len(allowed), np.float32)
     order[slots] = 4 * (near >= 1) + near + words[slots] + around[slots]
-    return np.union1d(chosen, _best_slots(order, slots, question.per_leg))
+    return np.union1d(chosen, best_of(order, slots, question.per_leg))
 
 
-def widen_candidates(
-    columns: Columns,
-    lexical: Floats,
-    context: Floats,
-    cosines: Floats,
-    chosen: Slots,
-    question: Question,
-    allowed: Mask,
-) -> Slots:
-    """The candidates `chosen`, with more added if fragments with the same words crowd a leg's list.
-
-    Returns `chosen` unchanged if no two of them have the same words.
-    """
-    for _ in range(question.limit):
-        keys = columns.words[chosen].tolist()
-        distinct = len(set(keys))
-        if distinct == len(keys) or distinct >= question.per_leg:
-            break
-        repeated = find_crowded(keys)
-        free = allowed.copy()
-        free[chosen] = False
-        for key in repeated:
-            free &= columns.words != key
-        more = candidates(lexical, context, best(cosines, free, question.per_leg), free, question.per_leg)
-        if not len(more):
-            break
-        chosen = np.union1d(chosen, more)
-    return chosen
+def find_lent(columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask) -> Lent | None:
+    """What superseded fragments lend to allowed ones; None if there are none."""
+    if question.superseded is None:
+        return None
+    mask, per_leg = question.superseded.mask, question.per_leg
+    lenders = candidates(legs.alone.shares, legs.around.shares, best(cosines, mask, per_leg), mask, per_leg)
+    lenders, borrowers = find_borrowers(columns, lenders, question.superseded, allowed)
+    return Lent(Signals.of(columns, legs, cosines, lenders), borrowers) if len(lenders) else None
 
 
-def rank_candidates(columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask) -> Ranking:
+def rank_candidates(
+    columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask, lent: Lent | None = None
+) -> Ranking:
     """Rank fragments with known signals; those not `allowed` can only be near misses.
 
     For a memory whose vectors are not in RAM: search the index, compute `candidates`, fetch their vectors, and pass
     the cosines.
     """
-    return _choose_results(columns, assess_candidates(columns, signals, question, weights), question, allowed, allowed)
+    assessed = assess_candidates(columns, signals, question, weights, lent)
+    return _choose_results(columns, assessed, question, allowed, allowed)
 
 
 def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
@@ -344,19 +331,41 @@ def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weig
     chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
     chosen = add_timely(columns, words, around, chosen, question, allowed)
     if question.fold:
-        chosen = widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+        chosen = widen_candidates(
+            columns, words, around, cosines, chosen, allowed, results_max=question.limit, per_leg=question.per_leg
+        )
     chosen = add_newer(columns, chosen, question.suspected, allowed)
+    lent = find_lent(columns, legs, cosines, question, allowed)
+    if lent is not None:
+        chosen = np.union1d(chosen, lent.borrowers)
     considered = np.zeros(len(columns), np.bool_)
     considered[chosen] = True
     slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
     signals = Signals.of(columns, legs, cosines, slots)
-    return _choose_results(
-        columns, assess_candidates(columns, signals, question, weights), question, allowed, considered
-    )
+    assessed = assess_candidates(columns, signals, question, weights, lent)
+    return _choose_results(columns, assessed, question, allowed, considered)
 
 
-def assess_candidates(columns: Columns, signals: Signals, question: Question, w: Weights) -> Assessed:
+def assess_candidates(
+    columns: Columns, signals: Signals, question: Question, w: Weights, lent: Lent | None = None
+) -> Assessed:
     """The values and weights of every part of every score."""
+    assessed = _assess_parts(columns, signals, question, w)
+    if lent is not None:
+        lenders = _assess_parts(columns, lent.signals, question, w)
+        gains = lend_matches(signals.slots, assessed.matches, lent.borrowers, lenders.matches)
+        if gains.any():
+            assessed = assessed.add_relevance(CHAIN_PART, gains, 1.0, w)
+            assessed = replace(assessed, matches=assessed.matches + gains)
+    if not question.windows:
+        return assessed
+    near = time_closeness(columns.observe_us[signals.slots], question.windows)
+    timed = assessed.add_relevance("time", near, w.time, w)
+    return replace(timed, matches=np.where(near >= 1, 1.0, timed.matches)) if question.only_time else timed
+
+
+def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Weights) -> Assessed:
+    """The PARTS of every score."""
     slots, unknown = signals.slots, np.isnan(signals.cosines)
     values = np.empty((len(PARTS), len(slots)))
     fresh, closeness, words, around, reply, theirs, important = values
@@ -377,23 +386,7 @@ def assess_candidates(columns: Columns, signals: Signals, question: Question, w:
     matches = (values[1:5] * legs[:4]).sum(axis=0)
     relevance = matches + w.speaker_bonus * theirs
     scores = (values * weights).sum(axis=0)
-    assessed = Assessed(slots, signals.cosines, values, weights, scores, relevance, matches)
-    return _add_time(columns, assessed, question, w) if question.windows else assessed
-
-
-def _add_time(columns: Columns, assessed: Assessed, question: Question, w: Weights) -> Assessed:
-    """The same with the time part: a summand of relevance, weighted like its other parts by beta."""
-    near = time_closeness(columns.observe_us[assessed.slots], question.windows)
-    return Assessed(
-        assessed.slots,
-        assessed.cosines,
-        np.vstack([assessed.values, near]),
-        np.vstack([assessed.weights, np.full(assessed.weights.shape[1], w.beta * w.time)]),
-        assessed.scores + w.beta * w.time * near,
-        assessed.relevance + w.time * near,
-        np.where(near >= 1, 1.0, assessed.matches) if question.only_time else assessed.matches,
-        TIMED_PARTS,
-    )
+    return Assessed(slots, signals.cosines, values, weights, scores, relevance, matches)
 
 
 def _choose_results(

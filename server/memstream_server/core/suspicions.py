@@ -157,7 +157,9 @@ def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozense
     if not shared and not topics:
         return None
     near = _is_near(newer, older, shared)
-    if near and newer.negated != older.negated and (len(shared) >= SHARED_MIN or topics):
+    # "is no longer a waiter": the whole newer claim is in the older one
+    ends = newer.negated and newer.changed and newer.state and newer.words <= older.words
+    if near and newer.negated != older.negated and (len(shared) >= SHARED_MIN or topics or ends):
         return ConflictReason.POLARITY
     by_value = _differing_value(newer, older)
     if near and by_value is not None:

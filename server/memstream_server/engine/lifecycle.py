@@ -21,7 +21,14 @@ from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
-from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound, ModelDown
+from memstream_server.engine.errors import (
+    AlreadyAnswered,
+    EtagMismatch,
+    FieldViolation,
+    FragmentNotFound,
+    InvalidField,
+    ModelDown,
+)
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment, compares_content, enhances_short_term
@@ -58,6 +65,10 @@ class FragmentChange:
     metadata: Metadata | None = None
     expire_time_us: int | None = None
     never_expires: bool = False
+    valid_from_us: int | None = None
+    valid_until_us: int | None = None
+    unbounded: frozenset[str] = frozenset()
+    """Of "valid_from_us" and "valid_until_us", those to remove."""
     pinned: bool | None = None
     vector: Vector | None = None
     """The client's vector of the new content."""
@@ -93,7 +104,7 @@ async def update(
     runtime: Runtime,
     once: Once[tuple[Fragment, int]] | None = None,
 ) -> tuple[Fragment, int]:
-    """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch."""
+    """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch, InvalidField."""
     seen = await read_fragment(actor, change.id, storage, runtime)
     made = await _enrich_change(actor, seen, change, storage, models) if _changes_text(change) else None
 
@@ -105,7 +116,7 @@ async def update(
             raise EtagMismatch(
                 f"fragment {change.id} was changed during this call; try again", etag=fragment_etag(current)
             )
-        changed = _apply_change(current, change)
+        changed = apply_change(current, change)
         part = None if made is None else made.in_space(now.working.embedding.name)
         if part is not None:
             changed = changed.but(model=part.fragment.model, own_vector=part.fragment.own_vector)
@@ -124,7 +135,8 @@ def _changes_text(change: FragmentChange) -> bool:
     return change.content is not None or change.speaker is not None
 
 
-def _apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
+def apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
+    """The fragment with the changed values. Raises InvalidField if its validity would not end after it begins."""
     if change.content is not None:
         own = change.vector is not None
         fragment = fragment.but(content=change.content, structured=change.structured, token_count=0, own_vector=own)
@@ -134,10 +146,18 @@ def _apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
         "metadata": change.metadata,
         "pinned": change.pinned,
         "expire_time_us": change.expire_time_us,
+        "valid_from_us": change.valid_from_us,
+        "valid_until_us": change.valid_until_us,
     }
     for name, value in wanted.items():
         if value is not None:
             fragment = fragment.but(**{name: value})
+    for name in change.unbounded:
+        fragment = fragment.but(**{name: None})
+    begin_us, end_us = fragment.valid_from_us, fragment.valid_until_us
+    if begin_us is not None and end_us is not None and end_us <= begin_us:
+        field, text = "fragment.valid_until", "must be after valid_from"
+        raise InvalidField(f"{field}: {text}", violations=(FieldViolation(field, text),))
     if change.importance is not None:
         fragment = fragment.but(own_importance=True)
     if change.never_expires:
@@ -148,7 +168,7 @@ def _apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
 async def _enrich_change(
     actor: Actor, seen: Fragment, change: FragmentChange, storage: Storage, models: EngineModels
 ) -> EnrichedFragment:
-    record, fragment = actor.working.record, _apply_change(seen, change)
+    record, fragment = actor.working.record, apply_change(seen, change)
     own = {} if change.vector is None else {fragment.id: change.vector}
     if change.content is None and seen.own_vector:  # the server cannot embed in the client's space
         own |= await stored_vectors(actor, [seen.id], storage)

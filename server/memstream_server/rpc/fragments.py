@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc.aio
 
@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _IDS_MAX = 1_000
-_MASKED = ("content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker")
+_MASKED = (
+    "content",
+    "structured",
+    "importance",
+    "metadata",
+    "expire_time",
+    "pinned",
+    "speaker",
+    "valid_from",
+    "valid_until",
+)
+_VALIDITY: tuple[Literal["valid_from", "valid_until"], ...] = ("valid_from", "valid_until")
 
 
 class FragmentMethods:
@@ -259,7 +270,7 @@ class FragmentMethods:
 
 
 def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
-    """The masked fields of the message; a masked expire_time that is not set removes the expiry."""
+    """The masked fields of the message; a masked time that is not set is removed."""
     message, paths = request.fragment, set(request.update_mask.paths)
     validation.fragment_id(found, "fragment.id", message.id)
     _check_mask(found, request.update_mask.paths)
@@ -267,6 +278,11 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
     importance = message.importance if "importance" in paths else None
     if importance is not None:
         validation.check_bounds(found, "fragment.importance", importance, 0, 1)
+    times_us = {
+        name: scalars.time_us(found, f"fragment.{name}", getattr(message, name))
+        for name in _VALIDITY
+        if name in paths and message.HasField(name)
+    }
     structured, content = None, None
     if "structured" in paths:
         structured = observations.structured_of(message.structured)
@@ -285,6 +301,9 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
         expire_time_us=scalars.time_us(found, "fragment.expire_time", message.expire_time) if expires else None,
         never_expires="expire_time" in paths and not expires,
         pinned=message.pinned if "pinned" in paths else None,
+        valid_from_us=times_us.get("valid_from"),
+        valid_until_us=times_us.get("valid_until"),
+        unbounded=frozenset(f"{name}_us" for name in _VALIDITY if name in paths and name not in times_us),
         etag=message.etag,
     )
 

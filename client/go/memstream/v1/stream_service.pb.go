@@ -2397,7 +2397,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute/4".
+	// Version of the formula, for instance "absolute/5".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2451,7 +2451,7 @@ func (x *Explanation) GetFormula() string {
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
-	// interpreted, and "rerank" if a reranker scored it. A later server may add parts.
+	// interpreted, "chain" if a correction borrows, "rerank" if a reranker scored it. A later server may add parts.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`

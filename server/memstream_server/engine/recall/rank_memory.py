@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core import ranking, ranking_dbgpt
+from memstream_server.core.candidates import Slots, best, candidates, widen_candidates
 from memstream_server.core.columns import Mask
 from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
+from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
-from memstream_server.core.newer_first import Slots, add_newer
+from memstream_server.core.newer_first import add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored
 from memstream_server.core.suspicions import Suspicion
@@ -112,16 +114,47 @@ def truth_of(policy: Policy, query: Query) -> Truth:
     return policy.recall.truth if query.truth is None else query.truth
 
 
-def allowed_masks(working: WorkingSet, query: Query, now_us: int) -> tuple[Mask, Mask | None]:
-    """(slots that may be returned, slots that pass the filter and are left out because they are not current).
+@dataclass(frozen=True, slots=True, eq=False)
+class Masks:
+    """What a query may return, by slot."""
 
-    The latter is None if there are none, or if the query asks for no near misses.
-    """
+    allowed: Mask
+    outdated: Mask | None
+    """Passes the filter, but is not current; None if there are none, or if the query asks for no near misses."""
+    superseded: Mask | None
+    """Passes the filter, but is superseded; None if there are none, or if superseded ones are returned too."""
+
+
+def find_masks(working: WorkingSet, query: Query, now_us: int) -> Masks:
     passed = _filter_mask(working, query.filter, now_us)
-    current = None if truth_of(working.record.policy, query) is Truth.ALL else working.columns.is_current(now_us)
+    columns = working.columns
+    current = None if truth_of(working.record.policy, query) is Truth.ALL else columns.is_current(now_us)
     if current is None:
-        return passed, None
-    return passed & current, passed & ~current if query.near_misses else None
+        return Masks(passed, None, None)
+    superseded = columns.superseded
+    return Masks(
+        passed & current,
+        passed & ~current if query.near_misses else None,
+        None if superseded is None else passed & superseded,
+    )
+
+
+def superseded_of(working: WorkingSet, masks: Masks) -> Superseded | None:
+    """The superseded fragments that lend their match."""
+    return None if masks.superseded is None else Superseded(masks.superseded, working.links.newer)
+
+
+def add_lenders(working: WorkingSet, masks: Masks, question: Question, legs: Legs, ids: Sequence[str]) -> Slots:
+    """Slots whose vectors lending needs in a memory beyond RAM: superseded fragments that may lend, by their words or
+    because they are among the index's `ids`, and the fragments that they lend to.
+    """
+    superseded, columns = superseded_of(working, masks), working.columns
+    if superseded is None:
+        return np.empty(0, np.int64)
+    near = columns.slots(ids)
+    near = near[superseded.mask[near]]
+    lenders = candidates(legs.alone.shares, legs.around.shares, near, superseded.mask, question.per_leg)
+    return np.concatenate(find_borrowers(columns, lenders, superseded, masks.allowed))
 
 
 def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
@@ -171,7 +204,7 @@ def _rank_dbgpt(
     by_words = question.vector is None
     closeness = working.lexical.bm25(question.terms).shares if by_words else cosines
     ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
-    chosen = ranking.best(closeness, allowed & ranked_tier, question.per_leg)
+    chosen = best(closeness, allowed & ranked_tier, question.per_leg)
     alone = working.record.kind is MemoryKind.LONG_TERM
     usual = ranking_dbgpt.LONG_TERM_WEIGHTS if alone else ranking_dbgpt.HYBRID_WEIGHTS
     weights = ranking_dbgpt.DbgptWeights(
@@ -229,8 +262,9 @@ def rank_memory(
     time for expiry. rerank: the result is reranked before it is cut to the limit. legs: the lexical legs, if already
     computed.
     """
-    allowed, outdated = allowed_masks(working, query, now_us)
-    question = replace(question, outdated=outdated)
+    masks = find_masks(working, query, now_us)
+    allowed = masks.allowed
+    question = replace(question, outdated=masks.outdated)
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return _rank_whole(working, query, question, allowed, cosines)
@@ -238,18 +272,24 @@ def rank_memory(
         return _rank_dbgpt(working, query, question, allowed, cosines)
     legs = legs or working.lexical.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
+    question = replace(question, superseded=superseded_of(working, masks))
     if working.dense is not None:
         ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
     else:
         words, around = legs.alone.shares, legs.around.shares
-        dense = ranking.best(cosines, allowed, question.per_leg)
-        chosen = ranking.candidates(words, around, dense, allowed, question.per_leg)
+        dense = best(cosines, allowed, question.per_leg)
+        chosen = candidates(words, around, dense, allowed, question.per_leg)
         chosen = ranking.add_timely(columns, words, around, chosen, question, allowed)
         if question.fold:
-            chosen = ranking.widen_candidates(columns, words, around, cosines, chosen, question, allowed)
+            chosen = widen_candidates(
+                columns, words, around, cosines, chosen, allowed, results_max=question.limit, per_leg=question.per_leg
+            )
         chosen = add_newer(columns, chosen, question.suspected, allowed)
+        lent = ranking.find_lent(columns, legs, cosines, question, allowed)
+        if lent is not None:
+            chosen = np.union1d(chosen, lent.borrowers)
         signals = ranking.Signals.of(columns, legs, cosines, chosen)
-        ranked = ranking.rank_candidates(columns, signals, question, weights, allowed)
+        ranked = ranking.rank_candidates(columns, signals, question, weights, allowed, lent)
     return Found(
         working.record.revision,
         int(allowed.sum()),

@@ -20,6 +20,7 @@ import structlog
 
 from memstream_server.core import ranking
 from memstream_server.core.budget import Fit, Item, fit
+from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines
 from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
@@ -36,7 +37,8 @@ from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_eviden
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
-    allowed_masks,
+    add_lenders,
+    find_masks,
     limit_of,
     no_cosines,
     rank_memory,
@@ -201,15 +203,26 @@ class Recaller:
             if isinstance(error, IndexLost):
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
-        allowed, _ = allowed_masks(working, query, self._expiry_us(query))
+        masks = find_masks(working, query, self._expiry_us(query))
+        allowed = masks.allowed
         legs = working.lexical.legs(question.terms)
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
-        lexical = ranking.candidates(words, around, none, allowed, question.per_leg)
+        lexical = candidates(words, around, none, allowed, question.per_leg)
         lexical = ranking.add_timely(working.columns, words, around, lexical, question, allowed)
         if question.fold:  # folding needs their vectors too
             unseen = no_cosines(len(words))
-            lexical = ranking.widen_candidates(working.columns, words, around, unseen, lexical, question, allowed)
+            lexical = widen_candidates(
+                working.columns,
+                words,
+                around,
+                unseen,
+                lexical,
+                allowed,
+                results_max=question.limit,
+                per_leg=question.per_leg,
+            )
+        lexical = np.concatenate([lexical, add_lenders(working, masks, question, legs, [*ids, *fresh])])
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         known = fresh.keys() | working.fresh.keys() | working.vectorless
         missing = [id_ for id_ in wanted if id_ not in known]

@@ -969,8 +969,8 @@ export type UpdateFragmentRequest = Message<"memstream.v1.UpdateFragmentRequest"
   fragment?: Fragment | undefined;
 
   /**
-   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker". expire_time in the mask
-   * but unset removes the expiry.
+   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "valid_from",
+   * "valid_until". A time in the mask but unset is removed.
    *
    * @generated from field: google.protobuf.FieldMask update_mask = 4;
    */

@@ -1338,7 +1338,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
   parts: ScorePart[];
 
   /**
-   * Version of the formula, for instance "absolute/4".
+   * Version of the formula, for instance "absolute/5".
    *
    * @generated from field: string formula = 2;
    */
@@ -1360,7 +1360,7 @@ export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
 export type ScorePart = Message<"memstream.v1.ScorePart"> & {
   /**
    * "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
-   * interpreted, and "rerank" if a reranker scored it. A later server may add parts.
+   * interpreted, "chain" if a correction borrows, "rerank" if a reranker scored it. A later server may add parts.
    *
    * @generated from field: string name = 1;
    */
