@@ -159,3 +159,29 @@ async def test_first_requests_build_the_application_once() -> None:
     assert [len(sent) for sent in answers] == [0, 2, 2]
     assert len(built) == 1
     assert built[0] != threading.current_thread().name
+
+
+async def test_application_that_failed_to_build_is_built_again() -> None:
+    """A full disk or file table at the first request does not close the port for good."""
+    tried: list[int] = []
+
+    def build() -> Asgi:
+        tried.append(1)
+        if len(tried) == 1:
+            raise OSError("too many open files")
+        return answer_at_once
+
+    application = LateApplication(build)
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    with pytest.raises(OSError, match="too many open files"):
+        await application({"type": "http"}, receive, send)
+    assert sent == []
+    await application({"type": "http"}, receive, send)
+    assert len(sent) == len(tried) == 2

@@ -41,8 +41,12 @@ class LateApplication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._building is None:
             self._building = asyncio.create_task(asyncio.to_thread(self._build))
-        # Shielded: other requests wait for it too.
-        application = await asyncio.shield(self._building)
+        building = self._building
+        try:
+            application = await asyncio.shield(building)  # other requests wait for it, too
+        finally:
+            if building is self._building and building.done() and (building.cancelled() or building.exception()):
+                self._building = None  # the next request tries again
         await application(scope, receive, send)
 
 
