@@ -35,6 +35,7 @@ WORDS = [f"word{number}" for number in range(5_000)]
 EVENTS_PER_OBSERVATION = 4
 """Observed, admitted, overflowed and promoted."""
 SAMPLE_S = 10.0
+LIVE_MIN_S = 4 * SAMPLE_S
 AT_ONCE = 64
 COLLECT_LAGS = """() => {
   window.lags = new Uint32Array(20_001);  // events by milliseconds of lag: the measure itself does not grow
@@ -201,9 +202,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memories", type=int, default=10_000)
     parser.add_argument("--fragments", type=int, default=100_000)
-    parser.add_argument("--live-s", type=float, default=180.0, help="seconds of live events")
+    parser.add_argument(
+        "--live-s", type=float, default=180.0, help=f"seconds of live events, at least {LIVE_MIN_S:.0f}"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
+    if given.live_s < LIVE_MIN_S:
+        parser.error(f"--live-s is {given.live_s:g}: a slope needs at least {LIVE_MIN_S:.0f} seconds")
     figures = asyncio.run(run_benchmark(given.memories, given.fragments, given.live_s))
     for name, values in figures.items():
         print(f"{name}: " + ", ".join(f"{label} {value:,.1f}" for label, value in values.items()))

@@ -80,7 +80,12 @@ def take_all(page: Any, console: str) -> None:
     page.locator("[data-state=live]").wait_for()
     page.locator("table.steps tbody tr").nth(3).wait_for()
     take(page, "live")
+    page.goto(f"{memory}/conflicts")
+    page.locator("ol.conflicts > li").nth(1).wait_for()
+    take(page, "conflicts")
     page.emulate_media(color_scheme="dark")
+    page.goto(memory)
+    page.locator("table.steps tbody tr").nth(3).wait_for()
     fragment = page.locator("[data-tier=shortTerm] .card", has_text="enhanced").first
     fragment.get_by_role("link").first.click()
     page.get_by_text("events, among").wait_for()
