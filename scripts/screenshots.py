@@ -1,7 +1,7 @@
 """Make the pictures of docs/console.md: `make screenshots` runs this with Playwright and an installed Chromium.
 
-`memstream dev` serves the letters of the demo; Chromium opens the console's views. Pictures are small enough to keep in
-the repository.
+`memstream dev` serves the letters of the demo, and a small memory with suspicions; Chromium opens the console's views.
+Pictures are small enough to keep in the repository.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ FOLDER = ROOT / "docs" / "images"
 MEMSTREAM = ROOT / ".venv" / "bin" / "memstream"
 QUESTION = "Did the Great Fire delay the time signals of Chicago?"
 OTHER = "When did Chicago get its time by telegraph?"
+MOVES = ("I live in Munich near the river.", "We had soup for lunch.", "I moved to Berlin last month.")
 SIZE = {"width": 1100, "height": 640}
 PICTURE_BYTES_MAX = 150_000
 
@@ -55,6 +57,22 @@ def ask(page: Any, pane: Any, question: str) -> None:
     pane.locator(".ranking > li").first.wait_for()
 
 
+def post(console: str, rpc: str, body: dict[str, Any]) -> None:
+    """Calls the contract as JSON. Raises urllib.error.HTTPError."""
+    url = f"{console.rstrip('/')}/memstream.v1.{rpc}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        answer.read()
+
+
+def write_moves(console: str) -> None:
+    """The memory demo/moves, with one open suspicion."""
+    memory = {"namespace": "demo", "memory": "moves"}
+    post(console, "MemoryService/CreateMemory", memory)
+    for text in MOVES:
+        post(console, "StreamService/ObserveBatch", {**memory, "observations": [{"content": text, "speaker": "Joy"}]})
+
+
 def take_all(page: Any, console: str) -> None:
     """All pictures."""
     memory = f"{console}#/m/demo/letters"
@@ -65,7 +83,7 @@ def take_all(page: Any, console: str) -> None:
     page.evaluate("scrollTo(0, 0)")
     take(page, "recall")
     page.get_by_role("button", name="Compare two queries").click()
-    page.set_viewport_size({"width": 1100, "height": 640})
+    page.set_viewport_size({"width": 1100, "height": 600})
     second = page.get_by_role("region", name="Query 2")
     ask(page, second, OTHER)
     first = page.get_by_role("region", name="Query 1")
@@ -80,6 +98,19 @@ def take_all(page: Any, console: str) -> None:
     page.locator("[data-state=live]").wait_for()
     page.locator("table.steps tbody tr").nth(3).wait_for()
     take(page, "live")
+    write_moves(console)
+    page.goto(f"{console}#/m/demo/moves/conflicts")
+    page.locator(".conflict").wait_for()
+    take(page, "conflicts")
+    page.goto(f"{memory}/timeline")
+    page.locator(".timeline li").first.wait_for()
+    take(page, "timeline")
+    page.goto(f"{console}#/server")
+    page.locator(".view:not([aria-busy])").wait_for()
+    page.locator(".facts").first.wait_for()
+    take(page, "server")
+    page.goto(memory)
+    page.locator("[data-tier=shortTerm] .card").first.wait_for()
     page.emulate_media(color_scheme="dark")
     fragment = page.locator("[data-tier=shortTerm] .card", has_text="enhanced").first
     fragment.get_by_role("link").first.click()
