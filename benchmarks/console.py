@@ -8,8 +8,9 @@ browser and the writer share one machine.
 First paint: navigation until the first row or card is in the page, with N memories in one namespace and a memory of N
 fragments; median of ROUNDS, each in a fresh browser context. Live: observations arrive one by one, so that EVENTS_PER_S
 events a second are committed; the lag is from the commit's time in the event until its row is in the page, by one
-clock. Heap: the used JavaScript heap after a garbage collection every SAMPLE_S; the slope of a line through the samples
-after the first third.
+clock. Growth, every SAMPLE_S: the used JavaScript heap after a garbage collection, and resident memory of the server;
+each slope is that of a line through the samples after the first third, and "of 8 h" is what that line adds for the
+events of 8 hours at one event a second (288 s at EVENTS_PER_S).
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import memstream
+from tests.rpc.test_fuzz_server import resident_mib
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import browser
 
 ROUNDS = 5
 EVENTS_PER_S = 100
+EVENTS_OF_8_H = 8 * 3_600
+"""At one event a second."""
 WORDS = [f"word{number}" for number in range(5_000)]
 EVENTS_PER_OBSERVATION = 4
 """Observed, admitted, overflowed and promoted."""
@@ -121,8 +125,16 @@ async def read_heap(session: Any) -> dict[str, float]:
     return {"kb": used / 1_024, "nodes": (await session.send("Memory.getDOMCounters"))["nodes"]}
 
 
-async def measure_live(chromium: Any, address: str, client: memstream.Client, live_s: float) -> dict[str, float]:
-    """Lag in milliseconds, and growth of the heap."""
+def fit_slope(samples: list[dict[str, float]], name: str) -> float:
+    """The growth of that figure in a second: a line through the samples after the first third."""
+    settled = samples[len(samples) // 3 :]
+    return statistics.linear_regression([each["at_s"] for each in settled], [each[name] for each in settled]).slope
+
+
+async def measure_live(
+    chromium: Any, address: str, client: memstream.Client, server_pid: int, live_s: float
+) -> dict[str, float]:
+    """Lag in milliseconds, and growth of the page's heap and of the server."""
     memory = await client.create_memory("bench/live")
     context = await chromium.new_context(viewport={"width": 1280, "height": 800})
     page = await context.new_page()
@@ -132,11 +144,11 @@ async def measure_live(chromium: Any, address: str, client: memstream.Client, li
     await page.evaluate(COLLECT_LAGS)
     stop = asyncio.Event()
     writing = asyncio.create_task(write_events(memory, stop))
-    began_s, samples = time.monotonic(), []
+    began_s, samples = time.monotonic(), list[dict[str, float]]()
     while time.monotonic() - began_s < live_s:
         await asyncio.sleep(min(SAMPLE_S, live_s))
         heap = await read_heap(session)
-        samples.append((time.monotonic() - began_s, heap["kb"], heap["nodes"]))
+        samples.append({"at_s": time.monotonic() - began_s, **heap, "rss_mib": resident_mib(server_pid)})
     stop.set()
     observations = await writing
     elapsed_s = time.monotonic() - began_s
@@ -144,20 +156,25 @@ async def measure_live(chromium: Any, address: str, client: memstream.Client, li
     state = await page.locator(".state").text_content()
     await context.close()
     assert state == "live", state
-    settled = samples[len(samples) // 3 :]
-    slope = statistics.linear_regression([at for at, _, _ in settled], [kb for _, kb, _ in settled]).slope
+    heap_slope, rss_slope = fit_slope(samples, "kb"), fit_slope(samples, "rss_mib")
+    events_per_s = sum(lags) / elapsed_s
     return {
-        "events/s": sum(lags) / elapsed_s,
+        "events/s": events_per_s,
         "observations": observations,
         "lag p50 ms": percentile(lags, 0.5),
         "lag p99 ms": percentile(lags, 0.99),
         "lag max ms": max(lag for lag, count in enumerate(lags) if count),
-        "heap first KB": samples[0][1],
-        "heap last KB": samples[-1][1],
-        "heap KB/min": slope * 60,
-        "heap MB/day": slope * 86_400 / 1_024,
-        "nodes first": samples[0][2],
-        "nodes last": samples[-1][2],
+        "heap first KB": samples[0]["kb"],
+        "heap last KB": samples[-1]["kb"],
+        "heap KB/min": heap_slope * 60,
+        "heap KB of 8 h": heap_slope * EVENTS_OF_8_H / events_per_s,
+        "nodes first": samples[0]["nodes"],
+        "nodes last": samples[-1]["nodes"],
+        "nodes of 8 h": fit_slope(samples, "nodes") * EVENTS_OF_8_H / events_per_s,
+        "server RSS first MiB": samples[0]["rss_mib"],
+        "server RSS last MiB": samples[-1]["rss_mib"],
+        "server RSS MiB/min": rss_slope * 60,
+        "server RSS MiB of 8 h": rss_slope * EVENTS_OF_8_H / events_per_s,
     }
 
 
@@ -192,7 +209,7 @@ async def run_benchmark(memories: int, fragments: int, live_s: float) -> dict[st
                 name: await time_first_paint(chromium, f"http://{address}/{path}", selector)
                 for name, (path, selector) in views.items()
             }
-            figures["live"] = await measure_live(chromium, address, client, live_s)
+            figures["live"] = await measure_live(chromium, address, client, server.pid, live_s)
             await chromium.close()
     return figures
 

@@ -1,7 +1,7 @@
 """Make the pictures of docs/console.md: `make screenshots` runs this with Playwright and an installed Chromium.
 
-`memstream dev` serves the letters of the demo; Chromium opens the console's views. Pictures are small enough to keep in
-the repository.
+`memstream dev` serves the letters of the demo, and a small memory with suspicions; Chromium opens the console's views.
+Pictures are small enough to keep in the repository.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def take_all(page: Any, console: str) -> None:
     page.evaluate("scrollTo(0, 0)")
     take(page, "recall")
     page.get_by_role("button", name="Compare two queries").click()
-    page.set_viewport_size({"width": 1100, "height": 640})
+    page.set_viewport_size({"width": 1100, "height": 600})
     second = page.get_by_role("region", name="Query 2")
     ask(page, second, OTHER)
     first = page.get_by_role("region", name="Query 1")
@@ -83,6 +83,13 @@ def take_all(page: Any, console: str) -> None:
     page.goto(f"{memory}/conflicts")
     page.locator("ol.conflicts > li").nth(1).wait_for()
     take(page, "conflicts")
+    page.goto(f"{memory}/timeline")
+    page.locator(".timeline li").first.wait_for()
+    take(page, "timeline")
+    page.goto(f"{console}#/server")
+    page.locator(".view:not([aria-busy])").wait_for()
+    page.locator(".facts").first.wait_for()
+    take(page, "server")
     page.emulate_media(color_scheme="dark")
     page.goto(memory)
     page.locator("table.steps tbody tr").nth(3).wait_for()
