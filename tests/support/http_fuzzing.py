@@ -234,8 +234,8 @@ class HttpFuzzer:
         headers = [("host", self._host), ("content-type", kind), ("content-length", str(len(body)))]
         if self._token:
             headers.append(("authorization", f"Bearer {self._token}"))
-        if method.name == "RecallOnce":  # it may wait for a revision
-            headers.append(("connect-timeout-ms", "1000"))
+        if method.name == "RecallOnce":  # it may wait for a revision, for as long as the query says
+            headers.append(("grpc-timeout", "1S") if "grpc-web" in kind else ("connect-timeout-ms", "1000"))
         given = {**dict(headers), **dict(more)}
         lines = [f"POST {path_of(method)} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
