@@ -178,7 +178,7 @@ async def cancelled(engine: Engine, id: str) -> None:
 
 async def test_waiting_erasures_share_one_rebuild(tmp_path: Path) -> None:
     index = MemoryIndex()
-    index.keeps_deleted = True
+    index.keeps_deleted, index.drop_s = True, 1.0  # the others arrive during the first one
     async with assembled(tmp_path, index=index) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
         await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons", "foxes", "weasels")))

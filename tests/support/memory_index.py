@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,8 @@ class MemoryIndex:
         """The call that failed since the last `fail_at`; empty if none."""
         self.keeps_deleted = False
         self.drops = 0
+        self.drop_s = 0.0
+        """How long a drop takes."""
 
     def fail_at(self, number: int, error: type[IndexUnavailable], call: str) -> None:
         """Make the `number`-th `call` from now (the first is 1) raise `error`, once. IndexLost loses everything."""
@@ -92,6 +95,7 @@ class MemoryIndex:
     async def drop_all(self) -> None:
         self._called("drop_all")
         self.drops += 1
+        await asyncio.sleep(self.drop_s)
         self.kept, self._now = {}, {}
 
     async def search(

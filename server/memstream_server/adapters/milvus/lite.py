@@ -74,23 +74,27 @@ class LiteProcess:
     ) -> LiteProcess:
         """Start a child on `data_dir`/milvus and wait until it serves. Raises IndexUnavailable with the reason."""
         endpoint = make_endpoint(data_dir)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", str(CHILD)),
-            *("--directory", str(data_dir / INDEX_FOLDER)),
-            *(part for name in collections for part in ("--collection", name)),
-            *(
-                "--socket",
-                str(endpoint.path or ""),
-                "--parent",
-                str(os.getpid()),
-                "--lock-timeout-s",
-                str(lock_timeout_s),
-            ),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", str(CHILD)),
+                *("--directory", str(data_dir / INDEX_FOLDER)),
+                *(part for name in collections for part in ("--collection", name)),
+                *(
+                    "--socket",
+                    str(endpoint.path or ""),
+                    "--parent",
+                    str(os.getpid()),
+                    "--lock-timeout-s",
+                    str(lock_timeout_s),
+                ),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except BaseException:  # also cancelled: no process will use the address
+            endpoint.remove_socket()
+            raise
         child = cls(process, endpoint, stop_timeout_s)
         try:
             async with asyncio.timeout(start_timeout_s):
