@@ -29,7 +29,7 @@ SUITE = [*(f"tests/{part}" for part in PARTS), "-k", "not scripted"]
 
 @pytest.fixture
 def files() -> Iterator[Path]:
-    """A folder with a short path, as the suite has by itself: sockets' paths are limited."""
+    """A folder with a short path, because paths of sockets are limited."""
     with tempfile.TemporaryDirectory(prefix="memstream-suite-", dir="/tmp") as folder:
         yield Path(folder) / "suite"
 

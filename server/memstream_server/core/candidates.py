@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import find_crowded
 from memstream_server.core.lexical import Floats
-
-Slots = npt.NDArray[np.int64]
 
 
 def best(values: Floats, allowed: Mask, count: int) -> Slots:

@@ -14,6 +14,8 @@ from memstream_server.core.rendering import is_question
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
+Slots = npt.NDArray[np.int64]
+"""Numbers of columns' entries, one a fragment."""
 PINNED_US = int(np.iinfo(np.int64).max)
 """Sentinel for pinned fragments: they never expire, regardless of the policy."""
 NEVER_US = PINNED_US - 1

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.columns import Columns, Mask, Slots
 
 BOTH_SHARE = 0.2
 """Share of the lesser of the two matches. Figures of 0 to 1 are in docs/decisions.md."""
-Slots = npt.NDArray[np.int64]
 Matches = npt.NDArray[np.float64]
 
 

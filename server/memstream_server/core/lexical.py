@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours, Slots
+from memstream_server.core.columns import Slots
+from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours
 from memstream_server.core.postings import Hashes, Postings
 from memstream_server.core.rendering import may_neighbour
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing
+from memstream_server.core.columns import Slots
 
-Slots = npt.NDArray[np.int64]
 NOBODY = -1
 NEARNESS = (1.0, 1.0, 0.5, 0.5)
 """Weight of a neighbour's words in a window, by distance, nearest first. The fragment's own words have weight 1."""

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.suspicions import arrange
-
-Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from memstream_server.core.candidates import best, best_of, candidates, widen_candidates
-from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
 from memstream_server.core.lexical import Floats, Legs
@@ -55,7 +55,6 @@ from memstream_server.core.weights import Weights, mean_with_dense, scale_cosine
 
 FORMULA = "absolute/5"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
-Slots = npt.NDArray[np.int64]
 _HOUR_US = 3_600_000_000.0
 
 

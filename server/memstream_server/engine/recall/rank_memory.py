@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core import ranking, ranking_dbgpt
-from memstream_server.core.candidates import Slots, best, candidates, widen_candidates
-from memstream_server.core.columns import Mask
+from memstream_server.core.candidates import best, candidates, widen_candidates
+from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lending import Superseded, find_borrowers
