@@ -35,10 +35,11 @@ def test_demo_reports_no_loss_and_no_duplicates(shown: str) -> None:
 
 
 def test_events_account_for_every_letter(shown: str) -> None:
-    counts = {name: int(count.replace(",", "")) for name, count in re.findall(r"│ ([A-Z]+) +│ +([\d,]+) │", shown)}
+    counts = {name: int(count.replace(",", "")) for name, count in re.findall(r"│ ([A-Z_]+) +│ +([\d,]+) │", shown)}
     assert counts["OBSERVED"] + counts.get("REPEATED", 0) == LETTERS
     assert counts["ADMITTED"] == counts["OBSERVED"]
     assert counts["PROMOTED"] == counts["OBSERVED"] - 10  # ten are still in short-term
+    assert "UNKNOWN" not in shown
 
 
 def test_demo_shows_one_path_through_the_tiers(shown: str) -> None:

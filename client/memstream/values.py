@@ -86,6 +86,8 @@ class EventType(StrEnum):
     IMPORTED = "imported"
     SUPERSEDED = "superseded"
     SUPERSESSION_UNDONE = "supersession_undone"
+    CONFLICT_SUSPECTED = "conflict_suspected"
+    CONFLICT_RESOLVED = "conflict_resolved"
     RECALLED = "recalled"
 
 
@@ -105,8 +107,6 @@ class TruthStatus(StrEnum):
     SUPERSEDED = "superseded"
     NOT_YET_VALID = "not_yet_valid"
     NO_LONGER_VALID = "no_longer_valid"
-    CONFLICT_SUSPECTED = "conflict_suspected"
-    CONFLICT_RESOLVED = "conflict_resolved"
 
 
 class EventReason(StrEnum):

@@ -29,7 +29,16 @@ from memstream.codec import (
 from memstream.ledger import Ledger
 from memstream.policy_codec import policy_from_wire, policy_paths, policy_to_wire
 from memstream.status import error_from_status, is_cut, translate_error
-from memstream.v1 import error_pb2, fragment_pb2
+from memstream.v1 import (
+    conversation_service_pb2,
+    error_pb2,
+    event_pb2,
+    fragment_pb2,
+    memory_pb2,
+    memory_service_pb2,
+    operation_pb2,
+    server_service_pb2,
+)
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.wiretypes import duration_from_wire, duration_to_wire, timestamp_from_wire, timestamp_to_wire
 from tests.support.scripts import status
@@ -381,3 +390,27 @@ def test_interpreted_times_are_decoded() -> None:
         memstream.InterpretedTime("since May", datetime(2023, 5, 1, tzinfo=UTC), None),
     )
     assert answer_from_wire([], pb.RecallDone()).interpreted == ()
+
+
+FILES = (
+    conversation_service_pb2,
+    error_pb2,
+    event_pb2,
+    fragment_pb2,
+    memory_pb2,
+    memory_service_pb2,
+    operation_pb2,
+    server_service_pb2,
+    pb,
+)
+ENUMS = {enum.name: enum for file in FILES for enum in file.DESCRIPTOR.enum_types_by_name.values()}
+OTHER_NAMES = {"ReplayDifferenceType": "DifferenceType"}
+"""Enums that the SDK names otherwise."""
+
+
+@pytest.mark.parametrize("name", sorted(ENUMS.keys() - {"ErrorReason"}))  # errors have it as a string
+def test_enum_has_the_members_of_the_contract(name: str) -> None:
+    prefix = ENUMS[name].values_by_number[0].name.removesuffix("UNSPECIFIED")
+    agreed = {value.name.removeprefix(prefix) for value in ENUMS[name].values} - {"UNSPECIFIED", "UNKNOWN"}
+    members = {member.name for member in getattr(public, OTHER_NAMES.get(name, name))}
+    assert members - {"UNKNOWN"} == agreed
