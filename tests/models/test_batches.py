@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from memstream_server.adapters.models.batches import Batches
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
 from memstream_server.adapters.models.openai_errors import RefusedError
-from memstream_server.adapters.models.resilience import Resilience
+from memstream_server.adapters.models.resilience import Resilience, ResilientCalls
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.fake_openai import FakeOpenAI, Fault
 
@@ -131,6 +132,17 @@ async def test_a_failure_is_theirs_whose_text_was_asked() -> None:
     assert [done[0], done[3]] == [["A"], ["D"]]
     assert [str(one) for one in done[1:3]] == ["down", "down"]
     assert endpoint.asked == [["a"], [DEAD, "c"], ["d"]]  # not b2 and b3, which nobody waits for
+
+
+async def test_failed_request_cancels_no_other_of_its_call() -> None:
+    endpoint = Endpoint()
+    batches = of(endpoint, texts_max=1, concurrency=3)
+    (task,) = await begun(batches.fetch_answers([DEAD, "b", "c", "d"]))
+    endpoint.go()
+    with pytest.raises(ModelUnavailable, match="down"):
+        await task
+    await asyncio.sleep(0.01)
+    assert (endpoint.asked, endpoint.given_up) == ([[DEAD], ["b"], ["c"]], 0)
 
 
 async def test_who_leaves_takes_along_what_was_not_asked() -> None:
@@ -308,3 +320,27 @@ async def test_dead_endpoint_fails_each_caller() -> None:
         np.testing.assert_allclose(await second, direction(fake, "b")[None], rtol=1e-5)
         np.testing.assert_allclose(await third, direction(fake, "c")[None], rtol=1e-5)
         assert fake.embedded == [["a"], ["b", "c"]]
+
+
+async def test_circuit_closes_when_calls_need_many_requests() -> None:
+    resilience, now_s = Resilience(attempts=1, deadline_s=5, failures_to_open=2, open_s=10), 0.0
+    calls = ResilientCalls(resilience, lambda: now_s)
+    async with FakeOpenAI(dimension=8) as fake:
+        model = OpenAIEmbedding(model="m", base_url=fake.base_url, resilience=resilience, batch_texts=2)
+        embedder = OpenAIEmbedder(model, calls=calls)
+        texts = [f"text {number}" for number in range(16)]
+        await embedder.embed(texts)
+        fake.fail(*[Fault(status=503)] * 100)
+        while not calls.breaker.open:
+            with pytest.raises(ModelUnavailable):
+                await embedder.embed(texts)
+        fake.heal()
+        fake.latency_s = 0.02  # the probe is in flight while the call's other requests are rejected
+        for _ in range(3):
+            now_s += 10
+            with contextlib.suppress(ModelUnavailable):
+                await embedder.embed(texts)
+            await asyncio.sleep(0.1)
+        assert not calls.breaker.open
+        assert len(await embedder.embed(texts)) == len(texts)
+        await embedder.close()

@@ -264,7 +264,7 @@ async def only(server: ServerProcess, name: str) -> bool:
 
 
 async def test_next_model_outage_is_reported_and_waited_for(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    server = await started(make_server(**next_model(fake), embedding_batch_max=8))
+    server = await started(make_server(**next_model(fake)))
     async with connected(server) as (client, operations):
         memory = await fill(client, "zoo/large")
         await until(lambda: indexed(client, memory))

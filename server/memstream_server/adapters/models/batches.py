@@ -3,7 +3,9 @@
 Rule 1. At most `concurrency` requests are in flight; later calls wait. A request takes one text of each waiting call
 in turn until it is full, so that a call with one text does not wait for a call with a thousand.
 Rule 2. A refused request is split in halves until the refused texts are isolated. The halves go first.
-Rule 3. A cancelled call withdraws its unsent texts; a request without waiting callers is cancelled.
+Rule 3. A call that ends early withdraws its unsent texts. A request is cancelled if all its callers have left and the
+last one was cancelled. A failure of one request cancels no other: that one may be the probe of a circuit breaker, and
+the circuit would stay open for as long as each call has texts for several requests.
 """
 
 from __future__ import annotations
@@ -73,8 +75,12 @@ class Batches(Generic[T]):
             self._start_requests()
             try:
                 await call.done
-            except BaseException:
-                self._withdraw_call(call)
+            except asyncio.CancelledError:
+                self._withdraw_texts(call)
+                self._cancel_abandoned_requests()
+                raise
+            except Exception:
+                self._withdraw_texts(call)
                 raise
         return call.answers
 
@@ -91,12 +97,14 @@ class Batches(Generic[T]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _withdraw_call(self, call: _Call[T]) -> None:
-        """Withdraw a call that is not complete."""
+    def _withdraw_texts(self, call: _Call[T]) -> None:
+        """Withdraw the unsent texts of a call that is not complete."""
         if not call.done.cancel() and not call.done.cancelled():
             call.done.exception()  # mark as retrieved: a caller cancelled at the same moment never reads it
         if call in self._calls:
             self._calls.remove(call)
+
+    def _cancel_abandoned_requests(self) -> None:
         for task, batch in self._under_way.items():
             if all(each.done.done() for each, _ in batch):
                 task.cancel()
@@ -112,7 +120,7 @@ class Batches(Generic[T]):
 
     def _end_request(self, task: asyncio.Task[None]) -> None:
         batch = self._under_way.pop(task)
-        if task.cancelled():  # by `_withdraw_call`, or from within `ask`
+        if task.cancelled():  # its callers have left, or from within `ask`
             _fail_calls((call for call, _ in batch), ModelUnavailable("the request was given up"))
         self._start_requests()
 
