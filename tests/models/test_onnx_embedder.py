@@ -119,6 +119,12 @@ def no_model(directory: Path) -> None:
     (directory / "model.onnx").unlink()
 
 
+def model_in_other_folder(directory: Path) -> None:
+    """As `memstream models install` lays out a model."""
+    (directory / "int8").mkdir()
+    (directory / "model.onnx").rename(directory / "int8" / "model.onnx")
+
+
 def broken_model(directory: Path) -> None:
     (directory / "model.onnx").write_bytes(b"no model")
 
@@ -155,6 +161,7 @@ def picture_model(directory: Path) -> None:
     ("spoil", "complaint"),
     [
         (no_model, "no model.onnx"),
+        (model_in_other_folder, "tiny/int8"),
         (broken_model, "cannot be loaded"),
         (no_tokenizer, "tokenizer.json cannot be loaded"),
         (broken_config, "config.json cannot be read"),

@@ -33,7 +33,10 @@ def model_file(directory: Path) -> Path:
     for file in (directory / "model.onnx", directory / "onnx/model.onnx"):
         if file.is_file():
             return file
-    raise OnnxModelError(f"{directory} has no model.onnx, nor has its folder onnx")
+    message = f"{directory} has no model.onnx, nor has its folder onnx"
+    if folders := sorted(file.parent.name for file in directory.glob("*/model.onnx")):  # of an installed model
+        message += f"; name one of its folders instead: {', '.join(str(directory / name) for name in folders)}"
+    raise OnnxModelError(message)
 
 
 def model_name(directory: Path, file: Path) -> str:
