@@ -180,8 +180,9 @@ class ObserveStream:
             if self._closing:
                 raise ProtocolViolation(f"a message ({kind}) came after `close`")
             if kind == "batch":
-                await self._accept_batch(message.batch)
-            elif kind == "flush":
+                await self._accept_batch(message.batch)  # wakes the writer once the batch is received
+                continue
+            if kind == "flush":
                 self._accept_flush(message.flush)
             elif kind == "close":
                 self._closing = True

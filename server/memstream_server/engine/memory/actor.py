@@ -158,9 +158,11 @@ class Actor:
         The caller ensures that no received batch waits to be stored, and that none is received meanwhile. Raises
         JournalError.
         """
-        prepared = await self._prepare_batches(batches)
         async with self._deciding:
-            outcomes = await self._decide_batches(prepared)
+            async with self._slot_for(sum(batch.size for batch in batches)):  # the whole way to the commit is one slot
+                prepared = await self._prepare_batches(batches)
+                outcomes, decision, commit = await self._decide_batches(prepared)
+            await self._commit_decision(decision, commit)
         self.ingest.mark_stored(batches, outcomes)
 
     async def run(self, decide: Decide) -> int:
@@ -250,7 +252,8 @@ class Actor:
     async def _store_batches(self, prepared: _Prepared) -> None:
         while True:
             try:
-                outcomes = await self._decide_batches(prepared)
+                outcomes, decision, commit = await self._decide_batches(prepared)
+                await self._commit_decision(decision, commit)
                 break
             except StorageFull as error:  # the transaction changed nothing
                 log.warning("storage_full", memory=self.uid, error=error)
@@ -258,7 +261,7 @@ class Actor:
         self._prepare_slots.release()
         self.ingest.mark_stored(prepared.batches, outcomes)
 
-    async def _decide_batches(self, prepared: _Prepared) -> dict[int, Outcome]:
+    async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
         async with self._slot_for(len(prepared.gathered)):
             known = await read_known(self.working, prepared.gathered, self._storage)
             suspected = await find_suspicions(self.working, prepared.gathered, self._storage, self._models.analyzer)
@@ -266,9 +269,7 @@ class Actor:
                 self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
             )
             decision = decision.with_suspicions(suspected).with_cost(prepared.account, Purpose.IMPORTANCE)
-            decision, commit = await self._commit_of(decision)
-        await self._commit_decision(decision, commit)
-        return outcomes
+            return outcomes, *await self._commit_of(decision)
 
     def _take_slot(self) -> AbstractAsyncContextManager[None]:
         return self._runtime.scheduler.slot(self.working.record.namespace)
