@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
+from memstream_server.core.enhancement import may_hit
 from memstream_server.core.filters import visible
 from memstream_server.core.tiers import Recollected, recollect
 from memstream_server.core.values import Fragment, Vector
@@ -154,6 +155,11 @@ class Reinforcement:
         space = actor.working.embedding
         async with self._take_slot(actor, space):
             vectors = await self._content_vectors(actor, new, space)
+            working = actor.working
+            anchors, policy = working.state.short_term, working.record.policy.short_term
+            # Without a possible hit the offer changes nothing, so that its place among the decisions does not matter.
+            if working.embedding is not space or not may_hit(anchors, vectors, policy, space.model.similarity_min):
+                return
         pairs = zip(new, vectors, strict=True)
         found = [Recollected(one.id, one.content, vector, one.structured) for one, vector in pairs]
         versions = {one.id: one.version for one in new}
@@ -197,21 +203,22 @@ class Reinforcement:
         """Vectors comparable with those of held fragments: of the content or of the indexed text, as the policy
         says.
         """
-        record = actor.working.record
+        record, in_space = actor.working.record, space.name
         by_content = compares_content(record.kind, record.policy)
         stored = [one.id for one in fragments if one.own_vector or not by_content]
-        read = actor.working.get_vectors(stored)
-        unread = [id_ for id_ in stored if id_ not in read]
-        packed = await self._storage.journal.get_vectors(record.uid, space.name, unread) if unread else {}
-        embedded = [one for one in fragments if by_content and not one.own_vector]
-        keys = {one.id: (record.uid, one.id, one.version, space.name) for one in embedded}
-        missing = [one for one in embedded if keys[one.id] not in self._content]
+        known = actor.working.get_vectors(stored)
+        if unread := [id_ for id_ in stored if id_ not in known]:
+            packed = await self._storage.journal.get_vectors(record.uid, in_space, unread)
+            known |= {id_: vector for id_, raw in packed.items() if (vector := unpack_vector(raw)) is not None}
+        embedded = {
+            (record.uid, one.id, one.version, in_space): one for one in fragments if by_content and not one.own_vector
+        }
+        missing = [key for key in embedded if key not in self._content]
         if missing:
-            rows = await self._models.enricher.embed_contents([one.content for one in missing], record, space)
-            for fragment, row in zip(missing, rows, strict=True):
-                self._content[keys[fragment.id]] = row
-        made = {id_: self._content[key] for id_, key in keys.items()}
-        known = read | {id_: vector for id_, raw in packed.items() if (vector := unpack_vector(raw)) is not None} | made
+            texts = [embedded[key].content for key in missing]
+            rows = await self._models.enricher.embed_contents(texts, record, space)
+            self._content.update(zip(missing, rows, strict=True))
+        known |= {key[1]: self._content[key] for key in embedded}
         found = [known.get(one.id) for one in fragments]
         while len(self._content) * space.model.dimension * 4 > CONTENT_VECTORS_BYTES_MAX:
             self._content.popitem(last=False)
