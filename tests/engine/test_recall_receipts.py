@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType
@@ -285,7 +286,7 @@ class RemoteEmbedder(ScriptedEmbedder):
     """One that is asked for every vector."""
 
     async def model(self) -> EmbeddingModel:
-        return replace(await super().model(), instant=False)
+        return dataclasses.replace(await super().model(), instant=False)
 
 
 async def test_a_recall_without_a_vector_is_replayed_without_one(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
@@ -282,7 +283,7 @@ async def test_a_memory_too_large_for_ram_has_a_past(tmp_path: Path) -> None:
         then = await engine.recall(*JOY, query)
         await change(engine, ids[0], content="a concert in Ulm")
         assert (await engine.recall(*JOY, query)).best_relevance < then.best_relevance
-        past = await engine.recall(*JOY, replace(query, as_of=AsOf(revision=then.revision)))
+        past = await engine.recall(*JOY, msgspec.structs.replace(query, as_of=AsOf(revision=then.revision)))
         assert [one.fragment.content for one in past.recollections] == ["the otter eats fish"]
         assert past.recollections[0].scored.score == then.recollections[0].scored.score
         assert past.recollections[0].scored.cosine == then.recollections[0].scored.cosine

@@ -171,8 +171,7 @@ class AsOf:
     time_us: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Query:
+class Query(Struct, frozen=True, gc=False, eq=False):
     """A recall; None takes the policy's value."""
 
     text: str
@@ -183,7 +182,7 @@ class Query:
     beta: float | None = None
     gamma: float | None = None
     min_relevance: float | None = None
-    filter: Filter = field(default_factory=Filter)
+    filter: Filter = Filter()
     min_revision: int = 0
     wait_s: float = 10.0
     """How long to wait for min_revision, at most the call's deadline."""
@@ -264,8 +263,7 @@ class Evidence:
     """Whether the vector index chose the candidates."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RecallAnswer:
+class RecallAnswer(Struct, frozen=True, gc=False, eq=False):
     """The whole answer to a query."""
 
     revision: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from memstream_server.core.values import Fragment, Vector
 from memstream_server.engine.recall.rank_memory import Found

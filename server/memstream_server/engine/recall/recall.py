@@ -14,9 +14,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec.structs
 import numpy as np
 import structlog
+from msgspec import structs
 
 from memstream_server.core import ranking
 from memstream_server.core.budget import Fit, Item, fit
@@ -135,11 +135,12 @@ class Recaller:
         )
         self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
         floor = weak_floor(actor.working.record.policy, query, space.model)
-        answer = replace(answer, degraded=degraded, timings_s=watch.steps, weak=found.considered.best_match < floor)
+        weak = found.considered.best_match < floor
+        answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak)
         if not query.receipt:
             return answer
         terms = self._read_terms(actor.working, query).hashes
-        return replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
+        return structs.replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
 
     def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
         record = working.record
@@ -155,7 +156,7 @@ class Recaller:
         if (known := vectors.get(space.name)) is not None:
             return known, ""
         try:
-            async with asyncio.timeout(self._runtime.limits.embed_deadline_s):
+            async with asyncio.timeout(None if space.model.instant else self._runtime.limits.embed_deadline_s):
                 vectors[space.name] = (await space.embedder.embed([query.text], namespace))[0]
             return vectors[space.name], ""
         except (ModelError, TimeoutError) as error:
@@ -175,7 +176,7 @@ class Recaller:
             return replace(found, interpreted=times), degraded
         found = self._rank(working, query, question, cosines, legs)
         watch.record_step("score")
-        return replace(found, interpreted=times), ""
+        return replace(found, interpreted=times) if times else found, ""
 
     async def _search_index(
         self, working: WorkingSet, query: Query, question: Question, watch: _Stopwatch
@@ -341,11 +342,9 @@ class Recaller:
             missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
             found = replace(found, formula=formula, near_misses=missed + found.near_misses, degraded=late)
             ranked = ranked[: found.limit]
-        fitted = fit(
-            [_budget_item(fragment) for _, fragment in ranked],
-            [_budget_item(one) for one in short_term],
-            query.token_budget,
-        )
+        hits, held = [_budget_item(one) for _, one in ranked], [_budget_item(one) for one in short_term]
+        budget = query.token_budget
+        fitted = fit(hits, held, budget) if budget > 0 else Fit(tuple(hits), tuple(held))
         answer = _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
         return _with_truth(answer, working, self._expiry_us(query))
 
@@ -399,7 +398,7 @@ def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recal
     columns, links = working.columns, working.links
     change_us = columns.next_validity_us(now_us)
     if not links and columns.is_current(now_us) is None:
-        return replace(answer, validity_change_us=change_us)
+        return structs.replace(answer, validity_change_us=change_us)
 
     def links_of(id_: str) -> tuple[ChainLink, ...]:
         ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
@@ -410,14 +409,14 @@ def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recal
         )
 
     found = tuple(
-        msgspec.structs.replace(one, status=one.fragment.status_at(now_us), chain=links_of(one.fragment.id))
+        structs.replace(one, status=one.fragment.status_at(now_us), chain=links_of(one.fragment.id))
         for one in answer.recollections
     )
     missed = tuple(
         replace(miss, superseded_by=links.newer(miss.scored.id)) if miss.stage is Stage.SUPERSEDED else miss
         for miss in answer.near_misses
     )
-    return replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
+    return structs.replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
 
 
 def _budget_item(fragment: Fragment) -> Item:
@@ -447,7 +446,7 @@ def _build_answer(
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = msgspec.structs.replace(first, fragment=cut, truncated=True)
+        recollections[0] = structs.replace(first, fragment=cut, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
     removed = set(fitted.removed)
     by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)
@@ -462,7 +461,7 @@ def _build_answer(
         degraded=found.degraded,
         near_misses=(by_budget + found.near_misses)[: query.near_misses],
         timings_s={},
-        tokens=fitted.tokens if query.token_budget > 0 else 0,
+        tokens=fitted.tokens,
         formula=found.formula,
         interpreted=found.interpreted,
     )

@@ -10,11 +10,12 @@ nothing: what is gone is absent and named.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.timeline import Loss

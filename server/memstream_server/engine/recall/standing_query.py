@@ -13,8 +13,9 @@ Rule 4. Nothing is offered to short-term, but sent fragments count as recalled. 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec.structs import replace
 
 from memstream_server.core.retention import expiry_us
 from memstream_server.core.suspicions import Suspicion
