@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from memstream_server.core.events import EventType
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.records import Recorded
 
@@ -13,6 +14,8 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._recalls = {False: metrics.recalls.labels("ok"), True: metrics.recalls.labels("degraded")}
+        self._transitions = {each: metrics.transitions.labels(each.value) for each in EventType}
 
     def count_received(self, observations: int, rejected: int, seconds: float) -> None:
         self._metrics.observations_received.inc(observations)
@@ -29,12 +32,12 @@ class EngineMetrics:
         self._metrics.commit_seconds.observe(seconds)
 
     def count_events(self, recorded: Recorded) -> None:
-        for type_, times in Counter(event.type for event in recorded.events).items():
-            self._metrics.transitions.labels(type_.value).inc(times)
+        for type_, times in Counter([event.type for event in recorded.events]).items():
+            self._transitions[type_].inc(times)
 
     def count_recall(self, seconds: float, degraded: bool) -> None:
         self._metrics.recall_seconds.observe(seconds)
-        self._metrics.recalls.labels("degraded" if degraded else "ok").inc()
+        self._recalls[degraded].inc()
 
     def count_indexed(self, seconds: float) -> None:
         self._metrics.indexed_seconds.observe(seconds)

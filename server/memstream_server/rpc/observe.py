@@ -199,8 +199,9 @@ class ObserveStream:
             items, size = observations.read_batch(
                 list(batch.observations), self._opening.session, self._limits, self._dimension
             )
-            self._check_window(count, size)
-            received = self._submit_batch(batch.first_sequence, items)
+        # After the slot: the task that this starts finds no slot taken.
+        self._check_window(count, size)
+        received = self._submit_batch(batch.first_sequence, items)
         if isinstance(received, BacklogFull):
             received = await self._submit_later(received, batch.first_sequence, items)
         last = batch.first_sequence + count - 1

@@ -153,7 +153,7 @@ class ObserveSession:
         return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
 
     def take_slot(self) -> AbstractAsyncContextManager[None]:
-        """A slot in which a stream decodes and submits a batch: a hundred streams may send at once."""
+        """A slot in which a stream decodes a batch: a hundred streams may send at once."""
         return self._target.take_slot()
 
     def take_progress(self) -> Progress:

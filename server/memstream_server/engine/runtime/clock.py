@@ -44,4 +44,4 @@ class Ids:
 
 def encode_ulid(value: int) -> str:
     """A 128-bit number as 26 characters of Crockford base 32, most significant first."""
-    return "".join(_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10))
+    return "".join([_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -99,7 +98,7 @@ def run_statement(connection: Connection, text: str, values: tuple[Any, ...] = (
 
     SQLAlchemy's path (an execution context, a result, their events) takes longer than SQLite itself. Raises DBAPIError.
     """
-    driver: Any = connection.connection.driver_connection
+    driver: Any = connection.connection.dbapi_connection
     try:
         rows: list[tuple[Any, ...]] = driver.execute(text, values).fetchall()  # fetch all: a later row may fail
     except sqlite3.Error as error:
@@ -229,7 +228,8 @@ def probe_damage(connection: Connection) -> None:
 
 def free_bytes(directory: Path) -> int:
     """Space left in the directory's file system."""
-    return shutil.disk_usage(directory).free
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def copy_database(source: Path, target: Path) -> None:

@@ -74,8 +74,9 @@ def write_rows(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...
 
     If several rows replace the same one, the last wins; PostgreSQL rejects a statement that replaces a row twice.
     """
-    for _ in _execute_slices(connection, bulk, rows):
-        pass
+    if rows:  # a small commit has none for most tables
+        for _ in _execute_slices(connection, bulk, rows):
+            pass
 
 
 def write_returning(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
