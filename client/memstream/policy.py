@@ -136,6 +136,7 @@ class ConflictPolicy:
     suspect: bool | None = None
     margin: float | None = None
     fold: bool | None = None
+    ask_llm: bool | None = None
 
 
 @check_fields

@@ -46,7 +46,7 @@ class ImportedFragment:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """LLM usage on behalf of a memory; `purpose` is "importance", "insight" or "reflection"."""
+    """LLM usage on behalf of a memory; `purpose` is "importance", "insight", "reflection" or "conflict"."""
 
     purpose: str
     model: str

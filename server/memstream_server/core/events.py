@@ -66,6 +66,7 @@ class Purpose(StrEnum):
     IMPORTANCE = "importance"
     INSIGHT = "insight"
     REFLECTION = "reflection"
+    CONFLICT = "conflict"
 
 
 @dataclass(frozen=True, slots=True)

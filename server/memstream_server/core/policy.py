@@ -204,6 +204,11 @@ class ConflictPolicy:
         10,
     )
     fold: bool = _tunable(False, "fold the older of two suspected fragments under the newer one")
+    ask_llm: bool = _tunable(
+        False,
+        "let the LLM, if any, decide new suspicions in the background, with one question for each; without effect if "
+        "`suspect` is off",
+    )
 
 
 @dataclass(frozen=True, slots=True)
