@@ -80,7 +80,9 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     EVENT_TYPE_CONFLICT_SUSPECTED: _EventType.ValueType  # 25
     """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
     EVENT_TYPE_CONFLICT_RESOLVED: _EventType.ValueType  # 26
-    """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+    """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
+    same revision has MODEL_ASKED with the purpose "conflict".
+    """
     EVENT_TYPE_RECALLED: _EventType.ValueType  # 27
     """The memory was recalled with a receipt: `receipt_id` names it."""
     EVENT_TYPE_SUPERSESSION_UNDONE: _EventType.ValueType  # 28
@@ -145,7 +147,9 @@ EVENT_TYPE_SUPERSEDED: EventType.ValueType  # 24
 EVENT_TYPE_CONFLICT_SUSPECTED: EventType.ValueType  # 25
 """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
 EVENT_TYPE_CONFLICT_RESOLVED: EventType.ValueType  # 26
-"""The suspicion about it and the older `other_id` was decided; `conflict_decision` says how."""
+"""The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
+same revision has MODEL_ASKED with the purpose "conflict".
+"""
 EVENT_TYPE_RECALLED: EventType.ValueType  # 27
 """The memory was recalled with a receipt: `receipt_id` names it."""
 EVENT_TYPE_SUPERSESSION_UNDONE: EventType.ValueType  # 28
@@ -278,7 +282,7 @@ class ModelUse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     purpose: _builtins.str
-    """The purpose: "importance", "insight" or "reflection"."""
+    """The purpose: "importance", "insight", "reflection" or "conflict"."""
     model: _builtins.str
     """The model."""
     requests: _builtins.int

@@ -742,7 +742,7 @@ class ConflictRecord(_message.Message):
     decision: Global___ConflictDecision.ValueType
     """The decision; UNSPECIFIED while it is open."""
     note: _builtins.str
-    """The note of the decision."""
+    """The note of the decision; of a decision by the LLM, its name and reason."""
     @_builtins.property
     def suspicion(self) -> Global___Suspicion:
         """The two fragments."""

@@ -781,6 +781,7 @@ class ConflictPolicy(_message.Message):
     SUSPECT_FIELD_NUMBER: _builtins.int
     MARGIN_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
+    ASK_LLM_FIELD_NUMBER: _builtins.int
     suspect: _builtins.bool
     """Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false."""
     margin: _builtins.float
@@ -791,23 +792,32 @@ class ConflictPolicy(_message.Message):
     """Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
     are about two true statements.
     """
+    ask_llm: _builtins.bool
+    """Let the LLM decide new suspicions, as ResolveConflict would, in a background job: one question for each. Default
+    false. Without effect if `suspect` is off, or if the server has no LLM for conflicts.
+    """
     def __init__(
         self,
         *,
         suspect: _builtins.bool | None = ...,
         margin: _builtins.float | None = ...,
         fold: _builtins.bool | None = ...,
+        ask_llm: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ask_llm", b"_ask_llm", "_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "ask_llm", b"ask_llm", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ask_llm", b"_ask_llm", "_fold", b"_fold", "_margin", b"_margin", "_suspect", b"_suspect", "ask_llm", b"ask_llm", "fold", b"fold", "margin", b"margin", "suspect", b"suspect"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ask_llm: _TypeAlias = _typing.Literal["ask_llm"]  # noqa: Y015
+    _WhichOneofArgType__ask_llm: _TypeAlias = _typing.Literal["_ask_llm", b"_ask_llm"]  # noqa: Y015
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
     _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
     _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
     _WhichOneofReturnType__suspect: _TypeAlias = _typing.Literal["suspect"]  # noqa: Y015
     _WhichOneofArgType__suspect: _TypeAlias = _typing.Literal["_suspect", b"_suspect"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ask_llm) -> _WhichOneofReturnType__ask_llm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fold) -> _WhichOneofReturnType__fold | None: ...
     @_typing.overload

@@ -208,7 +208,7 @@ class ModelStatus(_message.Message):
     CONSECUTIVE_FAILURES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Its role: "embedder", "next_embedder", "reranker", "scorer" or "insights"."""
+    """Its role: "embedder", "next_embedder", "reranker", "scorer", "insights" or "conflicts"."""
     model: _builtins.str
     """Its name."""
     state: Global___ModelState.ValueType
@@ -257,7 +257,7 @@ class ModelUsage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Its role: "scorer", "insights", or "check" for the server's own probes."""
+    """Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes."""
     model: _builtins.str
     """Its name."""
     requests: _builtins.int

@@ -82,7 +82,8 @@ const (
 	EventType_EVENT_TYPE_SUPERSEDED EventType = 24
 	// It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why.
 	EventType_EVENT_TYPE_CONFLICT_SUSPECTED EventType = 25
-	// The suspicion about it and the older `other_id` was decided; `conflict_decision` says how.
+	// The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
+	// same revision has MODEL_ASKED with the purpose "conflict".
 	EventType_EVENT_TYPE_CONFLICT_RESOLVED EventType = 26
 	// The memory was recalled with a receipt: `receipt_id` names it.
 	EventType_EVENT_TYPE_RECALLED EventType = 27
@@ -405,7 +406,7 @@ func (x *ImportedFragment) GetForgotten() bool {
 // Requests to an LLM on behalf of a memory, including retries.
 type ModelUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The purpose: "importance", "insight" or "reflection".
+	// The purpose: "importance", "insight", "reflection" or "conflict".
 	Purpose string `protobuf:"bytes,1,opt,name=purpose,proto3" json:"purpose,omitempty"`
 	// The model.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`

@@ -1393,7 +1393,7 @@ type ConflictRecord struct {
 	Suspicion *Suspicion `protobuf:"bytes,1,opt,name=suspicion,proto3" json:"suspicion,omitempty"`
 	// The decision; UNSPECIFIED while it is open.
 	Decision ConflictDecision `protobuf:"varint,2,opt,name=decision,proto3,enum=memstream.v1.ConflictDecision" json:"decision,omitempty"`
-	// The note of the decision.
+	// The note of the decision; of a decision by the LLM, its name and reason.
 	Note string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
 	// When it was decided.
 	DecideTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=decide_time,json=decideTime,proto3" json:"decide_time,omitempty"`

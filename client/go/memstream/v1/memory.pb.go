@@ -1218,7 +1218,10 @@ type ConflictPolicy struct {
 	Margin *float64 `protobuf:"fixed64,2,opt,name=margin,proto3,oneof" json:"margin,omitempty"`
 	// Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
 	// are about two true statements.
-	Fold          *bool `protobuf:"varint,3,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	Fold *bool `protobuf:"varint,3,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
+	// Let the LLM decide new suspicions, as ResolveConflict would, in a background job: one question for each. Default
+	// false. Without effect if `suspect` is off, or if the server has no LLM for conflicts.
+	AskLlm        *bool `protobuf:"varint,4,opt,name=ask_llm,json=askLlm,proto3,oneof" json:"ask_llm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1270,6 +1273,13 @@ func (x *ConflictPolicy) GetMargin() float64 {
 func (x *ConflictPolicy) GetFold() bool {
 	if x != nil && x.Fold != nil {
 		return *x.Fold
+	}
+	return false
+}
+
+func (x *ConflictPolicy) GetAskLlm() bool {
+	if x != nil && x.AskLlm != nil {
+		return *x.AskLlm
 	}
 	return false
 }
@@ -1605,15 +1615,18 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\fforget_grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vforgetGrace\x12B\n" +
 	"\x0fevent_retention\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0eeventRetentionB\x10\n" +
 	"\x0e_retention_minB\x15\n" +
-	"\x13_long_term_capacity\"\x85\x01\n" +
+	"\x13_long_term_capacity\"\xaf\x01\n" +
 	"\x0eConflictPolicy\x12\x1d\n" +
 	"\asuspect\x18\x01 \x01(\bH\x00R\asuspect\x88\x01\x01\x12\x1b\n" +
 	"\x06margin\x18\x02 \x01(\x01H\x01R\x06margin\x88\x01\x01\x12\x17\n" +
-	"\x04fold\x18\x03 \x01(\bH\x02R\x04fold\x88\x01\x01B\n" +
+	"\x04fold\x18\x03 \x01(\bH\x02R\x04fold\x88\x01\x01\x12\x1c\n" +
+	"\aask_llm\x18\x04 \x01(\bH\x03R\x06askLlm\x88\x01\x01B\n" +
 	"\n" +
 	"\b_suspectB\t\n" +
 	"\a_marginB\a\n" +
-	"\x05_fold\"\xb3\x01\n" +
+	"\x05_foldB\n" +
+	"\n" +
+	"\b_ask_llm\"\xb3\x01\n" +
 	"\rHistoryPolicy\x12\x1f\n" +
 	"\bversions\x18\x01 \x01(\x05H\x00R\bversions\x88\x01\x01\x12F\n" +
 	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetention\x12\x1f\n" +

@@ -345,7 +345,7 @@ func (x *GetServerInfoResponse) GetModels() []*ModelStatus {
 // The status of one model's calls since the server's start. A call is a request with its retries.
 type ModelStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its role: "embedder", "next_embedder", "reranker", "scorer" or "insights".
+	// Its role: "embedder", "next_embedder", "reranker", "scorer", "insights" or "conflicts".
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	// Its name.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
@@ -445,7 +445,7 @@ func (x *ModelStatus) GetLastError() string {
 // The use of a model in one role since the server's start.
 type ModelUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its role: "scorer", "insights", or "check" for the server's own probes.
+	// Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	// Its name.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`

@@ -109,7 +109,7 @@ export const ImportedFragmentSchema: GenMessage<ImportedFragment> = /*@__PURE__*
  */
 export type ModelUse = Message<"memstream.v1.ModelUse"> & {
   /**
-   * The purpose: "importance", "insight" or "reflection".
+   * The purpose: "importance", "insight", "reflection" or "conflict".
    *
    * @generated from field: string purpose = 1;
    */
@@ -482,7 +482,8 @@ export enum EventType {
   CONFLICT_SUSPECTED = 25,
 
   /**
-   * The suspicion about it and the older `other_id` was decided; `conflict_decision` says how.
+   * The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
+   * same revision has MODEL_ASKED with the purpose "conflict".
    *
    * @generated from enum value: EVENT_TYPE_CONFLICT_RESOLVED = 26;
    */

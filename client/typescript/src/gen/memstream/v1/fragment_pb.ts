@@ -700,7 +700,7 @@ export type ConflictRecord = Message<"memstream.v1.ConflictRecord"> & {
   decision: ConflictDecision;
 
   /**
-   * The note of the decision.
+   * The note of the decision; of a decision by the LLM, its name and reason.
    *
    * @generated from field: string note = 3;
    */

@@ -137,7 +137,7 @@ export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*
  */
 export type ModelStatus = Message<"memstream.v1.ModelStatus"> & {
   /**
-   * Its role: "embedder", "next_embedder", "reranker", "scorer" or "insights".
+   * Its role: "embedder", "next_embedder", "reranker", "scorer", "insights" or "conflicts".
    *
    * @generated from field: string role = 1;
    */
@@ -200,7 +200,7 @@ export const ModelStatusSchema: GenMessage<ModelStatus> = /*@__PURE__*/
  */
 export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
   /**
-   * Its role: "scorer", "insights", or "check" for the server's own probes.
+   * Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes.
    *
    * @generated from field: string role = 1;
    */
