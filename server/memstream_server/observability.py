@@ -130,13 +130,14 @@ class Metrics:
         self.model_seconds = self._histogram("model_seconds", "One call of the embedding model.")
         self.model_calls = self._counter(
             "model_calls",
-            "Requests to the LLM, by role (scorer, insights) and outcome (ok, malformed, refused, failed).",
+            "Requests to the LLM, by role (scorer, insights, conflicts) and outcome (ok, malformed, refused, failed).",
             "role",
             "outcome",
         )
         self.model_tokens = self._counter(
             "model_tokens",
-            "Tokens an endpoint says it took, by role (scorer, insights, embedder) and kind: prompt, completion.",
+            "Tokens an endpoint says it took, by role (scorer, insights, conflicts, embedder) and kind: prompt, "
+            "completion.",
             "role",
             "kind",
         )

@@ -52,6 +52,7 @@ def engine_parts(
             embedder=tracing.wrap_part(models.embedder, "embedder"),
             scorer=models.scorer and tracing.wrap_part(models.scorer, "scorer"),
             insights=models.insights and tracing.wrap_part(models.insights, "insights"),
+            judge=models.judge and tracing.wrap_part(models.judge, "conflicts"),
             reranker=models.reranker and tracing.wrap_part(models.reranker, "reranker"),
         )
     turns = FairScheduler()
@@ -63,6 +64,7 @@ def engine_parts(
             embeddings,
             Enricher(analyzer, embeddings, seen.scorer, limits, turns),
             insights=seen.insights,
+            judge=seen.judge,
             reranking=_build_reranking(seen.reranker, settings),
             statuses=seen.statuses,
         ),

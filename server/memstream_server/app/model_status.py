@@ -14,14 +14,17 @@ from memstream_server.observability import Metrics
 from memstream_server.ports.models import (
     Account,
     BudgetExhausted,
+    ConflictJudge,
     Embedder,
     EmbeddingModel,
     Insights,
+    Judgement,
     ModelRefused,
     ModelStatus,
     ModelUnavailable,
     Reranker,
     Scorer,
+    Statement,
 )
 
 log = structlog.get_logger(__name__)
@@ -156,6 +159,18 @@ class RecordedInsights:
             return []
         with self._recorder.record_call():
             return await self._insights.reflect(question, texts, count, account)
+
+
+class RecordedConflictJudge:
+    """A judge of conflicts with recorded calls. An unclear answer is a success."""
+
+    def __init__(self, judge: ConflictJudge, recorder: Recorder) -> None:
+        self._judge = judge
+        self._recorder = recorder
+
+    async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
+        with self._recorder.record_call():
+            return await self._judge.judge(newer, older, account)
 
 
 class RecordedReranker:

@@ -1,4 +1,5 @@
-"""Builds the models of a server from its settings: embedder, reranker, and the LLM that scores and derives insights."""
+"""Builds the models of a server from its settings: embedder, reranker, and the LLM in its roles: it scores, derives
+insights and decides conflicts."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.observability import Metrics
-from memstream_server.ports.models import Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
+from memstream_server.ports.models import ConflictJudge, Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models of a server; tests pass scripted ones. `close_llm` closes the client of scorer and insights."""
+    """The models of a server; tests pass scripted ones. `close_llm` closes the client of the LLM."""
 
     embedder: Embedder
     scorer: Scorer | None = None
     insights: Insights | None = None
+    judge: ConflictJudge | None = None
     scorer_name: str = ""
     insight_name: str = ""
+    judge_name: str = ""
     close_llm: Callable[[], Awaitable[None]] | None = None
     spent: Sequence[Spent] = ()
     next: Candidate | None = None
@@ -71,9 +74,11 @@ def _build_reranker(directory: Path | None) -> Reranker | None:
 
 
 def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
-    """The models with the LLM's scorer and insights, if the settings name an LLM."""
-    if not settings.llm_model or not (settings.llm_scoring or settings.llm_insights):
+    """The models with the LLM's scorer, insights and judge, if the settings name an LLM."""
+    scores, derives, decides = settings.llm_scoring, settings.llm_insights, settings.llm_conflicts
+    if not settings.llm_model or not (scores or derives or decides):
         return models
+    from memstream_server.adapters.models.conflict_judge import ChatConflictJudge
     from memstream_server.adapters.models.insights import ChatInsights
     from memstream_server.adapters.models.prompts import PromptError, load_prompts
     from memstream_server.adapters.models.scoring import ChatScorer
@@ -83,13 +88,14 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
     except PromptError as error:
         raise StartError(str(error)) from error
     chat = chat_of(settings, metrics)
-    scores, derives = settings.llm_scoring, settings.llm_insights
     return replace(
         models,
         scorer=ChatScorer(chat, prompts.importance, settings.llm_batch_max) if scores else None,
         scorer_name=settings.llm_model if scores else "",
         insights=ChatInsights(chat, prompts) if derives else None,
         insight_name=settings.llm_model if derives else "",
+        judge=ChatConflictJudge(chat, prompts.conflict) if decides else None,
+        judge_name=settings.llm_model if decides else "",
         close_llm=chat.close,
         check_llm=chat.check_endpoint,
         spent=tuple(chat.spent.values()),

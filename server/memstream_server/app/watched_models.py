@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from memstream_server.app.model_status import (
+    RecordedConflictJudge,
     RecordedEmbedder,
     RecordedInsights,
     RecordedReranker,
@@ -35,7 +36,7 @@ def record_models(models: Models, embedding: EmbeddingModel, metrics: Metrics) -
         recorder = watching.add_recorder("next_embedder", following.name)
         following = replace(following, embedder=RecordedEmbedder(following.embedder, recorder, metrics))
         watching.checks.append(partial(recorder.check_model, following.embedder.model))
-    reranker, scorer, insights = models.reranker, models.scorer, models.insights
+    reranker, scorer, insights, judge = models.reranker, models.scorer, models.insights, models.judge
     if reranker is not None:
         reranker = RecordedReranker(reranker, watching.add_recorder("reranker", reranker.name))
     recorders: list[Recorder] = []
@@ -45,6 +46,9 @@ def record_models(models: Models, embedding: EmbeddingModel, metrics: Metrics) -
     if insights is not None:
         recorders.append(watching.add_recorder("insights", models.insight_name))
         insights = RecordedInsights(insights, recorders[-1])
+    if judge is not None:
+        recorders.append(watching.add_recorder("conflicts", models.judge_name))
+        judge = RecordedConflictJudge(judge, recorders[-1])
     if models.check_llm is not None:
         watching.checks += [partial(one.check_model, models.check_llm) for one in recorders]
     return replace(
@@ -54,6 +58,7 @@ def record_models(models: Models, embedding: EmbeddingModel, metrics: Metrics) -
         reranker=reranker,
         scorer=scorer,
         insights=insights,
+        judge=judge,
         statuses=tuple(one.status for one in watching.recorders),
         checks=tuple(watching.checks),
     )

@@ -1,4 +1,4 @@
-"""Suspicions by request: listed from the journal, decided in the memory's order."""
+"""Suspicions: listed from the journal, decided in the memory's order by a request or by the job of the LLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Resolved = tuple[StoredConflict, int]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a client decides about a suspicion."""
+    """What a client or the LLM decides about a suspicion."""
 
     newer: str
     older: str
@@ -57,54 +57,66 @@ class Conflicts:
         """Decide a suspicion, open or decided before. Raises FragmentNotFound if there is none of this pair."""
 
         async def decide(now: Actor) -> tuple[Decision, Callable[[int], Resolved]]:
-            known = await self._storage.journal.get_conflict(now.uid, verdict.newer, verdict.older)
-            if known is None:
-                raise FragmentNotFound(
-                    f"{verdict.newer} and {verdict.older} are not suspected: list the conflicts of the memory",
-                    id=verdict.newer,
-                )
-            time_us = self._runtime.clock.now_us()
-            done = replace(known, decision=verdict.decision, note=verdict.note, decide_time_us=time_us)
-            event = Event(EventType.CONFLICT_RESOLVED, verdict.newer, verdict.older, conflict_decision=verdict.decision)
-            resolution = Resolution(verdict.newer, verdict.older, verdict.decision, verdict.note, time_us)
-            decision = Decision(
-                transition=await self._supersede_loser(now, verdict, time_us),
-                events=(event,),
-                resolutions=(resolution,),
-                time_us=time_us,
-            )
+            decision, done = await decide_suspicion(now, verdict, self._storage, self._runtime)
             return decision, lambda revision: (done, revision)
 
         async with self._registry.use(namespace, name) as actor:
             return await run_decision(actor, once, self._storage, decide)
 
-    async def _supersede_loser(self, now: Actor, verdict: Verdict, time_us: int) -> Transition | None:
-        """What a decision for one of the two does: the other one, or the current end of its chain, is superseded.
 
-        Raises FragmentNotFound if one of them is forgotten.
-        """
-        if verdict.decision not in (ConflictDecision.NEWER, ConflictDecision.OLDER):
-            return None
-        pair = (verdict.newer, verdict.older)
-        winner, loser = pair if verdict.decision is ConflictDecision.NEWER else pair[::-1]
-        known = await self._read_chains(now, pair)
-        for id_ in pair:
-            if id_ not in known or known[id_].forget_time_us is not None:
-                raise FragmentNotFound(f"fragment {id_} is not in the memory, or is forgotten: restore it", id=id_)
-        try:
-            ends = find_ends([loser], winner, lambda id_: known[id_].superseded_by)
-        except SupersessionCycle:
-            text = f"{loser} supersedes {winner} already: restore {winner} first"
-            raise EtagMismatch(text, etag=fragment_etag(known[winner])) from None
-        return supersede_fragments(now.working.state, [known[id_] for id_ in ends], known[winner], time_us)
+async def decide_suspicion(
+    now: Actor, verdict: Verdict, storage: Storage, runtime: Runtime
+) -> tuple[Decision, StoredConflict]:
+    """What a verdict does, in the memory's order, and the suspicion with its decision.
 
-    async def _read_chains(self, now: Actor, ids: Sequence[str]) -> dict[str, Fragment]:
-        """These fragments and all that supersede them, directly or not."""
-        known: dict[str, Fragment] = {}
-        while missing := [id_ for id_ in ids if id_ and id_ not in known]:
-            found = await read_fragments(now, missing, self._storage)
-            known |= {one.id: one for one in found}
-            if not found:
-                break
-            ids = [one.superseded_by for one in found]
-        return known
+    Raises FragmentNotFound if this pair is not suspected or a fragment is forgotten, EtagMismatch if the loser
+    supersedes the winner already.
+    """
+    known = await storage.journal.get_conflict(now.uid, verdict.newer, verdict.older)
+    if known is None:
+        raise FragmentNotFound(
+            f"{verdict.newer} and {verdict.older} are not suspected: list the conflicts of the memory",
+            id=verdict.newer,
+        )
+    time_us = runtime.clock.now_us()
+    event = Event(EventType.CONFLICT_RESOLVED, verdict.newer, verdict.older, conflict_decision=verdict.decision)
+    decision = Decision(
+        transition=await _supersede_loser(now, verdict, storage, time_us),
+        events=(event,),
+        resolutions=(Resolution(verdict.newer, verdict.older, verdict.decision, verdict.note, time_us),),
+        time_us=time_us,
+    )
+    return decision, replace(known, decision=verdict.decision, note=verdict.note, decide_time_us=time_us)
+
+
+async def _supersede_loser(now: Actor, verdict: Verdict, storage: Storage, time_us: int) -> Transition | None:
+    """What a decision for one of the two does: the other one, or the current end of its chain, is superseded.
+
+    Raises FragmentNotFound if one of them is forgotten.
+    """
+    if verdict.decision not in (ConflictDecision.NEWER, ConflictDecision.OLDER):
+        return None
+    pair = (verdict.newer, verdict.older)
+    winner, loser = pair if verdict.decision is ConflictDecision.NEWER else pair[::-1]
+    known = await _read_chains(now, pair, storage)
+    for id_ in pair:
+        if id_ not in known or known[id_].forget_time_us is not None:
+            raise FragmentNotFound(f"fragment {id_} is not in the memory, or is forgotten: restore it", id=id_)
+    try:
+        ends = find_ends([loser], winner, lambda id_: known[id_].superseded_by)
+    except SupersessionCycle:
+        text = f"{loser} supersedes {winner} already: restore {winner} first"
+        raise EtagMismatch(text, etag=fragment_etag(known[winner])) from None
+    return supersede_fragments(now.working.state, [known[id_] for id_ in ends], known[winner], time_us)
+
+
+async def _read_chains(now: Actor, ids: Sequence[str], storage: Storage) -> dict[str, Fragment]:
+    """These fragments and all that supersede them, directly or not."""
+    known: dict[str, Fragment] = {}
+    while missing := [id_ for id_ in ids if id_ and id_ not in known]:
+        found = await read_fragments(now, missing, storage)
+        known |= {one.id: one for one in found}
+        if not found:
+            break
+        ids = [one.superseded_by for one in found]
+    return known

@@ -14,7 +14,7 @@ from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import drop_expired, read_fragments, run_decision
-from memstream_server.engine.memory.decide import decide_observations
+from memstream_server.engine.memory.decide import add_suspicions, decide_observations
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import KnownFragments, read_known
@@ -70,7 +70,8 @@ async def _put_observation(
         known.by_key |= {fragment.external_id: fragment for fragment in existing}
         decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
         suspected = await find_suspicions(now.working, [placed], storage, models.analyzer)
-        decision = decision.with_suspicions(suspected).with_cost(account, Purpose.IMPORTANCE)
+        decision = add_suspicions(now.working, decision, suspected, models, runtime)
+        decision = decision.with_cost(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _put_result(decision, outcomes[position], revision)
 
     return await run_decision(actor, once, storage, decide)

@@ -6,7 +6,7 @@ against every adapter.
 
 journal: the journal, the source of truth (a package)
 index: the vector index
-models: embedder, scorer, insights, lexical analyzer, reranker
+models: embedder, scorer, insights, judge of conflicts, lexical analyzer, reranker
 conversations: messages and plans of conversations
 operations: long-running operations
 processes: leases and memory ownership of several servers

@@ -1,4 +1,4 @@
-"""Models: embedding, importance, insights, and the lexical analyzer.
+"""Models: embedding, importance, insights, decisions about suspicions, and the lexical analyzer.
 
 Contract
 - The adapter limits the number of calls, batches them, and handles deadlines, retries and the circuit breaker; the
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.fitted_weights import MODEL
-from memstream_server.core.suspicions import Claim
+from memstream_server.core.suspicions import Claim, ConflictDecision
 from memstream_server.ports.journal.rows import Terms
 
 
@@ -119,7 +119,7 @@ class ModelStatus:
     """Success of a model's calls since the process started. A call is one of a port: a request with its retries."""
 
     role: str
-    """The model's role: embedder, next_embedder, reranker, scorer or insights."""
+    """The model's role: embedder, next_embedder, reranker, scorer, insights or conflicts."""
     model: str
     succeeded_us: int = 0
     """Time of the last success; 0 if there was none."""
@@ -174,6 +174,32 @@ class Insights(Protocol):
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
     ) -> list[tuple[str, tuple[int, ...]]]:
         """(insight, indexes in `texts` of the evidence that it cites)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A suspected fragment as a judge reads it."""
+
+    text: str
+    speaker: str
+    observe_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge decides about a suspicion."""
+
+    decision: ConflictDecision
+    reason: str
+    """One printable line; may be empty."""
+
+
+class ConflictJudge(Protocol):
+    """Which of two statements that may contradict each other holds."""
+
+    async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
+        """The decision; None if the answer is unclear. Raises ModelUnavailable or ModelRefused."""
         ...
 
 

@@ -80,9 +80,9 @@ class NextEmbeddingSettings(BaseModel):
 
 
 class LlmSettings(BaseModel):
-    """The LLM that rates importance and derives insights."""
+    """The LLM that rates importance, derives insights and decides conflicts."""
 
-    llm_model: str = setting("", "chat model for importance and insights; empty is no LLM")
+    llm_model: str = setting("", "chat model for importance, insights and conflicts; empty is no LLM")
     llm_base_url: BaseUrl = setting(
         "",
         "base URL of its OpenAI-compatible endpoint; empty is OpenAI's own; if nothing answers there, /v1 is appended",
@@ -96,6 +96,9 @@ class LlmSettings(BaseModel):
     llm_query: Query = setting(SecretStr(""), "query parameters for that endpoint, name=value&name=value")
     llm_scoring: bool = setting(True, "whether the LLM rates observations without an importance")
     llm_insights: bool = setting(True, "whether the LLM derives insights, on promotion and by reflection")
+    llm_conflicts: bool = setting(
+        True, "whether the LLM decides the suspicions of memories whose policy has `conflicts.ask_llm`"
+    )
     llm_temperature: float | None = setting(
         None, "sampling temperature; unset, or refused by the endpoint, it is not sent", "", 0, 2
     )
@@ -104,7 +107,8 @@ class LlmSettings(BaseModel):
     )
     llm_prompts_dir: Path | None = setting(
         None,
-        "directory whose importance.txt, insight.txt, questions.txt and reflection.txt replace the built-in prompts",
+        "directory whose importance.txt, insight.txt, questions.txt, reflection.txt and conflict.txt replace the "
+        "built-in prompts",
     )
     llm_timeout_s: float = setting(30.0, "deadline of one request to the LLM", "seconds", 0.1, 600)
     llm_deadline_s: float = setting(60.0, "deadline of a question with its retries and waits", "seconds", 0.1, 3_600)

@@ -1,4 +1,4 @@
-"""The implementations of ports/models.py: analyzer, embedders, reranker, and LLM scoring and insights.
+"""The implementations of ports/models.py: analyzer, embedders, reranker, and LLM scoring, insights and decisions.
 
 Invariant: no text of one namespace appears in a prompt, an error or a cache entry of another.
 
@@ -30,7 +30,9 @@ Endpoints (OpenAI-compatible HTTP APIs):
     budget: rate limits by requests and tokens
     replies: extracts the JSON answer from a chat completion
     reply_parsing: the schemas of answers, and their readers
+    refusals: finds out whether an endpoint refuses some texts or everything
     scoring: importance scores by an LLM
     insights: insights and reflection by an LLM
+    conflict_judge: decisions about suspicions by an LLM
     prompts: prompt templates
 """

@@ -1,23 +1,19 @@
-"""Insights by an LLM: on promotion, and by reflection with cited evidence (Generative Agents, arXiv 2304.03442, 4.2).
+"""Insights by an LLM: on promotion, and by reflection with cited evidence.
 
-If the endpoint refuses a question, the client sends a harmless one. If the endpoint refuses that too, it counts as
-unavailable, so that a misconfigured endpoint does not fail jobs permanently.
+Generative Agents, arXiv 2304.03442, section 4.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, number_texts
-from memstream_server.adapters.models.openai_errors import RefusedError
+from memstream_server.adapters.models.openai_chat import ChatModel, Question, Role, number_texts
 from memstream_server.adapters.models.prompts import Prompts
+from memstream_server.adapters.models.refusals import ask_or_refuse
+from memstream_server.adapters.models.replies import Read, Value
 from memstream_server.core.rendering import clip_for_index
-from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
-
-Value = TypeVar("Value")
+from memstream_server.ports.models import Account
 
 
 class ChatInsights:
@@ -76,20 +72,5 @@ class ChatInsights:
             shown.append(text)
         return shown
 
-    async def _ask_model(self, question: Question, read: Callable[[Any], Value], account: Account | None) -> Value:
-        try:
-            return await self._chat.ask_model(question, read, account)
-        except RefusedError as error:
-            await self._ask_harmless(question, account)
-            texts = question.data["texts"]
-            raise ModelRefused(
-                f"the model will not take these {len(texts)} texts: {error}", range(len(texts))
-            ) from error
-
-    async def _ask_harmless(self, question: Question, account: Account | None) -> None:
-        data = {name: number_texts([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
-        try:
-            await self._chat.ask_model(replace(question, data=data, harmless=True), lambda answer: answer, account)
-        except RefusedError as error:
-            self._chat.renegotiate_later()
-            raise ModelUnavailable(f"the endpoint refuses any question: {error}", summary=error.summary) from error
+    async def _ask_model(self, question: Question, read: Read[Value], account: Account | None) -> Value:
+        return await ask_or_refuse(self._chat, question, read, account, len(question.data["texts"]))

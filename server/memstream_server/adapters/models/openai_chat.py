@@ -1,7 +1,8 @@
 """An LLM behind an OpenAI-compatible endpoint: questions whose answers are JSON of a given schema.
 
 Rule 1. resilience.py handles retries, backoff and the deadline; negotiation.py finds the accepted request parts.
-Rule 2. A reply that deviates from the schema is a failed attempt, never a value (replies.py).
+Rule 2. A reply that deviates from the schema is a failed attempt, never a value (replies.py). A question that is not
+repeated has one attempt at an answer: a malformed one is no failure of the endpoint.
 Rule 3. Texts are data: they are sent as JSON strings, which they cannot escape, in a separate user message if the
 endpoint accepts a system message. The code defines the form of the answer, regardless of texts and replaced prompts.
 Rule 4. A reply is read up to REPLY_BYTES_MAX, and until the deadline.
@@ -27,6 +28,7 @@ from memstream_server.adapters.models.negotiation import Part, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
+    NoCompletionError,
     RefusedError,
     StatusError,
 )
@@ -75,6 +77,7 @@ class Role(StrEnum):
 
     SCORER = "scorer"
     INSIGHTS = "insights"
+    CONFLICTS = "conflicts"
     CHECK = "check"
     """Negotiation with the endpoint."""
 
@@ -126,6 +129,12 @@ class Question:
     form: Form
     harmless: bool = False
     """Whether the data are our own and not a memory's, so that errors may quote the endpoint's reply."""
+    repeated: bool = True
+    """Whether it is asked again after a malformed answer."""
+
+
+class UnclearAnswerError(Exception):
+    """The answer to a question that is not repeated is malformed; the text says where."""
 
 
 _CHECK = Question(
@@ -184,8 +193,8 @@ class ChatModel:
     async def ask_model(self, question: Question, read: Read[Value], account: Account | None = None) -> Value:
         """Ask, and return `read` of the answer's JSON. `read` raises MalformedError for another form.
 
-        `account` names the namespace whose budget is charged, and receives the usage. Raises ModelUnavailable, or
-        RefusedError if the endpoint or the model refuses the question.
+        `account` names the namespace whose budget is charged, and receives the usage. Raises ModelUnavailable,
+        RefusedError if the endpoint or the model refuses the question, or UnclearAnswerError.
         """
         breaker = self._breaker_of(account.namespace if account is not None else "")
         breaker.admit_call()
@@ -314,9 +323,11 @@ class ChatModel:
         return await self._client.post_json("/chat/completions", body, "choices", REPLY_BYTES_MAX)
 
 
-def _malformed_error(error: MalformedError | ForeignReplyError, question: Question) -> TransientError:
+def _malformed_error(error: MalformedError | ForeignReplyError, question: Question) -> Exception:
     if isinstance(error, ForeignReplyError):
         return TransientError(error.format_text(harmless=question.harmless), summary=error.summary)
+    if not question.repeated and not isinstance(error, NoCompletionError):
+        return UnclearAnswerError(str(error))
     return AnsweredError(f"malformed reply: {error}")
 
 

@@ -35,6 +35,10 @@ class MalformedError(ValueError):
     """A reply deviates from the required form; the text says where."""
 
 
+class NoCompletionError(MalformedError):
+    """A reply is no chat completion: it has no answer of a model."""
+
+
 class ForeignReplyError(TransientError):
     """A successful reply that is not of this API: another program may be listening at the address."""
 

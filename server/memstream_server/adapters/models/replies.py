@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from memstream_server.adapters.models.openai_errors import MalformedError, RefusedError
+from memstream_server.adapters.models.openai_errors import MalformedError, NoCompletionError, RefusedError
 
 Value = TypeVar("Value")
 Read = Callable[[Any], Value]
@@ -53,7 +53,7 @@ def answer_of(reply: Mapping[str, Any], read: Read[Value]) -> Value:
         message, reason = choice["message"], choice.get("finish_reason")
         refusal, content = message.get("refusal"), message.get("content")
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise MalformedError(f"not a chat completion: {type(error).__name__}") from error
+        raise NoCompletionError(f"not a chat completion: {type(error).__name__}") from error
     if refusal or reason == "content_filter" or _is_refused(content):
         raise RefusedError("the model refuses to answer")  # without its words, which may quote a memory
     if reason == "length":

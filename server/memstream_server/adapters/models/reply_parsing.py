@@ -6,9 +6,15 @@ from typing import Any
 
 from memstream_server.adapters.models.openai_chat import Form
 from memstream_server.adapters.models.openai_errors import MalformedError
+from memstream_server.core.printable import escape_unprintable
+from memstream_server.core.suspicions import ConflictDecision
+from memstream_server.ports.models import Judgement
 
 TEXT_CHARACTERS_MAX = 4_000
 """Limit of an insight or a question, which are single sentences."""
+REASON_CHARACTERS_MAX = 300
+"""Length at which the reason of a decision is cut."""
+_UNCLEAR = "unclear"
 
 
 def _object_schema(name: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +49,11 @@ CITED = Form(
     '{"insights": [{"insight": "<an insight>", "evidence": [<numbers of texts>]}, ...]}; '
     '{"insights": []} if there is none',
 )
+CONFLICT = Form(
+    "conflict",
+    _record_schema(reason=_TEXT, decision={"type": "string", "enum": [*ConflictDecision, _UNCLEAR]}),
+    '{"reason": "<one short sentence>", "decision": "<newer, older, both, neither or unclear>"}',
+)
 
 
 def parse_scores(answer: Any, count: int) -> list[float]:
@@ -69,6 +80,18 @@ def parse_cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
         (_read_text(_read_field(item, "insight")), _read_evidence(item, count))
         for item in _read_items(answer, "insights")
     ]
+
+
+def parse_judgement(answer: Any) -> Judgement | None:
+    """A decision with its reason on one line; None if the model finds it unclear. Raises MalformedError."""
+    said = _read_field(answer, "decision")
+    if said == _UNCLEAR:
+        return None
+    if said not in list(ConflictDecision):
+        raise MalformedError("'decision' is none of the decisions")  # without its words, which may quote a memory
+    reason = answer.get("reason")
+    words = " ".join(reason.split()) if isinstance(reason, str) else ""
+    return Judgement(ConflictDecision(said), escape_unprintable(words[:REASON_CHARACTERS_MAX])[:REASON_CHARACTERS_MAX])
 
 
 def _read_evidence(item: Any, count: int) -> tuple[int, ...]:

@@ -5,5 +5,6 @@ index_reconciler: compares the index with the journal and enters differences int
 index_follower: how far another process has indexed this process's memories
 index_overlays: when vectors leave the overlays of large memories
 jobs: insights, reflections, missing vectors and importances; rows of the journal, each done once
+conflict_job: the job that asks the LLM about a suspicion
 retention: forgets by age, strength and number; erases after the grace period; prunes events
 """

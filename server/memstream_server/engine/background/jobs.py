@@ -1,5 +1,5 @@
-"""Background jobs of transitions: insights, reflections, missing vectors and importances. Rows of the journal, each
-done once.
+"""Background jobs of transitions: insights, reflections, missing vectors and importances, decisions about suspicions.
+Rows of the journal, each done once.
 
 Rule 1. A job's result and its end are one commit: a crash repeats the model call, but never the result.
 Rule 2. A job whose model is down is retried soon. A job that fails otherwise is quarantined after JOB_ATTEMPTS_MAX
@@ -24,6 +24,7 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
+from memstream_server.engine.background.conflict_job import ask_about_conflict
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
@@ -53,7 +54,12 @@ QUARANTINE_S = 600.0
 """Retry interval of quarantined jobs."""
 
 
-_PURPOSES = {"rating": Purpose.IMPORTANCE, "insight": Purpose.INSIGHT, "reflection": Purpose.REFLECTION}
+_PURPOSES = {
+    "rating": Purpose.IMPORTANCE,
+    "insight": Purpose.INSIGHT,
+    "reflection": Purpose.REFLECTION,
+    "conflict": Purpose.CONFLICT,
+}
 
 
 Cited: TypeAlias = tuple[str, tuple[str, ...]]
@@ -179,7 +185,7 @@ class Jobs:
             await actor.run(lambda _: _end_job(job, account))
 
     async def _run_job(self, actor: Actor, job: Job, account: Account) -> None:
-        insights = self._models.insights
+        insights, judge = self._models.insights, self._models.judge
         if job.type == "backfill":
             await self._backfill_vectors(actor, job)
         elif job.type == "rating" and self._models.enricher.has_scorer:
@@ -190,6 +196,8 @@ class Jobs:
             since = actor.revision
             found = await self.derive_reflections(actor, account)
             await self.store_insights(actor, found, Decision(finish_jobs=(job.id,)), account, Purpose.REFLECTION, since)
+        elif job.type == "conflict" and judge is not None:
+            await ask_about_conflict(actor, job, judge, account, self._storage, self._runtime)
         elif job.type in _PURPOSES:
             await actor.run(lambda _: _end_job(job, account))  # the LLM that it needs is no longer configured
         else:

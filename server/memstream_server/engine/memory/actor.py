@@ -32,7 +32,13 @@ from memstream_server.engine.errors import (
     namespace_full,
 )
 from memstream_server.engine.memory.build_commit import commit_of
-from memstream_server.engine.memory.decide import OBSERVATIONS_PER_SLOT, decide_observations, effective_policy, jobs_of
+from memstream_server.engine.memory.decide import (
+    OBSERVATIONS_PER_SLOT,
+    add_suspicions,
+    decide_observations,
+    effective_policy,
+    jobs_of,
+)
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
@@ -268,7 +274,8 @@ class Actor:
             decision, outcomes = await decide_observations(
                 self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
             )
-            decision = decision.with_suspicions(suspected).with_cost(prepared.account, Purpose.IMPORTANCE)
+            decision = add_suspicions(self.working, decision, suspected, self._models, self._runtime)
+            decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
             return outcomes, *await self._commit_of(decision)
 
     def _take_slot(self) -> AbstractAsyncContextManager[None]:

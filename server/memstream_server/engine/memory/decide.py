@@ -12,6 +12,7 @@ from memstream_server.core import lifecycle
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
 from memstream_server.core.retention import is_expired
+from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.tiers import Newcomer, observe
 from memstream_server.core.transition import Transition, join_all, join_transitions
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
@@ -156,10 +157,26 @@ def apply_update(existing: Fragment, new: Fragment) -> Fragment:
     )
 
 
+def add_suspicions(
+    working: WorkingSet, decision: Decision, found: Sequence[Suspicion], models: EngineModels, runtime: Runtime
+) -> Decision:
+    """The decision with the suspicions whose fragments it keeps, and a job for each that the LLM is to decide."""
+    decision = decision.with_suspicions(found)
+    if models.judge is None or not decision.suspicions or not working.record.policy.conflicts.ask_llm:
+        return decision
+    jobs = jobs_of(working, Transition(working.state), (), runtime, decision.suspicions)
+    return replace(decision, jobs=(*decision.jobs, *jobs))
+
+
 def jobs_of(
-    working: WorkingSet, transition: Transition, gathered: Iterable[EnrichedFragment], runtime: Runtime
+    working: WorkingSet,
+    transition: Transition,
+    gathered: Iterable[EnrichedFragment],
+    runtime: Runtime,
+    suspicions: Iterable[Suspicion] = (),
 ) -> tuple[Job, ...]:
-    """The background jobs of a transition: insights, reflection, missing vectors and importances."""
+    """The background jobs of a transition: insights, reflection, missing vectors and importances, decisions about
+    suspicions."""
     gathered = list(gathered)
     wanted: list[tuple[str, object]] = [
         ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})
@@ -172,6 +189,7 @@ def jobs_of(
     if unrated := [part.fragment.id for part in gathered if part.unrated]:
         default = working.record.policy.importance_default
         wanted.append(("rating", {"fragments": unrated, "importance": default}))
+    wanted += [("conflict", {"newer": one.newer, "older": one.older}) for one in suspicions]
     now_us = runtime.clock.now_us()
     return tuple(
         Job(runtime.ids.next_id(), working.record.uid, type_, json.dumps(payload), now_us) for type_, payload in wanted

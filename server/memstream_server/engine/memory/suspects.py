@@ -66,7 +66,7 @@ async def find_suspicions(
     new = [
         _Read(part.fragment, claims)
         for part in gathered
-        if _may_be_suspected(part.fragment)
+        if may_be_suspected(part.fragment)
         and (claims := analyzer.claims(part.fragment.content, language, namespace, pointed=True))
     ]
     if not new:
@@ -95,7 +95,7 @@ class _Group:
         self._number = {fragment.id: number for number, fragment in enumerate(self._fragments)}
         self._having: dict[int, list[int]] = {}
         for number, part in enumerate(gathered):
-            if _may_be_suspected(part.fragment):
+            if may_be_suspected(part.fragment):
                 for term in np.frombuffer(part.terms.hashes, "<u8").tolist():
                     self._having.setdefault(term, []).append(number)
 
@@ -144,10 +144,10 @@ async def _read_candidates(working: WorkingSet, ids: set[str], storage: Storage)
     missing = sorted(ids - known.keys())
     if missing:
         known |= {one.id: one for one in await storage.journal.get_fragments(working.record.uid, missing)}
-    return {id_: one for id_, one in known.items() if _may_be_suspected(one)}
+    return {id_: one for id_, one in known.items() if may_be_suspected(one)}
 
 
-def _may_be_suspected(fragment: Fragment) -> bool:
+def may_be_suspected(fragment: Fragment) -> bool:
     """Whether it is a statement whose truth its sender left open: not superseded, and without a validity."""
     return (
         fragment.kind is FragmentKind.OBSERVATION

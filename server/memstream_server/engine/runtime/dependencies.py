@@ -22,7 +22,7 @@ from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit
-from memstream_server.ports.models import Analyzer, EmbeddingModel, Insights, ModelState, ModelStatus
+from memstream_server.ports.models import Analyzer, ConflictJudge, EmbeddingModel, Insights, ModelState, ModelStatus
 from memstream_server.ports.operations import Failure, Operations
 from memstream_server.ports.processes import Processes
 
@@ -103,6 +103,7 @@ class EngineModels:
     embeddings: Embeddings
     enricher: Enricher
     insights: Insights | None = None
+    judge: ConflictJudge | None = None
     reranking: Reranking | None = None
     statuses: Sequence[ModelStatus] = ()
 

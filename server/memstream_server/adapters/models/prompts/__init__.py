@@ -32,6 +32,8 @@ class Prompts:
     """The $count most salient questions that the latest texts can answer."""
     reflection: Template
     """At most $count insights that answer a question, with evidence."""
+    conflict: Template
+    """Which of two statements that may contradict each other holds."""
 
 
 def load_prompts(directory: Path | None = None) -> Prompts:
