@@ -1,7 +1,8 @@
 """The job that asks the LLM about one suspicion.
 
-Rule 1. It decides only what the LLM read: the suspicion is still open, and both fragments are unchanged.
-Rule 2. It needs one answer. An unclear one, and one that cannot be applied, leave the suspicion open.
+Rule 1. It decides only what the LLM read: the suspicion is still open, and both fragments are as they were. Then the
+decision cannot fail: neither fragment is forgotten, and neither supersedes the other.
+Rule 2. One answer ends it. An unclear one leaves the suspicion open.
 """
 
 from __future__ import annotations
@@ -10,11 +11,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import structlog
-
 from memstream_server.core.events import Purpose
 from memstream_server.engine.conflicts import Verdict, decide_suspicion
-from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.suspects import may_be_suspected
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import Runtime, Storage
     from memstream_server.ports.journal.records import Job
     from memstream_server.ports.models import Account, ConflictJudge
-
-log = structlog.get_logger(__name__)
 
 
 async def ask_about_conflict(
@@ -44,11 +40,7 @@ async def ask_about_conflict(
         if judgement is None or await _read_statements(now, newer, older, storage, runtime) != asked:
             return end
         verdict = Verdict(newer, older, judgement.decision, f"{account.model}: {judgement.reason}")
-        try:
-            decision, _ = await decide_suspicion(now, verdict, storage, runtime)
-        except (FragmentNotFound, EtagMismatch) as error:
-            log.info("conflict_left_open", decision=judgement.decision, error=error)
-            return end
+        decision, _ = await decide_suspicion(now, verdict, storage, runtime)
         return replace(decision, finish_jobs=end.finish_jobs, events=(*decision.events, *end.events))
 
     await actor.run(decide)
