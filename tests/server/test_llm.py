@@ -14,11 +14,15 @@ import pytest
 import memstream
 from memstream import (
     AckLevel,
+    Client,
+    ConflictDecision,
+    ConflictRecord,
     EventType,
     Fragment,
     FragmentKind,
     Memory,
     MemoryKind,
+    ModelState,
     ModelUsage,
     ModelUse,
     Observation,
@@ -124,7 +128,7 @@ async def test_model_rates_importance_that_nobody_set(make_server: MakeServer, f
         await plain.observe_batch([TEA])
         assert await importances(plain) == {TEA: 0.3}
         assert (await plain.describe()).policy.score_importance is False
-        scorer, insights, _ = (await client.server_info()).model_usage
+        scorer, insights, *_ = (await client.server_info()).model_usage
         assert scorer == ModelUsage("scorer", "fake-llm", requests=1, failed=0, prompt_tokens=1, completion_tokens=1)
         assert (insights.role, insights.requests) == ("insights", 0)
         async with memory.watch("beginning", types=[EventType.MODEL_ASKED]) as watch:
@@ -450,6 +454,49 @@ async def test_kill_before_insight_commit_gives_it_once(make_server: MakeServer,
         await restarted(server)
         await memory.observe_batch(["Anything that wakes the memory"])
         assert len(await insights(memory)) == 1
+
+
+async def test_kill_while_asked_about_a_conflict_decides_once(
+    make_server: MakeServer, fake: FakeOpenAI, llm: Llm
+) -> None:
+    """An outage of the endpoint is reported; after it, and after a kill during the question, the LLM decides."""
+    listen = free_address()
+    server = await started(using(make_server, fake, llm_scoring="false", listen=free_address(), metrics_listen=listen))
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("llm/joy", policy={"conflicts": {"ask_llm": True}})
+        assert (await memory.describe()).policy.conflicts.ask_llm is True
+        fake.complete = lambda body: '{"reason": "Joy moved.", "decision": "newer"}'
+        fake.fail(*OUTAGE)
+        await memory.observe_batch([Observation("I live in Munich.", speaker="Joy")])
+        await memory.observe_batch([Observation("I moved to Berlin.", speaker="Joy")])
+        await until(lambda: is_failing(client, "conflicts"))
+        page = (await asyncio.to_thread(urllib.request.urlopen, f"http://{listen}/metrics")).read().decode()
+        assert 'memstream_model_up{role="conflicts"} 0.0' in page
+        assert 'memstream_model_calls_total{outcome="failed",role="conflicts"}' in page
+        fake.latency_s = 600
+        fake.heal()
+        await restarted(server)
+        await until(lambda: is_asked(fake))
+        fake.latency_s = 0
+        await restarted(server)
+        (decided,) = await until(lambda: decided_conflicts(memory))
+        assert (decided.decision, decided.note) == (ConflictDecision.NEWER, "fake-llm: Joy moved.")
+        kinds = [event.type for event in await history(memory)]
+        assert [kinds.count(one) for one in (EventType.CONFLICT_RESOLVED, EventType.SUPERSEDED)] == [1, 1]
+        assert await is_failing(client, "conflicts") is False
+
+
+async def is_failing(client: Client, role: str) -> bool:
+    models = (await client.server_info()).models
+    return next(one.state for one in models if one.role == role) is ModelState.FAILING
+
+
+async def is_asked(fake: FakeOpenAI) -> bool:
+    return fake.in_flight > 0
+
+
+async def decided_conflicts(memory: Memory) -> list[ConflictRecord]:
+    return [one async for one in memory.list_conflicts(decided=True)]
 
 
 async def embedded(fake: FakeOpenAI, words: str) -> bool:

@@ -38,6 +38,7 @@ async def test_server_embeds_and_rates_with_recorded_endpoint(make_server: MakeS
             assert {(one.role, one.state) for one in info.models} == {
                 ("embedder", ModelState.SERVING),
                 ("scorer", ModelState.SERVING),
+                ("conflicts", ModelState.SERVING),
             }
         assert "model_check_failed" not in server.log()
         for secret in endpoint.secrets:
