@@ -24,7 +24,7 @@ from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.runtime import registry
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord, Recorded
 from memstream_server.settings import Settings
 from tests.support import journals
@@ -92,7 +92,7 @@ async def assembled(
 # ---- invariants
 
 
-async def image_of(engine: Engine, name: str) -> Image:
+async def image_of(engine: Engine, name: str) -> LoadedMemory:
     """The image that a restart would load."""
     record = await engine.memories.get(NAMESPACE, name)
     return await engine._journal.load_memory(record.uid, engine.info().embedding.name, 1_000_000)
@@ -107,12 +107,12 @@ async def events_of(engine: Engine, uid: str) -> list[Event]:
     return [event for one in recorded for event in one.events]
 
 
-async def check(engine: Engine, name: str) -> Image:
+async def check(engine: Engine, name: str) -> LoadedMemory:
     """Check that journal, RAM and events of a memory agree; returns the journal's image.
 
     Reads in the memory's order, because background tasks may commit at any other time.
     """
-    looks: list[tuple[Image, MemoryRecord, State, set[str], list[Event]]] = []
+    looks: list[tuple[LoadedMemory, MemoryRecord, State, set[str], list[Event]]] = []
 
     async def look(now: Actor) -> None:
         image, working = await image_of(engine, name), now.working

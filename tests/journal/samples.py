@@ -10,7 +10,7 @@ import numpy as np
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row, Terms
 from memstream_server.ports.journal.writing import Commit, Receipt, Rejection
@@ -112,5 +112,5 @@ class Gathered:
         self.told.append("end")
 
 
-async def image(journal: Journal, vectors_max: int = 100) -> Image:
+async def image(journal: Journal, vectors_max: int = 100) -> LoadedMemory:
     return await journal.load_memory("u1", MODEL, vectors_max)

@@ -40,8 +40,8 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
     Gathering,
-    Image,
     KeptReceipt,
+    LoadedMemory,
     MemoryScan,
     StoredConflict,
 )
@@ -199,7 +199,7 @@ class SqlJournal:
     async def own_memory(self, uid: str) -> MemoryRecord:
         return await self._write(_take_ownership, 1, False, uid)
 
-    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> LoadedMemory:
         return await self._read(load_memory.load_memory, uid, model, vectors_max, into)
 
     async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:

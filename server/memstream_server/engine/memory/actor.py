@@ -49,7 +49,7 @@ from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, working_for
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit, Outcome
 
@@ -84,11 +84,11 @@ class _Prepared:
 
 
 class Actor:
-    """The owner of one active memory. The registry creates it from an image; `stop` or a failed commit ends it."""
+    """The owner of one active memory. The registry creates it after the load; `stop` or a failed commit ends it."""
 
     def __init__(
         self,
-        image: Image,
+        loaded: LoadedMemory,
         working: WorkingSet,
         storage: Storage,
         models: EngineModels,
@@ -110,9 +110,9 @@ class Actor:
         """Items taken from the inbox while another one waited for disk space."""
         self._prepare_slots = asyncio.Semaphore(2)
         self._revised = asyncio.Event()
-        self.ingest = Ingest(image, self, storage, models, runtime)
+        self.ingest = Ingest(loaded, self, storage, models, runtime)
         """Numbers and orders observations, then passes them to `queue_batch`."""
-        self.ingest.resume_receipts(image.pending)
+        self.ingest.resume_receipts(loaded.pending)
         self._tasks = [
             asyncio.create_task(work, context=empty_origin()) for work in (self._prepare_loop(), self._decide_loop())
         ]

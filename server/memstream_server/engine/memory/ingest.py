@@ -38,7 +38,7 @@ from memstream_server.engine.memory.superseding import refuse_unknown, supersedi
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Receipt
 
@@ -60,13 +60,13 @@ class Ingest:
     """Accepts a memory's observations: the order of receipt, the backlog, direct commits."""
 
     def __init__(
-        self, image: Image, decider: Decider, storage: Storage, models: EngineModels, runtime: Runtime
+        self, loaded: LoadedMemory, decider: Decider, storage: Storage, models: EngineModels, runtime: Runtime
     ) -> None:
         self._decider = decider
         self._storage = storage
         self._models = models
         self._runtime = runtime
-        self._next_position = image.next_position
+        self._next_position = loaded.next_position
         self._backlog = 0
         self._puts = 0
         self._unstored: dict[int, Batch] = {}
@@ -83,7 +83,7 @@ class Ingest:
         """The task that runs a direct commit now."""
         self._answers: dict[str, asyncio.Future[None]] = {}
         """Calls that wait for a batch of an earlier process to be stored, by request key."""
-        self._sessions = Sessions(image, decider, storage.journal, self._order)
+        self._sessions = Sessions(loaded, decider, storage.journal, self._order)
 
     def resume_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Queue the batches that an earlier process received and did not store."""

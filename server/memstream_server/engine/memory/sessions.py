@@ -13,18 +13,18 @@ from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown
 if TYPE_CHECKING:
     from memstream_server.engine.memory.decider import Decider
     from memstream_server.ports.journal.port import Journal
-    from memstream_server.ports.journal.reading import Image
+    from memstream_server.ports.journal.reading import LoadedMemory
 
 
 class Sessions:
     """Opens and releases the sessions of one memory. A session submits to the `target` that opened it."""
 
-    def __init__(self, image: Image, decider: Decider, journal: Journal, order: asyncio.Lock) -> None:
+    def __init__(self, loaded: LoadedMemory, decider: Decider, journal: Journal, order: asyncio.Lock) -> None:
         """order: held while batches are stored directly."""
         self._decider = decider
         self._journal = journal
         self._order = order
-        waiting = {receipt.producer for receipt in image.pending}
+        waiting = {receipt.producer for receipt in loaded.pending}
         self._producers = {  # those with observations that are not yet stored
             producer.name: ProducerState(
                 producer.name,
@@ -32,9 +32,9 @@ class Sessions:
                 producer.received,
                 producer.stored,
                 submitted=producer.received,
-                revision=image.record.revision,
+                revision=loaded.record.revision,
             )
-            for producer in image.producers
+            for producer in loaded.producers
             if producer.name in waiting
         }
         self._unnumbered: set[ProducerState] = set()

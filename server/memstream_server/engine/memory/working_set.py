@@ -29,7 +29,7 @@ from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row
 from memstream_server.ports.journal.writing import Commit
@@ -110,17 +110,17 @@ class WorkingSet:
         self.fragment_cache.put(self._latest)  # in the order of the load; a small memory is cached completely
         self._latest = []  # now only the cache refers to them, and it drops erased ones
 
-    def finish_load(self, image: Image) -> None:
+    def finish_load(self, loaded: LoadedMemory) -> None:
         """Add the record and the tiers' state."""
-        self.record = image.record
+        self.record = loaded.record
         self.state = State(
-            kind=image.record.kind,
-            seed=image.record.seed,
-            sensory=image.sensory,
-            short_term=image.short_term,
-            reflection_aggregate=image.record.reflection_aggregate,
+            kind=loaded.record.kind,
+            seed=loaded.record.seed,
+            sensory=loaded.sensory,
+            short_term=loaded.short_term,
+            reflection_aggregate=loaded.record.reflection_aggregate,
         )
-        self.suspicions = OpenSuspicions(image.suspicions)
+        self.suspicions = OpenSuspicions(loaded.suspicions)
 
     def take_over(self, earlier: WorkingSet) -> None:
         """Take over the state of an earlier working set that the journal does not store."""

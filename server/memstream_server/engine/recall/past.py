@@ -23,7 +23,7 @@ from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.ports.journal.errors import Conflict
-from memstream_server.ports.journal.reading import FragmentQuery, Image
+from memstream_server.ports.journal.reading import FragmentQuery, LoadedMemory
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import MemoryRecord, Version
 from memstream_server.ports.journal.rows import Block, Row
@@ -157,14 +157,14 @@ class _PastWorkingSet(WorkingSet):
     def _with_policy(self, record: MemoryRecord) -> MemoryRecord:
         return record if self.receipt is None else replace(record, policy=self.receipt.policy)
 
-    def finish_load(self, image: Image) -> None:
+    def finish_load(self, loaded: LoadedMemory) -> None:
         held = [Held(one) for one in self.held]
         timeline = self.moment.timeline
         super().finish_load(
             replace(
-                image,
+                loaded,
                 suspicions=tuple(timeline.suspicions) if self.receipt is None else self.receipt.suspicions,
-                record=replace(self._with_policy(image.record), revision=timeline.revision),
+                record=replace(self._with_policy(loaded.record), revision=timeline.revision),
                 sensory=tuple(one for one in held if one.fragment.tier is Tier.SENSORY),
                 short_term=tuple(one for one in held if one.fragment.tier is Tier.SHORT_TERM),
             )
@@ -276,10 +276,10 @@ class Past:
         working.receipt = receipt
         await self._models.prepare_language(moment.record.policy if receipt is None else receipt.policy)
         try:
-            image = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
+            loaded = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
         except Conflict as error:
             raise JournalUnavailable("the memory was deleted", retry_after_s=0.1) from error
-        working.finish_load(image)
+        working.finish_load(loaded)
         if receipt is not None:
             working.columns.set_access_times(dict(receipt.accesses))
         return working

@@ -29,7 +29,7 @@ from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.ports.journal.errors import Conflict, JournalError
-from memstream_server.ports.journal.reading import Image
+from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
@@ -170,37 +170,37 @@ class Registry:
         try:
             epoch = await self.ownership.take_memory(uid)
             embedding = self._models.embeddings.in_force
-            image, working = await self._read_memory(uid, embedding)
-            await self._models.prepare_language(image.record.policy)
+            loaded, working = await self._read_memory(uid, embedding)
+            await self._models.prepare_language(loaded.record.policy)
         except Conflict as error:
             self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted") from error
         except JournalError as error:
             raise JournalUnavailable("the memory could not be read: try again", retry_after_s=0.5) from error
-        self.ownership.confirm_memory(uid, epoch, image.record.epoch)
-        if uid in self._deleting | self._outlived and await self._is_gone(image.record):
+        self.ownership.confirm_memory(uid, epoch, loaded.record.epoch)
+        if uid in self._deleting | self._outlived and await self._is_gone(loaded.record):
             self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted")
-        actor = Actor(image, working, self._storage, self._models, self._runtime, self._events)
+        actor = Actor(loaded, working, self._storage, self._models, self._runtime, self._events)
         self._actors[uid] = actor
         self._sizes[uid] = working.size_bytes
-        self._uids[image.record.namespace, image.record.name] = uid
+        self._uids[loaded.record.namespace, loaded.record.name] = uid
         if len(self._uids) > NAMES_MAX:
             del self._uids[next(iter(self._uids))]  # a later call reads it again
         self._evict_until_bounded(keep=uid)
         return actor
 
-    async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[Image, WorkingSet]:
-        """The memory's image in the journal, and its working set. Raises Conflict, JournalError."""
+    async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[LoadedMemory, WorkingSet]:
+        """The memory as the journal has it, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
         working = WorkingSet(embedding, vectors_max, self._models.analyzer)
         try:
-            image = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
+            loaded = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
         except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
             await self._models.prepare_language(working.record.policy)
             raise
-        working.finish_load(image)
-        return image, working
+        working.finish_load(loaded)
+        return loaded, working
 
     async def move_to_space(self, lately: Callable[[str], Sequence[str]]) -> None:
         """Bring every active memory into the space in force, each in its own order of changes. Its streams continue.

@@ -5,7 +5,7 @@ records: what it keeps of a memory besides fragments, and waiting work
 rows: fragments with vectors and terms, by row or by column
 recall_receipts: receipts of recalls
 writing: the receipt (makes *received*) and the commit (makes *stored*)
-reading: queries, the image of a memory, the scan for exports
+reading: queries, a memory as it is loaded, the scan for exports
 spaces: embedding spaces, and vectors in the next one
 errors: what it raises
 """

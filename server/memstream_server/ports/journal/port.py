@@ -20,8 +20,8 @@ from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
     Gathering,
-    Image,
     KeptReceipt,
+    LoadedMemory,
     MemoryScan,
     StoredConflict,
 )
@@ -130,8 +130,8 @@ class Journal(Protocol):
         """Take ownership: raises the epoch and returns the record. Raises Conflict if the memory does not exist."""
         ...
 
-    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
-        """Read an active memory's image at one revision; `into` takes its blocks. Raises Conflict if the memory
+    async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> LoadedMemory:
+        """Read a memory at one revision, to activate it; `into` takes its blocks. Raises Conflict if the memory
         does not exist."""
         ...
 

@@ -28,7 +28,7 @@ class FragmentQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class LoadedMemory:
     """The data of an active memory, read at one revision.
 
     `blocks` are all fragments by position (forgotten ones included) with terms, and vectors of the requested space: all
@@ -84,7 +84,7 @@ class Gathering(Protocol):
     """
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
-        """Called first, and again if the read restarts; `all_vectors`: see Image."""
+        """Called first, and again if the read restarts; `all_vectors`: see LoadedMemory."""
         ...
 
     def add(self, block: Block) -> None:

@@ -26,7 +26,7 @@ from memstream_server.adapters.journal.sql.schema import (
 )
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal.reading import Gathering, Image
+from memstream_server.ports.journal.reading import Gathering, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord, Producer
 from memstream_server.ports.journal.rows import Block
 from memstream_server.ports.journal.writing import Receipt
@@ -95,7 +95,9 @@ class _BlockList:
     def end(self) -> None: ...
 
 
-def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> Image:
+def load_memory(
+    connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None
+) -> LoadedMemory:
     memory = get_row(connection, uid)
     low, high = key_range(memory.number)
     vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
@@ -113,7 +115,7 @@ def load_memory(connection: Connection, uid: str, model: str, vectors_max: int, 
     gathering.end()
     held = _read_held(connection, memory.number, model, before_long_term)
     pending = tuple(_read_pending(connection, memory.number))
-    return Image(
+    return LoadedMemory(
         record=record,
         blocks=tuple(kept.blocks),
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
