@@ -45,5 +45,6 @@ Recall:
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     rendering: the indexed text of a fragment
+    stable_hash: a hash that is the same in every process
     printable: escapes text for logs, errors and terminals
 """

@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from memstream_server.core.stable_hash import stable_hash
 from memstream_server.core.values import Fragment
 
 
@@ -27,14 +28,14 @@ def normalise_words(text: str) -> str:
 
 
 def fold_key(fragment: Fragment) -> int:
-    """Equal for fragments with the same words, speaker and truth; valid within this process only."""
+    """Equal for fragments with the same words, speaker and truth."""
     if fragment.superseded_by or fragment.has_validity:  # a current one must not hide behind it
         truth = (bool(fragment.superseded_by), fragment.valid_from_us, fragment.valid_until_us)
-        return hash((truth, normalise_words(fragment.content), fragment.structured, fragment.speaker))
+        return stable_hash((truth, normalise_words(fragment.content), fragment.structured, fragment.speaker))
     if fragment.structured is None:
-        return hash((normalise_words(fragment.content), fragment.speaker))
+        return stable_hash((normalise_words(fragment.content), fragment.speaker))
     parts = tuple((name, normalise_words(value)) for name, value in fragment.structured.parts().items())
-    return hash((parts, fragment.speaker))
+    return stable_hash((parts, fragment.speaker))
 
 
 def fold_places(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:

@@ -1,7 +1,7 @@
 """Identity: when an observation repeats or echoes a fragment, and the index that finds repeats.
 
 Rule 1. A repeat has the same words and all other client-given fields equal, so dropping it loses nothing.
-Rule 2. Hashes differ between processes and are never stored: they find candidates, and `is_repeat` decides.
+Rule 2. Hashes find candidates, and `is_repeat` decides.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing
+from memstream_server.core.stable_hash import stable_hash
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, TruthStatus
 
 Hashes = npt.NDArray[np.int64]
@@ -19,7 +20,7 @@ _RECENT_MAX = 4_096
 
 def identity_hash(fragment: Fragment) -> int:
     """Equal if one fragment repeats the other."""
-    return hash(_identity_fields(fragment))
+    return stable_hash(_identity_fields(fragment))
 
 
 def is_repeat(new: Fragment, known: Fragment) -> bool:
@@ -73,9 +74,9 @@ def is_echo(new: Fragment, recalled: Fragment) -> bool:
     )
 
 
-def _typed_metadata(metadata: Metadata) -> tuple[tuple[str, type, object], ...]:
+def _typed_metadata(metadata: Metadata) -> tuple[tuple[str, str, object], ...]:
     # True == 1 == 1.0 in Python, but the contract distinguishes them.
-    return tuple((key, type(value), value) for key, value in metadata)
+    return tuple((key, type(value).__name__, value) for key, value in metadata)
 
 
 def _same_expiry(one: Fragment, other: Fragment) -> bool:
