@@ -165,6 +165,10 @@ class Metrics:
             "owned_memories",
             "Memories this server owns: taken, where several share a database; else those in RAM.",
         )
+        self.image_reads = self._counter(
+            "image_reads", "Activations that looked for an image, by outcome: hit, miss, damaged.", "outcome"
+        )
+        self.image_bytes = self._gauge("image_bytes", "Bytes of the images on disk.")
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
         self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.app.dependencies import engine_parts
+from memstream_server.app.images import open_images
 from memstream_server.app.models import Models
 from memstream_server.app.opening import record_space
 from memstream_server.app.watched_models import record_models
@@ -43,6 +44,7 @@ class Assembled:
     engine: Engine
     journal: FaultyJournal
     index: MemoryIndex
+    metrics: Metrics
 
 
 @pytest.fixture
@@ -78,15 +80,16 @@ async def assembled(
     space, embedding = await record_space(stored, used.embedder, chosen)
     metrics = Metrics()
     parts = engine_parts(chosen, stored, vectors, record_models(used, embedding, metrics), embedding, metrics, now)
-    engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal)), space)
-    await engine.start()
-    try:
-        yield Assembled(engine, journal, vectors)
-    finally:
-        journal.disarm()
-        vectors.disarm()
-        await engine.stop()
-        await stored.close()
+    async with open_images(chosen, metrics) as images:
+        engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal, images=images)), space)
+        await engine.start()
+        try:
+            yield Assembled(engine, journal, vectors, metrics)
+        finally:
+            journal.disarm()
+            vectors.disarm()
+            await engine.stop()
+            await stored.close()
 
 
 # ---- invariants

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +101,12 @@ class Gathered:
     def __init__(self) -> None:
         self.told: list[bool | str] = []
         self.blocks: list[Block] = []
+
+    def restore(self, record: MemoryRecord, vectors_max: int) -> None:
+        """Reads the blocks."""
+
+    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
+        """Never called."""
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         self.told.append(all_vectors)

@@ -4,6 +4,7 @@ dependencies: what the engine is given
 embedders: the table of embedders, by the setting `embedding`
 errors: why a server does not start
 event_loop: the event loop, which drains gRPC's wake-up socket
+images: the images that the settings choose
 indexes: the vector index that the settings choose
 measuring: metrics of the engine
 model_status: the status and metrics of model calls

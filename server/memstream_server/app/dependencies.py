@@ -15,6 +15,7 @@ from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddin
 from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.observability import Metrics
+from memstream_server.ports.images import NO_IMAGES, Images
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.models import EmbeddingModel, Reranker
@@ -37,6 +38,7 @@ def engine_parts(
     metrics: Metrics,
     clock: Clock,
     tracing: OpenTelemetry | None = None,
+    images: Images = NO_IMAGES,
 ) -> EngineParts:
     """The parts of an engine; with `tracing`, calls to stores and models are traced."""
     from memstream_server.adapters.models.analyzer import SnowballAnalyzer
@@ -58,7 +60,7 @@ def engine_parts(
     turns = FairScheduler()
     embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
     return EngineParts(
-        Storage(stored, index, journal.operations, journal.conversations, journal.processes),
+        Storage(stored, index, journal.operations, journal.conversations, journal.processes, images),
         EngineModels(
             analyzer,
             embeddings,

@@ -14,6 +14,7 @@ import structlog
 
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.errors import StartError
+from memstream_server.app.images import open_images
 from memstream_server.app.indexes import IndexChoice, choose_index
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import choose_space, open_tracing
@@ -76,7 +77,8 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         used = record_models(used, embedding, metrics)
         index = await chosen.open()
         stack.push_async_callback(index.close)
-        parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing)
+        images = await stack.enter_async_context(open_images(settings, metrics))
+        parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)
         engine = await _start_engine(stack, parts, space, journal, used)
         conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
         server = create_server(engine, conversations, settings, metrics, access, tracing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,6 +18,14 @@ _FIRST_ROWS = 8
 BLOCK = 1_024
 """Rows of one block: 1.5 MB of 384-dimensional vectors, copied in about a millisecond."""
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What an image keeps of a structure: arrays by name, and values that msgpack can hold."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    values: Mapping[str, Any]
 
 
 class Growing(Generic[Scalar]):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.folding import fold_key
 from memstream_server.core.rendering import is_question
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier, TruthStatus
@@ -45,6 +45,14 @@ class Codes:
         for name in dict.fromkeys(names):
             self.assign_code(name)
         return list(map(self._codes.__getitem__, names))
+
+    def pack(self, codes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], list[str]]:
+        """(the same as codes in order of first use, the names that they have)."""
+        used, first, renumbered = np.unique(codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty(len(used), np.int32)
+        rank[order] = np.arange(len(used), dtype=np.int32)
+        return rank[renumbered], [self.names[code] for code in used[order].tolist()]
 
     def find_codes(self, names: Sequence[str]) -> list[int]:
         """The codes of the names that have one."""
@@ -92,8 +100,11 @@ class Columns:
         self._importance = Growing(np.float64)
         self._observe_us = Growing(np.int64)
         self._create_us = Growing(np.int64)
+        self._position = Growing(np.int64)
         self._expire_us = Growing(np.int64)
         self._access_us = Growing(np.int64)
+        self._first_access_us = Growing(np.int64)
+        """The access times with which fragments entered: later ones are counted in the journal."""
         self._words = Growing(np.int64)
         self._asks = Growing(np.bool_)
         self._superseded = Growing(np.bool_)
@@ -191,9 +202,11 @@ class Columns:
         self._importance.extend([each.importance for each in fragments])
         self._observe_us.extend([each.observe_time_us for each in fragments])
         self._create_us.extend([each.create_time_us for each in fragments])
+        self._position.extend([each.position for each in fragments])
         self._expire_us.extend([_expiry_us(each) for each in fragments])
         accessed_us = [each.access_time_us for each in fragments]
         self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
+        self._first_access_us.extend(self._access_us.view[first:])
         self._words.extend([fold_key(each) for each in fragments])
         self._asks.extend([is_question(each.content) for each in fragments])
         self._superseded.extend([bool(each.superseded_by) for each in fragments])
@@ -229,6 +242,14 @@ class Columns:
             if (slot := self.slot(id_)) is not None:
                 self._access_us.view[slot] = time_us
 
+    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
+        """Record the last accesses of the fragments at these positions. Slots must be in order of position."""
+        self.touch(np.searchsorted(self._position.view, np.array(positions, np.int64)), np.array(times_us, np.int64))
+
+    def in_order(self) -> bool:
+        """Whether the slots are in order of position, as after a load."""
+        return bool((np.diff(self._position.view) > 0).all())
+
     def remove(self, slot: int) -> None:
         """Remove a fragment permanently; its slot stays allocated. Idempotent."""
         self._slots.pop(self.ids[slot], None)
@@ -246,6 +267,48 @@ class Columns:
         self._tags = {}
         for slot, metadata in enumerate(self._metadata):
             self._index_metadata(slot, metadata)
+
+    def pack(self) -> Parts:
+        """All attributes but the times of accesses that the journal counts. No slot may be GONE."""
+        arrays = {name: each.view for name, each in vars(self).items() if isinstance(each, Growing)}
+        del arrays["_access_us"]
+        arrays["_session"], sessions = self.sessions.pack(self._session.view)
+        arrays["_speaker"], speakers = self.speakers.pack(self._speaker.view)
+        found: dict[tuple[object, ...], int] = {}
+        typed = [tuple(_tag_key(*pair) for pair in metadata) for metadata in self._metadata]
+        codes = [found.setdefault(tags, len(found)) for tags in typed]
+        arrays["metadata"] = np.array(codes, np.int32)
+        kinds: dict[int, Metadata] = dict(zip(codes, self._metadata, strict=True))
+        values = {"ids": self.ids, "sessions": sessions, "speakers": speakers, "metadata": list(kinds.values())}
+        return Parts(arrays, values)
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty, with the access times before any access was counted. Raises KeyError and
+        ValueError for parts that do not fit together.
+        """
+        arrays, values = dict(parts.arrays), parts.values
+        self.ids = values["ids"]
+        self._slots = dict(zip(self.ids, range(len(self.ids)), strict=True))
+        self.sessions.give_all(values["sessions"])
+        self.speakers.give_all(values["speakers"])
+        self._unpack_metadata(arrays.pop("metadata"), [tuple(map(tuple, each)) for each in values["metadata"]])
+        arrays["_access_us"] = arrays["_first_access_us"]
+        for name, column in vars(self).items():
+            if isinstance(column, Growing):
+                column.extend(arrays.pop(name))
+                if len(column) != len(self.ids):
+                    raise ValueError(f"{name} has {len(column)} of {len(self.ids)} values")
+        self._has_superseded = bool(self._superseded.view.any())
+        bounds = self._valid_from_us.view, self._valid_until_us.view
+        self._has_validity = bool((bounds[0] != -NEVER_US).any() or (bounds[1] != NEVER_US).any())
+
+    def _unpack_metadata(self, codes: npt.NDArray[np.int32], kinds: Sequence[Metadata]) -> None:
+        self._metadata = [kinds[code] for code in codes.tolist()]
+        slots = np.argsort(codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes, minlength=len(kinds))).tolist()
+        for start, end, metadata in zip([0, *ends], ends, kinds, strict=False):
+            for pair in metadata:
+                self._tags.setdefault(_tag_key(*pair), array("q")).frombytes(slots[start:end].tobytes())
 
     def has_metadata(self, key: str, values: Sequence[MetadataValue]) -> Mask:
         """Slots whose metadata has one of the values under the key."""

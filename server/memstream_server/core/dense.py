@@ -75,6 +75,10 @@ class DenseMatrix:
         self._present.extend(present)
         self._missing += int((~present).sum())
 
+    def views(self) -> list[npt.NDArray[np.float32]]:
+        """The rows of all slots in blocks, without a copy; a slot without a vector has zeros."""
+        return self._vectors.views()
+
     def set(self, slot: int, vector: Vector | None) -> None:
         """Set, replace or remove (None) a vector. Raises ValueError for a wrong dimension."""
         self._check_dimension(vector)

@@ -109,12 +109,12 @@ class IdentityIndex:
         """Approximate RAM in bytes."""
         return self._current.nbytes + self._sorted.nbytes + self._slots.nbytes + self._recent_count * 150
 
-    def extend(self, hashes: list[int], later: bool = False) -> None:
+    def extend(self, hashes: list[int] | Hashes, later: bool = False) -> None:
         """Add the next slots. `later`: the caller calls `settle` before the next `find`."""
         first = len(self._current)
         self._current.extend(hashes)
         if not later:
-            for slot, value in enumerate(hashes, first):
+            for slot, value in enumerate(self._current.view[first:].tolist(), first):
                 self._add_recent(slot, value)
 
     def settle(self) -> None:
@@ -137,6 +137,11 @@ class IdentityIndex:
             high = int(self._sorted.searchsorted(value, "right"))
             found = found + self._slots[low:high].tolist()
         return sorted({slot for slot in found if self._current.view[slot] == value}) if found else []
+
+    @property
+    def hashes(self) -> Hashes:
+        """The current hash of each slot."""
+        return self._current.view
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only these slots, renumbered in that order."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import Slots
 from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours
 from memstream_server.core.postings import Hashes, Postings
@@ -174,6 +175,17 @@ class LexicalIndex:
         self._neighbours = self._neighbours.kept(slots)
         self._dead = int((~self._neighbours.alive).sum())
         self._norms.clear()
+
+    def pack(self) -> Parts:
+        """The postings, and the lengths of fragments. Sessions and what is alive are columns."""
+        arrays = dict(self._postings.pack().arrays)
+        return Parts(arrays | dict(self._neighbours.pack().arrays), {})
+
+    def unpack(self, parts: Parts, sessions: npt.NDArray[np.int32], alive: npt.NDArray[np.bool_]) -> None:
+        """Become what was packed, from empty; `sessions` and `alive` by slot. Raises KeyError and ValueError."""
+        self._postings.unpack(parts)
+        self._neighbours.unpack(parts, sessions, alive)
+        self._dead = int((~alive).sum())
 
     def settle(self) -> None:
         """Do the deferred work that the next query would otherwise wait for."""

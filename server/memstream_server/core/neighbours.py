@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.columns import Slots
 
 NOBODY = -1
@@ -221,8 +221,29 @@ class Neighbours:
     def kept(self, slots: Slots) -> Neighbours:
         """A new instance with only these slots, renumbered in that order."""
         made = Neighbours()
-        sessions = self._session_of.view[slots]
-        made._dirty = set(np.unique(sessions).tolist())  # relinked in one pass on the next read
-        made.extend(sessions.tolist(), self._eligible.view[slots].tolist(), self._lengths.view[slots].tolist())
+        made._fill(self._session_of.view[slots], self._eligible.view[slots], self._lengths.view[slots])
         made._alive.view[:] = self._alive.view[slots]
         return made
+
+    def _fill(
+        self, sessions: npt.NDArray[np.int32], eligible: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        """Append slots to a new instance, to be linked in one pass on the next read."""
+        self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY, np.int32))
+        self._lengths.extend(lengths)
+        self._window_lengths.extend(lengths)
+        self._eligible.extend(eligible)
+        self._alive.extend(np.ones(len(sessions), np.bool_))
+        self._session_of.extend(sessions)
+        self._long = int((~eligible).sum())
+        self._append_unlinked(sessions.astype(np.int64), 0)
+        self._dirty = set(self._sessions)
+
+    def pack(self) -> Parts:
+        """Lengths and eligibility. Sessions and what is alive are columns."""
+        return Parts({"lengths": self._lengths.view, "eligible": self._eligible.view}, {})
+
+    def unpack(self, parts: Parts, sessions: npt.NDArray[np.int32], alive: npt.NDArray[np.bool_]) -> None:
+        """Become what was packed, from empty. Raises KeyError and ValueError."""
+        self._fill(sessions, parts.arrays["eligible"], parts.arrays["lengths"])
+        self._alive.view[:] = alive

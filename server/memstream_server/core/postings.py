@@ -6,10 +6,12 @@ sixteenth of the base. No Python object per posting: a million tuples cost 57 ms
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Growing, Parts
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -84,6 +86,20 @@ class Postings:
         slots, counts = [self._slots[span] for span in spans], [self._counts[span] for span in spans]
         return np.repeat(np.arange(len(terms)), ends - starts), np.concatenate(slots), np.concatenate(counts)
 
+    def pack(self) -> Parts:
+        """All postings, without blanked ones, after this call the base."""
+        self._merge_tail()
+        if not self._counts.all():
+            slots_max = int(self._slots.max(initial=-1)) + 1
+            self.keep(np.arange(slots_max, dtype=np.int32))
+        arrays: dict[str, npt.NDArray[Any]] = {"vocabulary": self._vocabulary, "offsets": self._offsets}
+        return Parts(arrays | {"slots": self._slots, "counts": self._counts}, {})
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty. Raises KeyError."""
+        self._vocabulary, self._offsets = parts.arrays["vocabulary"].copy(), parts.arrays["offsets"].copy()
+        self._slots, self._counts = parts.arrays["slots"].copy(), parts.arrays["counts"].copy()
+
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
         """Renumber slot s to new_slot[s], or remove it if that is negative. Releases memory."""
         self._merge_tail()
@@ -96,6 +112,8 @@ class Postings:
         self._offsets = np.concatenate([[0], np.cumsum(sizes[sizes > 0])]).astype(np.int64)
 
     def _merge_tail(self) -> None:
+        if not len(self._tail_slots):
+            return
         self._insert_sorted(self._tail_hashes.view, self._tail_slots.view, self._tail_counts.view)
         large = len(self._tail_slots) > 2 * _TAIL_MAX  # a bulk load: release this much capacity
         for tail in (self._tail_hashes, self._tail_slots, self._tail_counts):

@@ -11,7 +11,8 @@ Rule 4. `superseded_by` never names a forgotten fragment, see core/departures.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from memstream_server.core.enhancement import take_back
 from memstream_server.core.events import EventType
@@ -48,6 +49,16 @@ class Links:
     def superseded_count(self) -> int:
         """Number of superseded fragments."""
         return len(self._newer)
+
+    def pack(self) -> dict[str, Any]:
+        """The links as values that msgpack can hold."""
+        return {"newer": self._newer, "older": self._older}
+
+    def unpack(self, values: Mapping[str, Any]) -> None:
+        """Become what was packed, from empty. Raises KeyError."""
+        self._newer.update(values["newer"])
+        for fragment_id, older in values["older"].items():
+            self._set_older(fragment_id, tuple(older))
 
     def note(self, fragment: Fragment) -> None:
         """Record the links of a new or changed fragment."""

@@ -148,6 +148,7 @@ class Memories:
         ownership = self._registry.ownership
         with self._registry.mark_deleting(record):
             try:
+                await self._storage.images.remove(record.uid, durable=True)
                 # With a shared journal, take the memory first: otherwise its next owner could keep it in RAM.
                 epoch = await map_write_errors(ownership.take_memory(record.uid)) if ownership.shared else None
                 await map_write_errors(self._journal.delete_memory(record.uid, answer, epoch))

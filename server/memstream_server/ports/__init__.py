@@ -6,6 +6,7 @@ against every adapter.
 
 journal: the journal, the source of truth (a package)
 index: the vector index
+images: files that spare an activation the rows
 models: embedder, scorer, insights, judge of conflicts, lexical analyzer, reranker
 conversations: messages and plans of conversations
 operations: long-running operations

@@ -23,7 +23,7 @@ from memstream_server.settings.access import AccessSettings
 from memstream_server.settings.limits import RequestSettings, StreamSettings
 from memstream_server.settings.models import EmbeddingSettings, LlmSettings, NextEmbeddingSettings, RerankerSettings
 from memstream_server.settings.server import ServerSettings
-from memstream_server.settings.storage import IndexSettings, JournalSettings, WorkingMemorySettings
+from memstream_server.settings.storage import ImageSettings, IndexSettings, JournalSettings, WorkingMemorySettings
 from memstream_server.settings.values import (
     EmbeddingKind,
     LogFormat,
@@ -60,6 +60,7 @@ class SettingsError(ValueError):
 # Pydantic orders inherited fields from the last base class to the first: docs/settings.md begins with ServerSettings.
 class Settings(
     JournalSettings,
+    ImageSettings,
     WorkingMemorySettings,
     StreamSettings,
     RequestSettings,

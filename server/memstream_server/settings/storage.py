@@ -44,6 +44,19 @@ class WorkingMemorySettings(BaseModel):
     )
 
 
+class ImageSettings(BaseModel):
+    """Images of memories that are not in RAM."""
+
+    images_bytes_max: int = setting(
+        1_073_741_824,
+        "disk space for images, which spare the activation of a memory of 1,000 or more fragments most of its reads; 0 "
+        "keeps none, and the least recently written leave first",
+        "bytes",
+        0,
+        1_099_511_627_776,
+    )
+
+
 class JournalSettings(BaseModel):
     """The journal."""
 

@@ -6,9 +6,12 @@ Rule 1. Slots are valid until the next await: `remove_fragments` may renumber th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from memstream_server.core.arrays import BLOCK, Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import IdentityIndex, identity_hash
@@ -139,10 +142,46 @@ class SearchStructures:
                 self.fresh.pop(id_, None)
         self._compact_slots()
 
+    def pack(self) -> Parts | None:
+        """What an image keeps. None if a load from rows would give other slots, or if not all vectors are in RAM.
+
+        May renumber the slots: only for an owner that does not use them any more.
+        """
+        if self.dense is None:
+            return None
+        if len(self.columns) > len(self.columns.live_ids()):
+            self._drop_gone_slots()
+        if not self.columns.in_order():
+            return None
+        columns, lexical, views = self.columns.pack(), self.lexical.pack(), self.dense.views()
+        arrays = {f"columns.{name}": array for name, array in columns.arrays.items()}
+        arrays |= {f"lexical.{name}": array for name, array in lexical.arrays.items()}
+        arrays |= {"identities": self.identities.hashes, "present": self.dense.present}
+        return Parts(arrays | {"vectors": np.concatenate(views)}, columns.values)
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty, as after a load from rows. Raises KeyError and ValueError."""
+        if self.dense is None:
+            raise ValueError("an image has all vectors")
+        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"columns": {}, "lexical": {}, "": {}}
+        for name, array in parts.arrays.items():
+            group, _, rest = name.rpartition(".")
+            groups[group][rest] = array
+        self.columns.unpack(Parts(groups["columns"], parts.values))
+        sessions, alive = self.columns.session, self.columns.alive
+        self.lexical.unpack(Parts(groups["lexical"], {}), sessions, alive)
+        self.identities.extend(groups[""]["identities"], later=True)
+        vectors, present = groups[""]["vectors"], groups[""]["present"]
+        for start in range(0, len(vectors), BLOCK):  # the pages of the rows: other blocks round cosines differently
+            self.dense.extend(vectors[start : start + BLOCK], present[start : start + BLOCK], adopt=True)
+        self.settle_postings()
+
     def _compact_slots(self) -> None:
         dead = len(self.columns) - len(self.columns.live_ids())
-        if dead < _DEAD_MIN or dead * 4 < len(self.columns):
-            return
+        if dead >= _DEAD_MIN and dead * 4 >= len(self.columns):
+            self._drop_gone_slots()
+
+    def _drop_gone_slots(self) -> None:
         kept = np.array([slot for slot, id_ in enumerate(self.columns.ids) if id_ != GONE], np.int64)
         self.columns.keep(kept)
         self.lexical.keep(kept)

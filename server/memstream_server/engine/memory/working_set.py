@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
+import structlog
 
+from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import identity_hash
@@ -28,12 +30,15 @@ from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, Fragmen
 from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
+from memstream_server.ports.images import NO_IMAGES, ImageKey, Images
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row
 from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import Analyzer
+
+log = structlog.get_logger(__name__)
 
 _RECALLED_MAX = 4_096
 """Recalled contents kept to detect echoes, over all sessions."""
@@ -51,7 +56,7 @@ class WorkingSet:
     record: MemoryRecord
     state: State
 
-    def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer) -> None:
+    def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer, images: Images = NO_IMAGES) -> None:
         self.embedding = embedding
         """The space of all its vectors."""
         self.vectorless: set[str] = set()
@@ -68,9 +73,60 @@ class WorkingSet:
         self._dense_max = dense_max
         self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
+        self._images = images
+        self.image_revision = -1
+        """Revision of the image that it was restored from; -1 if it was loaded from rows."""
         self._empty(False)
 
     # ---- called by the journal during the load
+    def restore(self, record: MemoryRecord, vectors_max: int) -> list[str] | None:
+        """See Gathering: from the memory's image."""
+        self.record, self.image_revision = record, -1
+        parts = self._images.read(self._image_key())
+        self._empty(True)
+        try:
+            return None if parts is None else self._unpack(parts, vectors_max)
+        except (LookupError, TypeError, ValueError) as error:  # written by other software of the same version
+            log.error("image_not_usable", memory=record.uid, error=type(error).__name__)
+            return None
+
+    def _unpack(self, parts: Parts, vectors_max: int) -> list[str] | None:
+        if int(parts.arrays["present"].sum()) > vectors_max:
+            return None
+        self._structures.unpack(parts)
+        columns = self._structures.columns
+        insights, held = columns.kind_is([FragmentKind.INSIGHT]), ~columns.tier_is([Tier.LONG_TERM])
+        self.insights.update([columns.ids[slot] for slot in np.flatnonzero(insights).tolist()])
+        self._unsettled.update([columns.ids[slot] for slot in np.flatnonzero(held).tolist()])
+        self.links.unpack(parts.values["links"])
+        self._key_of.update(parts.values["external_ids"])
+        self._keys.update({key: id_ for id_, key in self._key_of.items()})
+        self._renewed_in = parts.values["renewed_in"]
+        self.image_revision = self.record.revision
+        return [columns.ids[slot] for slot in np.flatnonzero(held & columns.alive).tolist()]
+
+    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
+        """See Gathering."""
+        self._structures.columns.set_accesses(positions, times_us)
+
+    def _image_key(self) -> ImageKey:
+        record = self.record
+        return ImageKey(record.uid, record.epoch, record.revision, self.embedding.name, self._analyzer.version)
+
+    async def write_image(self, ticket: int) -> None:
+        """Write the memory's image. Only for a working set that is not used any more: its slots may be renumbered."""
+        self.refresh_search()
+        await self._images.write(ticket, self._image_key(), self._pack)
+
+    def _pack(self) -> Parts | None:
+        if self._renewed_in not in ("", self.record.policy.language):
+            return None  # a load would analyze the fragments with outdated terms in the present language
+        parts = self._structures.pack()
+        if parts is None:
+            return None
+        more = {"links": self.links.pack(), "external_ids": self._key_of, "renewed_in": self._renewed_in}
+        return Parts(parts.arrays, {**parts.values, **more})
+
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         """See Gathering."""
         self.record = record
@@ -92,10 +148,15 @@ class WorkingSet:
         """Which fragments supersede which, forgotten ones included."""
         self._keys: dict[str, str] = {}
         self._key_of: dict[str, str] = {}
+        self._renewed_in = ""
+        """The language in which outdated terms were renewed; empty if none were."""
 
     def add(self, block: Block) -> None:
         """See Gathering. Raises ValueError if the terms are outdated and the analyzer lacks the language."""
-        self._structures.extend(renew_terms(block, self._analyzer, self.record), later=True)
+        renewed = renew_terms(block, self._analyzer, self.record)
+        if renewed is not block:
+            self._renewed_in = self.record.policy.language
+        self._structures.extend(renewed, later=True)
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._index_keys(each)

@@ -99,6 +99,7 @@ class Erasing:
             await self._indexer.rebuild_index(check_cancelled)
         else:
             await self._indexer.wait_for_memory(asked["memory"], lambda: check_cancelled(0, 0))
+        await self._storage.images.remove(asked["memory"], durable=True)
         await self._scrub_journal()
         await progress.report_done(len(ids), len(ids))
 

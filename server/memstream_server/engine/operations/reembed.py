@@ -127,6 +127,7 @@ class Reembedding:
         """The work of the operation, see runner.py. A repeat does the rest."""
         name: str = json.loads(operation.payload)["model"]
         if self._embeddings.in_force.name == name:  # the process crashed after the switch
+            await self._storage.images.remove_all()
             await self._backfill_leftovers(set())
             return
         try:
@@ -140,6 +141,7 @@ class Reembedding:
             raise
         spaces = await self._journal.get_spaces()
         await self._journal.set_spaces(Spaces(in_force=space, next=None, old=spaces.in_force))
+        await self._storage.images.remove_all()  # a space that returns later has other vectors
         await self._switch_space(embedding, space, refused)
 
     async def _begin_fill(self, name: str, progress: Progress) -> tuple[Embedding, Space]:

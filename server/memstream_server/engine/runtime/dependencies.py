@@ -18,6 +18,7 @@ from memstream_server.engine.runtime.embedding_spaces import Embeddings
 from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.ports.conversations import ConversationStore
+from memstream_server.ports.images import NO_IMAGES, Images
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Recorded
@@ -88,6 +89,7 @@ class Storage:
     conversations: ConversationStore
     processes: Processes | None = None
     """None if no other server can write to the journal."""
+    images: Images = NO_IMAGES
 
     @property
     def poll_interval_s(self) -> float:

@@ -47,6 +47,10 @@ MEASURED_AT_ONCE = 8
 """Working sets measured per event-loop iteration, about 0.25 ms."""
 NAMES_MAX = 65_536
 """Names kept of memories that are no longer active: a few MB."""
+IMAGE_MIN = 1_000
+"""Fragments of the smallest memory of which an image is written: its rows take 15 ms of CPU."""
+IMAGES_AT_STOP_S = 5.0
+"""How long a stop may begin to write images; a memory of 10,000 fragments takes 15 ms."""
 CALM_S = 60.0
 """Time without a failure after which the pause starts at its first value again."""
 
@@ -193,7 +197,7 @@ class Registry:
     async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[LoadedMemory, WorkingSet]:
         """The memory as the journal has it, and its working set. Raises Conflict, JournalError."""
         vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
-        working = WorkingSet(embedding, vectors_max, self._models.analyzer)
+        working = WorkingSet(embedding, vectors_max, self._models.analyzer, self._storage.images)
         try:
             loaded = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
         except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
@@ -316,11 +320,16 @@ class Registry:
         return now is None or now.uid != record.uid
 
     async def close(self) -> None:
-        """End all actors."""
+        """End all actors, and write the images of changed memories for a bounded time."""
         self._closed = True
         for task in [*self._background, *self._activating.values()]:
             task.cancel()
+        tickets = [(actor, self._announce_image(actor)) for actor in reversed(self._actors.values())]
         await asyncio.gather(*(actor.stop() for actor in self.list_actors()))
+        until_s = self._runtime.clock.monotonic_s() + IMAGES_AT_STOP_S
+        for actor, ticket in tickets:
+            if self._runtime.clock.monotonic_s() < until_s:
+                await _write_image(actor, ticket)
         self._actors.clear()
         self._sizes.clear()
         self._ended.clear()
@@ -371,10 +380,18 @@ class Registry:
         self._forget_actor(actor)
         if self.ownership.shared:
             self._forget_name(actor.working.record)
-        self._spawn_task(self._retire_actor(actor))
+        self._spawn_task(self._retire_actor(actor, self._announce_image(actor)))
 
-    async def _retire_actor(self, actor: Actor) -> None:
+    def _announce_image(self, actor: Actor) -> int | None:
+        """The ticket of an image that the actor's end should write; None if it should write none."""
+        working = actor.working
+        if actor.failed is not None or actor.uid in self._deleting or working.record.revision == working.image_revision:
+            return None
+        return self._storage.images.announce(actor.uid) if working.fragment_count >= IMAGE_MIN else None
+
+    async def _retire_actor(self, actor: Actor, ticket: int | None) -> None:
         await actor.retire()
+        await _write_image(actor, ticket)
         if actor.uid not in self._actors and actor.uid not in self._activating:
             await self.ownership.release_memory(actor.uid)
 
@@ -391,3 +408,9 @@ class Registry:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _write_image(actor: Actor, ticket: int | None) -> None:
+    """Write the image of an ended actor's memory: an actor that failed while it ended does not know its revision."""
+    if ticket is not None and isinstance(actor.failed, ShuttingDown):
+        await actor.working.write_image(ticket)

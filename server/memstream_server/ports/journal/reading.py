@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,8 +83,20 @@ class Gathering(Protocol):
     Taken block by block, short-lived objects cost neither RAM nor garbage collection.
     """
 
+    def restore(self, record: MemoryRecord, vectors_max: int) -> Sequence[str] | None:
+        """Called first, and again if the read restarts. Take all blocks of this revision from elsewhere.
+
+        Returns the ids of the fragments before long-term that are not forgotten, by position; then only `set_accesses`
+        follows. None: `begin` and the blocks follow.
+        """
+        ...
+
+    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
+        """When these fragments were last accessed; no accesses of the others are counted."""
+        ...
+
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
-        """Called first, and again if the read restarts; `all_vectors`: see LoadedMemory."""
+        """Called before the first block; `all_vectors`: see LoadedMemory."""
         ...
 
     def add(self, block: Block) -> None:

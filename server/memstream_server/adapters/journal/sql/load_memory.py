@@ -12,7 +12,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_column_pages, fetch_columns, fetch_pages
 from memstream_server.adapters.journal.sql.conflicts import read_open
-from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.adapters.journal.sql.schema import (
@@ -39,6 +39,12 @@ _model: BindParameter[str] = bindparam("model")
 _PAGE = (
     select(fragments.c.key, *FRAGMENT, fragments.c.terms)
     .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_ACCESSED_PAGE = (
+    select(fragments.c.key, fragments.c.access_time_us)
+    .where(fragments.c.key.between(_low, _high), fragments.c.access_count > 0)
     .order_by(fragments.c.key)
     .limit(_limit)
 )
@@ -87,6 +93,10 @@ class _BlockList:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
 
+    def restore(self, record: MemoryRecord, vectors_max: int) -> None: ...
+
+    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None: ...
+
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None: ...
 
     def add(self, block: Block) -> None:
@@ -99,20 +109,15 @@ def load_memory(
     connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None
 ) -> LoadedMemory:
     memory = get_row(connection, uid)
-    low, high = key_range(memory.number)
-    vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    all_vectors = vectored <= vectors_max
     kept = _BlockList()
     gathering = kept if into is None else into
     record = decode_record(memory)
-    gathering.begin(record, all_vectors)
-    before_long_term: list[Fragment] = []
-    for block in _read_blocks(connection, uid, memory.number, model, all_vectors):
-        gathering.add(block)
-        before_long_term += [
-            each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
-        ]
-    gathering.end()
+    restored = gathering.restore(record, vectors_max)
+    if restored is None:
+        before_long_term = _gather_blocks(connection, record, memory.number, model, vectors_max, gathering)
+    else:
+        gathering.set_accesses(*_read_accesses(connection, memory.number))
+        before_long_term = read_fragments(connection, uid, restored, model)
     held = _read_held(connection, memory.number, model, before_long_term)
     pending = tuple(_read_pending(connection, memory.number))
     return LoadedMemory(
@@ -125,6 +130,35 @@ def load_memory(
         next_position=memory.next_position,
         suspicions=read_open(connection, memory.number),
     )
+
+
+def _gather_blocks(
+    connection: Connection, record: MemoryRecord, number: int, model: str, vectors_max: int, into: Gathering
+) -> list[Fragment]:
+    """Give `into` all blocks; returns the fragments before long-term that are not forgotten."""
+    low, high = key_range(number)
+    vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
+    all_vectors = vectored <= vectors_max
+    into.begin(record, all_vectors)
+    before_long_term: list[Fragment] = []
+    for block in _read_blocks(connection, record.uid, number, model, all_vectors):
+        into.add(block)
+        before_long_term += [
+            each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
+        ]
+    into.end()
+    return before_long_term
+
+
+def _read_accesses(connection: Connection, number: int) -> tuple[list[int], list[int]]:
+    """(positions of the fragments with counted accesses, times of the last ones)."""
+    positions: list[int] = []
+    times_us: list[int] = []
+    low, high = key_range(number)
+    for keys, times in fetch_column_pages(connection, _ACCESSED_PAGE, low, high):
+        positions += [key - low for key in keys]
+        times_us += times
+    return positions, times_us
 
 
 def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:

@@ -1,0 +1,42 @@
+"""Opens the images of a server's memories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+import shutil
+from collections.abc import AsyncIterator
+
+from memstream_server.adapters.images import FolderImages
+from memstream_server.observability import Metrics
+from memstream_server.ports.images import IMAGE_FOLDER, NO_IMAGES, Images
+from memstream_server.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def open_images(settings: Settings, metrics: Metrics) -> AsyncIterator[Images]:
+    """None with a shared journal: each activation raises the epoch there, so that no image would ever be current."""
+    from memstream_server.rpc.info import server_version
+
+    folder = settings.data_dir / IMAGE_FOLDER
+    if settings.journal_url.get_secret_value():
+        yield NO_IMAGES
+        return
+    if not settings.images_bytes_max:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        yield NO_IMAGES
+        return
+    images = FolderImages(
+        folder,
+        f"memstream {server_version()} on Python {platform.python_version()}",
+        settings.images_bytes_max,
+        settings.disk_free_min_bytes,
+        lambda outcome: metrics.image_reads.labels(outcome).inc(),
+    )
+    metrics.image_bytes.set_function(lambda: images.size_bytes)
+    try:
+        await images.open()
+        yield images
+    finally:
+        await images.close()
