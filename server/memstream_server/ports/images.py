@@ -40,6 +40,10 @@ class Images(Protocol):
         """The arrays may be read-only. Blocking; call it in any thread."""
         ...
 
+    def has(self, memory: str) -> bool:
+        """Whether the memory has an image, or an announced one."""
+        ...
+
     def announce(self, memory: str) -> int:
         """A ticket for a write, which a later `remove` cancels."""
         ...
@@ -66,6 +70,10 @@ class NoImages:
     def read(self, key: ImageKey) -> Parts | None:
         """See Images."""
         return None
+
+    def has(self, memory: str) -> bool:
+        """See Images."""
+        return False
 
     def announce(self, memory: str) -> int:
         """See Images."""

@@ -7,6 +7,7 @@ Rule 2. A file that another version of the software wrote has another name, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -89,6 +90,10 @@ class FolderImages:
         self._count_read("miss" if parts is None else "hit")
         return parts
 
+    def has(self, memory: str) -> bool:
+        """See Images."""
+        return memory in self._tickets or memory in self._sizes
+
     def announce(self, memory: str) -> int:
         """See Images."""
         self._last_ticket += 1
@@ -101,7 +106,8 @@ class FolderImages:
 
     async def remove(self, memory: str, durable: bool = False) -> None:
         """See Images."""
-        if self._tickets.pop(memory, None) is not None or memory in self._sizes:
+        if self.has(memory):
+            self._tickets.pop(memory, None)
             await self._run(self._remove_file, memory)
         if durable and self._unsynced:
             await self._run(self._sync_folder)
@@ -155,7 +161,8 @@ class FolderImages:
         except OSError as error:
             log.warning("image_not_written", memory=key.memory, error=error)
         finally:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # if it stays, the next write or start removes it
+                part.unlink(missing_ok=True)
         self._enforce_bound()
 
     def _remove_file(self, memory: str, inode: int | None = None) -> None:

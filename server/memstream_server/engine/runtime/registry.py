@@ -384,10 +384,11 @@ class Registry:
 
     def _announce_image(self, actor: Actor) -> int | None:
         """The ticket of an image that the actor's end should write; None if it should write none."""
-        working = actor.working
-        if actor.failed is not None or actor.uid in self._deleting or working.record.revision == working.image_revision:
+        working, images = actor.working, self._storage.images
+        has_image = working.image_revision == working.record.revision and images.has(actor.uid)
+        if actor.failed is not None or actor.uid in self._deleting or has_image:
             return None
-        return self._storage.images.announce(actor.uid) if working.fragment_count >= IMAGE_MIN else None
+        return images.announce(actor.uid) if working.fragment_count >= IMAGE_MIN else None
 
     async def _retire_actor(self, actor: Actor, ticket: int | None) -> None:
         await actor.retire()

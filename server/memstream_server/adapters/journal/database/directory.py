@@ -3,6 +3,7 @@
 format       names the directory and its layout version
 lock         locked while a server runs; holds the server's pid and host
 journal.db   the journal (with -wal and -shm files)
+images       images of memories, derived from the journal
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from memstream_server.adapters.journal.sql import outbox, writes
 from memstream_server.adapters.journal.sql.reads import meta_value
 from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.engine.runtime.clock import Clock, Ids
+from memstream_server.ports.images import IMAGE_FOLDER
 from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
 
@@ -280,7 +282,8 @@ def _replace_journal(source: Path, data_dir: Path) -> None:
         raise
     sqlite.checkpoint_wal(fresh)
     _remove_database(journal)
-    shutil.rmtree(data_dir / INDEX_FOLDER, ignore_errors=True)  # belongs to the old history; the outbox refills it
+    for derived in (INDEX_FOLDER, IMAGE_FOLDER):  # of the old history; the outbox fills the index again
+        shutil.rmtree(data_dir / derived, ignore_errors=True)
     (data_dir / "format").unlink(missing_ok=True)
     _write_file(data_dir / "format", _FORMAT_TEXT.format(FORMAT))
     fresh.rename(journal)

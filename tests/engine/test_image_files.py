@@ -1,0 +1,228 @@
+"""Files of images: damaged and foreign ones are not read, writes are atomic, and the folder stays within its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+
+from memstream_server.adapters.images import FolderImages
+from memstream_server.adapters.images.layout import Damaged, decode_image
+from memstream_server.core.arrays import Parts
+from memstream_server.ports.images import ImageKey
+
+KEY = ImageKey(memory="m1", epoch=1, revision=7, space="hashing-4", analyzer=3)
+MIB = 1 << 20
+
+
+def parts(size: int = 8) -> Parts:
+    arrays = {"numbers": np.arange(size, dtype=np.int64), "flags": np.array([True, False, True])}
+    return Parts(arrays | {"rows": np.ones((size, 4), np.float32)}, {"ids": ["a", "b"], "links": {"a": "b"}})
+
+
+@asynccontextmanager
+async def opened(
+    path: Path, bytes_max: int = MIB, free_min_bytes: int = 0, software: str = "1"
+) -> AsyncIterator[FolderImages]:
+    images = FolderImages(path / "images", software, bytes_max, free_min_bytes)
+    await images.open()
+    try:
+        yield images
+    finally:
+        await images.close()
+
+
+async def write(images: FolderImages, key: ImageKey = KEY, size: int = 8) -> None:
+    await images.write(images.announce(key.memory), key, lambda: parts(size))
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "images").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+
+
+def check_equal(found: Parts | None, size: int = 8) -> None:
+    assert found is not None
+    expected = parts(size)
+    assert found.values == expected.values
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, array in found.arrays.items():
+        assert (array.dtype, array.shape) == (expected.arrays[name].dtype, expected.arrays[name].shape)
+        assert array.tobytes() == expected.arrays[name].tobytes()
+
+
+async def test_an_image_is_read_as_it_was_written(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        check_equal(images.read(KEY))
+    async with opened(tmp_path) as images:
+        check_equal(images.read(KEY))
+        assert images.size_bytes == files(tmp_path)[0].stat().st_size
+
+
+async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        (file,) = files(tmp_path)
+        whole = file.read_bytes()
+        damaged = [whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :] for at in range(len(whole))]
+        damaged += [whole[:length] for length in range(len(whole))]
+        for data in [*damaged, whole + b"\0"]:
+            with pytest.raises(Damaged):
+                decode_image(np.frombuffer(data, np.uint8), KEY)
+        file.write_bytes(damaged[-1])
+        with structlog.testing.capture_logs() as logged:
+            assert images.read(KEY) is None
+        assert [(one["event"], one["memory"]) for one in logged] == [("image_damaged", "m1")]
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epoch": 2},
+        {"revision": 6},
+        {"revision": 8},
+        {"space": "hashing-8"},
+        {"analyzer": 4},
+    ],
+)
+async def test_a_foreign_image_is_removed(tmp_path: Path, other: dict[str, object]) -> None:
+    async with opened(tmp_path) as images:
+        await write(images, replace(KEY, **other))  # type: ignore[arg-type]  # real fields
+        assert images.read(KEY) is None
+    assert files(tmp_path) == []
+
+
+async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        (file,) = files(tmp_path)
+        file.rename(file.with_name(file.name.replace("m1", "m2")))
+        assert images.read(replace(KEY, memory="m2")) is None
+        assert images.read(KEY) is None
+
+
+async def test_a_start_removes_images_of_other_software(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+    (tmp_path / "images" / "part").write_bytes(b"left by a killed process")
+    async with opened(tmp_path, software="2") as images:
+        assert files(tmp_path) == []
+        assert images.read(KEY) is None
+
+
+async def test_the_least_recently_written_leave_first(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        one = images.size_bytes
+    async with opened(tmp_path, bytes_max=2 * one) as images:
+        for name in ("m2", "m1", "m3"):
+            await write(images, replace(KEY, memory=name))
+        assert [file.name.partition(".")[0] for file in files(tmp_path)] == ["m1", "m3"]
+        await write(images, replace(KEY, memory="m4"), size=1_000)  # larger than the bound
+        assert not images.has("m4")
+    async with opened(tmp_path, bytes_max=one) as images:
+        assert (images.has("m1"), images.has("m3")) == (False, True)
+        check_equal(images.read(replace(KEY, memory="m3")))
+
+
+async def test_a_removal_cancels_a_write_in_progress(tmp_path: Path) -> None:
+    packing, go_on = threading.Event(), threading.Event()
+
+    def pack() -> Parts:
+        packing.set()
+        go_on.wait()
+        return parts()
+
+    async with opened(tmp_path) as images:
+        writing = asyncio.create_task(images.write(images.announce("m1"), KEY, pack))
+        await asyncio.to_thread(packing.wait)
+        later = images.announce("m2")
+        removing = [asyncio.create_task(images.remove(name, durable=True)) for name in ("m1", "m2")]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(writing, *removing)
+        await images.write(later, replace(KEY, memory="m2"), parts)
+        assert files(tmp_path) == []
+
+
+async def test_without_space_nothing_is_written(tmp_path: Path) -> None:
+    async with opened(tmp_path, free_min_bytes=1 << 60) as images:
+        await write(images)
+        assert files(tmp_path) == []
+
+
+async def test_a_failed_write_is_logged_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path) as images:
+        (tmp_path / "images").rmdir()
+        (tmp_path / "images").write_bytes(b"no folder")
+        with structlog.testing.capture_logs() as logged:
+            await write(images)
+        assert [one["event"] for one in logged] == ["image_not_written"]
+        assert images.read(KEY) is None
+        (tmp_path / "images").unlink()
+        await write(images)  # the folder may be deleted at any time
+        check_equal(images.read(KEY))
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from memstream_server.adapters.images import folder
+from tests.engine.test_image_files import KEY, opened, write
+from dataclasses import replace
+
+async def main():
+    async with opened(Path(sys.argv[1])) as images:
+        await write(images)
+        step = sys.argv[2]
+        def kill(*_, **_options):
+            os.kill(os.getpid(), signal.SIGKILL)
+        def write_half(path, mode, **options):
+            file = open(path, mode, **options)
+            class Half:
+                def __enter__(self): return self
+                def __exit__(self, *_): ...
+                def writelines(self, pieces):
+                    file.write(b"".join(pieces)[:300]); file.flush(); kill()
+            return Half()
+        if step == "packed":
+            folder.encode_image = kill
+        elif step == "opened":
+            folder.open = kill
+        elif step == "half":
+            folder.open = write_half
+        elif step == "written":
+            Path.replace = kill
+        else:
+            replacing = Path.replace
+            Path.replace = lambda *both: (replacing(*both), kill())
+        await write(images, replace(KEY, revision=8), size=9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("step", ["packed", "opened", "half", "written", "replaced"])
+async def test_a_kill_leaves_the_old_image_or_the_new_one(tmp_path: Path, step: str) -> None:
+    killed = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", KILLED, str(tmp_path), step], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    async with opened(tmp_path) as images:
+        newer = images.read(replace(KEY, revision=8))
+        if step == "replaced":
+            check_equal(newer, 9)
+        else:
+            assert newer is None
+        assert [file.name for file in files(tmp_path) if file.name == "part"] == []

@@ -1,0 +1,259 @@
+"""A memory activated from its image answers like one activated from its rows, to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS
+from memstream_server.core.arrays import BLOCK
+from memstream_server.core.filters import Filter
+from memstream_server.core.policy import DBGPT, DEFAULT, with_value
+from memstream_server.core.values import Held, MemoryKind
+from memstream_server.engine.engine import Engine
+from memstream_server.engine.errors import EngineError
+from memstream_server.engine.lifecycle import FragmentChange
+from memstream_server.engine.memory.actor import Actor
+from memstream_server.engine.memory.working_set import WorkingSet
+from memstream_server.engine.recall.past import PastMemory
+from memstream_server.engine.requests import MemoryChange, NewMemory, Query
+from memstream_server.engine.runtime import registry
+from memstream_server.engine.runtime.clock import Clock
+from memstream_server.ports.images import NO_IMAGES
+from memstream_server.ports.operations import OperationState
+from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
+from tests.engine.memory import SettableClock, observation
+from tests.engine.test_fragments import observe
+from tests.engine.test_past import POLICIES, SMALL, WORDS, Walk, listed
+from tests.support.faulty_journal import Fault
+from tests.support.journals import only_sqlite
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+pytestmark = [pytest.mark.usefixtures("hasty", "small"), only_sqlite("images")]
+
+NOW_US = 1_900_000_000_000_000
+QUERIES = [
+    Query("where did Bob move with the blue bike", now_us=NOW_US, explain=True, near_misses=5),
+    Query("Ann likes tea", now_us=NOW_US, explain=True, session="s", limit=30, filter=Filter(speakers=("Bob",))),
+    Query("coffee on Monday", now_us=NOW_US, explain=True, fold=False, filter=Filter(sessions=("t", "nowhere"))),
+    Query("garden", now_us=NOW_US, explain=True, filter=Filter(metadata=(("n", (1, 2)),))),
+]
+DATED = with_value(DBGPT, "short_term.capacity", 3)
+"""DB-GPT's ranking reads access times."""
+AT_ONCE = with_value(DEFAULT, "retention.forget_grace_s", 0)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small memories have images, too."""
+    monkeypatch.setattr(registry, "IMAGE_MIN", 1)
+
+
+def files(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "images").iterdir())
+
+
+def reads(parts: Assembled) -> dict[str, float]:
+    """Reads of images by outcome."""
+    (family,) = parts.metrics.image_reads.collect()
+    return {one.labels["outcome"]: one.value for one in family.samples if one.name.endswith("_total") and one.value}
+
+
+async def leave_ram(engine: Engine, name: str = "joy") -> None:
+    """Evict the memory, and wait until its accesses and its image are written."""
+    await engine.wait_for_reinforcement()
+    await engine._reinforcement._write_accesses()
+    actor = engine._registry.peek((await engine.memories.get(NAMESPACE, name)).uid)
+    assert actor is not None
+    await until_idle(actor)
+    engine._registry._evict_actor(actor)
+    await asyncio.gather(*engine._registry._background)
+
+
+async def until_idle(actor: Actor) -> None:
+    async def idle() -> bool:
+        return actor.is_idle
+
+    await until(idle)
+
+
+async def until_done(engine: Engine, operation: str) -> None:
+    assert (await engine.operations.wait_for_end(operation)).state is OperationState.SUCCEEDED
+
+
+async def load_both(engine: Engine, name: str = "joy") -> tuple[WorkingSet, WorkingSet]:
+    """The memory loaded from its image, which must be there, and from its rows."""
+    record, embedding = await engine.memories.get(NAMESPACE, name), engine._models.embeddings.in_force
+    made: list[WorkingSet] = []
+    for images in (engine._storage.images, NO_IMAGES):
+        working = WorkingSet(embedding, 1_000_000, engine._models.analyzer, images)
+        working.finish_load(await engine._journal.load_memory(record.uid, embedding.name, 1_000_000, working))
+        made.append(working)
+    assert [each.image_revision for each in made] == [record.revision, -1]
+    return made[0], made[1]
+
+
+async def ask(engine: Engine, working: WorkingSet, query: Query) -> str:
+    """The whole answer; the text of a float tells all its bits."""
+    answer = await engine._recaller.recall(PastMemory(working, NOW_US, {}), query)
+    return repr(replace(answer, timings_s={}))
+
+
+def values_of(held: Held) -> tuple[object, ...]:
+    return held.fragment, held.enhancements, None if held.vector is None else held.vector.tobytes()
+
+
+async def check_same(engine: Engine, name: str = "joy") -> None:
+    """Both ways to activate the memory lead to the same search structures and the same answers."""
+    image, rows = await load_both(engine, name)
+    for query in QUERIES:
+        assert await ask(engine, image, query) == await ask(engine, rows, query)
+    assert image.columns.access_us.tolist() == rows.columns.access_us.tolist()
+    assert image.columns.sessions.names == rows.columns.sessions.names
+    assert (image.record, list(image.suspicions)) == (rows.record, list(rows.suspicions))
+    for ours, theirs in ((image.state.sensory, rows.state.sensory), (image.state.short_term, rows.state.short_term)):
+        assert list(map(values_of, ours)) == list(map(values_of, theirs))
+    assert image.state.reflection_aggregate == rows.state.reflection_aggregate
+    assert (image.insights, set(image.list_unsettled())) == (rows.insights, set(rows.list_unsettled()))
+    packed, expected = image._pack(), rows._pack()
+    assert packed is not None
+    assert expected is not None
+    assert packed.values == expected.values
+    assert packed.arrays.keys() == expected.arrays.keys()
+    for array_name, array in packed.arrays.items():
+        assert array.dtype == expected.arrays[array_name].dtype, array_name
+        # the order of a term's postings is not specified; rows have later first accesses, compared above
+        if not array_name.startswith("lexical") and array_name != "columns._first_access_us":
+            assert array.tobytes() == expected.arrays[array_name].tobytes(), array_name
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("kind", [*POLICIES, "dated"])
+async def test_random_histories_answer_the_same(tmp_path: Path, kind: str, seed: int) -> None:
+    clock, drawn = SettableClock(), random.Random(seed)
+    async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), access_flush_interval_s=3_600) as parts:
+        policy = {**POLICIES, "dated": DATED}[kind]
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, policy))
+        walked = Walk(parts.engine, clock, random.Random(seed))
+        for _ in range(12):
+            for _ in range(drawn.randint(1, 6)):
+                await walked.step()
+                await parts.engine.recall(NAMESPACE, "joy", Query(walked.text()))
+                clock.offset_us += 1_000_000
+            await leave_ram(parts.engine)
+            if files(tmp_path):
+                await check_same(parts.engine)
+        assert reads(parts)["hit"] > 12
+
+
+async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
+    assert PAGE_ROWS == BLOCK
+    drawn = random.Random(5)
+
+    async def add(count: int) -> list[str]:
+        made = [observation(" ".join(drawn.choices(WORDS, k=5)) + f" {drawn.random()}") for _ in range(count)]
+        return await observe(parts.engine, *made)
+
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, SMALL))
+        ids = await add(1_500)
+        await leave_ram(parts.engine)
+        ids += await add(700)  # their blocks of vectors begin elsewhere than the pages of the rows
+        await parts.engine.fragments.forget(NAMESPACE, "joy", ids[::7])
+        change = FragmentChange(id=ids[3], content="Bob sold the blue bike")
+        await parts.engine.fragments.update(NAMESPACE, "joy", change)
+        await leave_ram(parts.engine)
+        await check_same(parts.engine)
+
+
+async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"), observation("Ann sold the garden", session="s"))
+        assert files(tmp_path) == []
+    (image,) = files(tmp_path)
+    assert (image.stat().st_mode & 0o777, image.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    async with assembled(tmp_path) as parts:
+        await check_same(parts.engine)
+        answer = await parts.engine.recall(NAMESPACE, "joy", Query("who likes tea"))
+        assert answer.recollections[0].fragment.content == "Bob likes tea"
+        assert reads(parts) == {"hit": 2}
+        earlier = answer.recollections[0].fragment.id
+        await observe(parts.engine, observation("Bob likes tea no more", supersedes=(earlier,)))
+        assert files(tmp_path) == []  # a changed memory has no image
+    async with assembled(tmp_path) as parts:
+        await check_same(parts.engine)
+
+
+async def test_an_unchanged_memory_writes_no_second_image(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+        await leave_ram(parts.engine)
+        before = files(tmp_path)[0].stat()
+        for _ in range(2):
+            await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
+            await leave_ram(parts.engine)
+        after = files(tmp_path)[0].stat()
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+        await check_same(parts.engine)
+
+
+@pytest.mark.parametrize("fault", Fault)
+async def test_a_failed_commit_leaves_no_wrong_image(tmp_path: Path, fault: Fault) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+        await leave_ram(parts.engine)
+        (fragment,) = await listed(parts.engine, False)
+        parts.journal.fail_at(1, fault, "commit")
+        with pytest.raises(EngineError):
+            await parts.engine.fragments.forget(NAMESPACE, "joy", [fragment.id])
+        parts.journal.disarm()
+        assert files(tmp_path) == []
+        await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
+        await leave_ram(parts.engine)
+        await check_same(parts.engine)
+
+
+@pytest.mark.parametrize("way", ["erase", "clear", "purge", "delete"])
+async def test_no_image_keeps_what_leaves_for_good(tmp_path: Path, way: str) -> None:
+    async with assembled(tmp_path) as parts:
+        engine = parts.engine
+        await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        said = observation(
+            "a zqword", session="zqsession", speaker="zqspeaker", external_id="zqkey", metadata=(("m", "zqvalue"),)
+        )
+        secret, _ = await observe(engine, said, observation("Bob likes tea"))
+        with sqlite3.connect(f"file:{tmp_path / 'journal.db'}?mode=ro", uri=True) as rows:
+            ((vector, terms),) = rows.execute(
+                "SELECT vector, terms FROM vectors v JOIN fragments f ON f.key = v.key WHERE f.id = ?", (secret,)
+            ).fetchall()
+        needles = {word: word.encode() for word in ("zqsession", "zqspeaker", "zqkey", "zqvalue")}
+        needles |= {"id": secret.encode(), "vector": vector, "term": terms[:8]}
+        await leave_ram(engine)
+        assert {name for name, needle in needles.items() if needle in files(tmp_path)[0].read_bytes()} == needles.keys()
+        if way == "erase":
+            operation = await engine.erasing.start(NAMESPACE, "joy", [secret])
+            await until_done(engine, operation.id)
+        elif way == "clear":
+            await engine.fragments.clear(NAMESPACE, "joy", ())
+            await observe(engine, observation("Ann sold the garden"))
+        elif way == "purge":
+            await engine.memories.update(NAMESPACE, "joy", MemoryChange(policy=AT_ONCE))
+            await engine.fragments.forget(NAMESPACE, "joy", [secret])
+            await until_done(engine, (await engine.purging.start(NAMESPACE, "joy")).id)
+        else:
+            await engine.memories.delete(NAMESPACE, "joy")
+        assert files(tmp_path) == []
+        if way == "delete":
+            return
+        await leave_ram(engine)
+        await check_same(engine)
+        assert [name for name, needle in needles.items() if needle in files(tmp_path)[0].read_bytes()] == []
