@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS
 from memstream_server.core.arrays import BLOCK
