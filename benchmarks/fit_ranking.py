@@ -39,13 +39,13 @@ from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
 from memstream_server.core.ranking import (
     TIMED_PARTS,
     Question,
-    Signals,
     Weights,
     add_timely,
     assess_candidates,
     rank,
 )
 from memstream_server.core.rendering import indexed_text, lexical_text
+from memstream_server.core.signals import Signals
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import find_times
 from memstream_server.core.values import Fragment

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memstream_server.core.arrays import BLOCK
-from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.dense import DenseMatrix, multiply_rows
 from memstream_server.core.values import Vector
 
 
@@ -136,11 +136,11 @@ def test_scan_returns_current_cosines() -> None:
         matrix.set(7, None)
         matrix.set(7, rows[0])
         matrix.extend(rows[-2:])
-        np.testing.assert_allclose(scan.cosines(), matrix.cosines(query), rtol=1e-5, atol=1e-6)
-        assert np.flatnonzero(np.isnan(scan.cosines())).tolist() == [BLOCK]
+        np.testing.assert_array_equal(scan.estimate()[0], matrix.cosines(query))
+        assert np.flatnonzero(np.isnan(scan.estimate()[0])).tolist() == [BLOCK]
         matrix.keep(np.arange(0, len(matrix), 3))
         matrix.append(rows[5])
-        np.testing.assert_array_equal(scan.cosines(), matrix.cosines(query))
+        np.testing.assert_array_equal(scan.estimate()[0], matrix.cosines(query))
     matrix.set(0, None)
     assert 0 not in scan.changed, "a closed scan records no changes"
 
@@ -149,9 +149,9 @@ def test_a_scan_of_an_empty_matrix() -> None:
     matrix = DenseMatrix(2)
     with matrix.scan(unit(1, 0)) as scan:
         scan.compute()
-        assert len(scan.cosines()) == 0
+        assert len(scan.estimate()[0]) == 0
         matrix.append(unit(1, 0))
-        assert scan.cosines().tolist() == [1.0]
+        assert scan.estimate()[0].tolist() == [1.0]
 
 
 def test_a_matrix_is_large_by_its_bytes() -> None:
@@ -160,3 +160,15 @@ def test_a_matrix_is_large_by_its_bytes() -> None:
     assert not matrix.large
     matrix.extend(np.zeros((1_000, 1_536), np.float32))
     assert matrix.large
+
+
+@pytest.mark.parametrize("dimension", [4, 48, 384])
+def test_a_product_does_not_depend_on_the_other_rows(dimension: int) -> None:
+    random = np.random.default_rng(2)
+    rows, query = random.normal(size=(22, dimension)).astype(np.float32), random.normal(size=dimension)
+    query = query.astype(np.float32)
+    alone = np.concatenate([multiply_rows(row[None], query) for row in rows])
+    np.testing.assert_allclose(alone, rows.astype(np.float64) @ query, atol=1e-4)
+    for count in range(len(rows)):
+        for part in (slice(count), slice(len(rows) - count, None)):
+            np.testing.assert_array_equal(multiply_rows(rows[part], query), alone[part])

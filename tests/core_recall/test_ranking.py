@@ -20,13 +20,13 @@ from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import (
     Question,
     Ranking,
-    Signals,
     Stage,
     Weights,
     rank,
     rank_candidates,
 )
 from memstream_server.core.rendering import indexed_text
+from memstream_server.core.signals import Signals
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.values import Fragment
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from memstream_server.core import dense
+from memstream_server.core import arrays, dense
 from memstream_server.core.dense import DenseMatrix, Scan
-from memstream_server.core.policy import DEFAULT
+from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
+from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
 from memstream_server.engine.settings import Limits
 from tests.engine.assembled import Assembled, assembled
@@ -52,12 +53,13 @@ async def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield made
 
 
-async def observe(engine: Engine, *texts: str) -> None:
-    await engine.observe_batch("test", "zoo", "", 1, [observation(text) for text in texts], AckLevel.STORED)
+async def observe(engine: Engine, *texts: str, name: str = "zoo") -> None:
+    await engine.observe_batch("test", name, "", 1, [observation(text) for text in texts], AckLevel.STORED)
 
 
-async def asked(engine: Engine, text: str) -> RecallAnswer:
-    return await engine.recall("test", "zoo", Query(text=text, limit=20, now_us=0, reinforce=False))
+async def asked(engine: Engine, text: str, near_misses: int = 0, name: str = "zoo") -> RecallAnswer:
+    query = Query(text=text, limit=20, now_us=0, reinforce=False, near_misses=near_misses)
+    return await engine.recall("test", name, query)
 
 
 async def matrix(engine: Engine) -> DenseMatrix | None:
@@ -131,3 +133,45 @@ def test_one_memory_uses_at_most_a_quarter_of_vector_ram(dimension: int, most: i
     limits = Limits(active_bytes_max=1 << 30)
     assert limits.dense_max(dimension) == most
     assert most * dimension * 4 <= limits.active_bytes_max / 4
+
+
+@pytest.mark.parametrize("policy", [DEFAULT, DBGPT])
+@pytest.mark.parametrize("near_misses", [0, 4])
+async def test_memory_with_int8_vectors_answers_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near_misses: int, policy: Policy
+) -> None:
+    monkeypatch.setattr(arrays, "BLOCK", 4)
+    found = ["acorns", "beetles", "clover", "dandelions", "eggs"]  # of other lengths, so that no two fragments tie
+    texts = [" ".join([text, "and", *found[:number]]) for number in range(5) for text in TEXTS]
+    async with assembled(tmp_path) as made:
+        for name, quantized_bytes in (("int8", 0), ("float32", 1 << 30)):
+            monkeypatch.setattr(dense, "_QUANTIZED_BYTES", quantized_bytes)
+            await made.engine.memories.create(NewMemory("test", name, MemoryKind.LONG_TERM, policy))
+            for start in range(0, len(texts), 5):
+                await observe(made.engine, *texts[start : start + 5], name=name)
+            changed = (await asked(made.engine, texts[7], name=name)).recollections[0].fragment.id
+            forgotten = (await asked(made.engine, texts[9], name=name)).recollections[0].fragment.id
+            await made.engine.fragments.update("test", name, FragmentChange(changed, content="voles eat berries"))
+            await made.engine.fragments.forget("test", name, [forgotten])
+        async with made.engine._registry.use("test", "int8") as actor:
+            assert actor.working.dense is not None
+            assert actor.working.dense.quantized >= 16
+        reads: list[Sequence[str]] = []
+        get_vectors = made.journal.get_vectors
+
+        async def counted(uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+            reads.append(ids)
+            return await get_vectors(uid, model, ids)
+
+        monkeypatch.setattr(made.journal, "get_vectors", counted, raising=False)
+        for text in (*texts[::4], "voles eat berries", "frogs"):
+            one, other = [await asked(made.engine, text, near_misses, name) for name in ("int8", "float32")]
+            assert facts(one) == facts(other)
+            assert one.considered == other.considered
+        assert reads
+
+
+def facts(answer: RecallAnswer) -> list[tuple[object, ...]]:
+    """What an answer and its near misses say of each fragment, without its id."""
+    scored = [one.scored for one in answer.recollections] + [one.scored for one in answer.near_misses]
+    return [(one.slot, one.names, one.values, one.relevance, one.cosine) for one in scored]

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from memstream_server.app.models import Models
+from memstream_server.core import arrays, dense
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import MemoryKind, Tier
@@ -69,6 +70,20 @@ def shown(answer: RecallAnswer) -> object:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_replay_ranks_the_same_to_the_last_bit(tmp_path: Path, kind: str, seed: int) -> None:
+    await check_replays(tmp_path, kind, seed)
+
+
+@pytest.mark.parametrize("kind", ["default", "merging"])
+async def test_a_replay_of_int8_vectors_ranks_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(dense, "_QUANTIZED_BYTES", 0)
+    monkeypatch.setattr(arrays, "BLOCK", 4)
+    assert await check_replays(tmp_path, kind, seed=3) > 0
+
+
+async def check_replays(tmp_path: Path, kind: str, seed: int) -> int:
+    """Returns the number of int8 vectors in RAM at the end."""
     clock = SettableClock()
     policy = with_value(KINDS[kind], "history.receipts", 1_000)
     async with assembled(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:
@@ -88,6 +103,9 @@ async def test_a_replay_ranks_the_same_to_the_last_bit(tmp_path: Path, kind: str
             assert replayed.answer is not None
             assert shown(replayed.answer) == shown(answer)
         await check(engine, "joy")
+        async with engine._registry.use(*JOY) as actor:
+            assert actor.working.dense is not None
+            return actor.working.dense.quantized
 
 
 @pytest.fixture

@@ -28,11 +28,14 @@ Recall:
     arrays: growable numpy arrays
     columns: the attributes of fragments as numpy columns
     filters: which fragments a recall may return
-    dense: exact cosines over the vectors of a memory
+    dense: cosines over the vectors of a memory
+    quantized: int8 copies of vectors, and bounds on the errors of their products
+    unread: the vectors that a ranking by int8 copies must read
     postings: the inverted index as flat arrays
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
     candidates: the best fragments of each leg
+    signals: the values of some fragments on each leg
     ranking: scores from dense, lexical, recency and importance parts
     weights: the weights of a score, and the values of the dense leg that they need
     fitted_weights: weights of the parts of relevance, by kind of embedding

@@ -169,6 +169,14 @@ class Blocks(Generic[Scalar]):
         self._full.append(rows)
         self._ends.append(self._full_rows + len(rows))
 
+    def take_first(self) -> npt.NDArray[Scalar] | None:
+        """Remove the oldest full block and return it; None if no block is full. The other rows are renumbered."""
+        if not self._full:
+            return None
+        first = self._full.pop(0)
+        self._ends = [end - len(first) for end in self._ends[1:]]
+        return first
+
     def _end_block(self) -> None:
         self._ends.append(len(self))
         self._full.append(self._last.view)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import find_crowded
 from memstream_server.core.lexical import Floats
+
+FindBest = Callable[[Floats, Mask, int], Slots]
+"""`best`, or one that notes what it is uncertain of (unread.py)."""
 
 
 def best(values: Floats, allowed: Mask, count: int) -> Slots:
@@ -47,6 +52,7 @@ def widen_candidates(
     *,
     results_max: int,
     per_leg: int,
+    find_best: FindBest = best,
 ) -> Slots:
     """The candidates `chosen`, with more added if fragments with the same words crowd a leg's list.
 
@@ -62,7 +68,7 @@ def widen_candidates(
         free[chosen] = False
         for key in repeated:
             free &= columns.words != key
-        more = candidates(lexical, context, best(cosines, free, per_leg), free, per_leg)
+        more = candidates(lexical, context, find_best(cosines, free, per_leg), free, per_leg)
         if not len(more):
             break
         chosen = np.union1d(chosen, more)

@@ -1,25 +1,48 @@
-"""The dense leg in RAM: exact cosines over the unit vectors of a memory."""
+"""The dense leg in RAM: cosines over the unit vectors of a memory.
+
+A small memory keeps float32 vectors. A large one keeps int8 copies of all but its newest rows (quantized.py): their
+cosines are estimates with bounds, and the caller reads the few vectors that can matter from the journal.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Blocks, Growing
+from memstream_server.core.quantized import QuantizedQuery, QuantizedRows
 from memstream_server.core.values import Vector
 
 Cosines = npt.NDArray[np.float32]
+Estimates = tuple[Cosines, Cosines | None]
+"""Cosines by slot, NaN for slots without a vector, and bounds on their errors; None: all are exact."""
+_ROWS = 8
+"""Rows that BLAS multiplies at once, or a multiple of it."""
 _LARGE_BYTES = 32 << 20
 """20,000 vectors of 384 dimensions: one or two milliseconds of memory bandwidth."""
+_QUANTIZED_BYTES = 64 << 20
+"""Below it, reading vectors from the journal costs more CPU than a scan of int8 copies saves."""
+_QUANTIZED_AT_ONCE = 2
+"""Blocks quantized per extension, about a millisecond each, so that a growing memory does not block the event loop."""
+_CHANGED_MAX = 1_024
+"""Changed vectors of quantized rows that are kept in float32."""
 
 
 class DenseMatrix:
-    """float32 vectors by slot; a slot may have none. Mutable, with a single owner."""
+    """Vectors by slot; a slot may have none. Mutable, with a single owner."""
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension: int, quantizes: bool = True) -> None:
+        """`quantizes`: may keep int8 copies once it is large."""
+        self._quantizes = quantizes
+        self._copies = QuantizedRows()
+        """Of the first slots, if the memory is large,"""
+        self._changed: dict[int, Vector] = {}
+        """and those of their vectors that changed since."""
         self._vectors = Blocks(np.float32, dimension)
+        """The other slots."""
         self._present = Growing(np.bool_)
         self._dimension = dimension
         self._missing = 0
@@ -35,13 +58,19 @@ class DenseMatrix:
 
     @property
     def large(self) -> bool:
-        """Whether cosines take long enough to be computed by a `scan` in another thread."""
-        return len(self) * self._dimension * 4 > _LARGE_BYTES
+        """Whether cosines take long enough to be computed by a `scan` in another thread, or are estimates."""
+        return self.quantized > 0 or len(self) * self._dimension * 4 > _LARGE_BYTES
+
+    @property
+    def quantized(self) -> int:
+        """Number of slots, from the first, whose vectors are not in RAM."""
+        return len(self._copies)
 
     @property
     def bytes(self) -> int:
         """RAM in bytes, for the limit on active memories."""
-        return self._vectors.nbytes + self._present.nbytes
+        changed = len(self._changed) * self._dimension * 4
+        return self._vectors.nbytes + self._present.nbytes + self._copies.nbytes + changed
 
     @property
     def present(self) -> npt.NDArray[np.bool_]:
@@ -74,6 +103,15 @@ class DenseMatrix:
             self._vectors.extend(vectors)
         self._present.extend(present)
         self._missing += int((~present).sum())
+        if self._quantizes and (self.quantized or len(self) * self._dimension * 4 > _QUANTIZED_BYTES):
+            self._quantize_oldest()
+
+    def _quantize_oldest(self) -> None:
+        for _ in range(_QUANTIZED_AT_ONCE):
+            vectors = self._vectors.take_first()
+            if vectors is None:
+                break
+            self._copies.extend(vectors)
 
     def views(self) -> list[npt.NDArray[np.float32]]:
         """The rows of all slots in blocks, without a copy; a slot without a vector has zeros."""
@@ -83,24 +121,77 @@ class DenseMatrix:
         """Set, replace or remove (None) a vector. Raises ValueError for a wrong dimension."""
         self._check_dimension(vector)
         self._missing += int(self._present.view[slot]) - (vector is not None)
-        self._vectors[slot] = 0 if vector is None else vector
         self._present.view[slot] = vector is not None
+        self._mark_changed(slot)
+        if slot >= self.quantized:
+            self._vectors[slot - self.quantized] = 0 if vector is None else vector
+        elif vector is not None:
+            self._changed[slot] = vector.copy()
+        else:
+            self._changed.pop(slot, None)
+            self._copies.put(slot, np.zeros(self._dimension, np.float32))
+        if len(self._changed) > _CHANGED_MAX:
+            for each, changed in self._changed.items():
+                self._mark_changed(each)
+                self._copies.put(each, changed)
+            self._changed = {}
+
+    def _mark_changed(self, slot: int) -> None:
         for scan in self._scans:
             scan.changed.add(slot)
 
     def vector(self, slot: int) -> Vector | None:
-        """A copy of the vector at a slot; None if it has none."""
-        return self._vectors[slot].copy() if self._present.view[slot] else None
+        """A copy of the vector at a slot; None if it has none in RAM."""
+        if not self._present.view[slot]:
+            return None
+        if slot < self.quantized:
+            changed = self._changed.get(slot)
+            return None if changed is None else changed.copy()
+        return self._vectors[slot - self.quantized].copy()
+
+    def has_unread(self, slot: int) -> bool:
+        """Whether a slot has a vector, but only its int8 copy is in RAM."""
+        return slot < self.quantized and bool(self._present.view[slot]) and slot not in self._changed
 
     def cosines(self, query: Vector) -> Cosines:
-        """float32[n], NaN for slots without a vector. `query`: unit length. Raises ValueError for a wrong dimension."""
+        """float32[n], NaN for slots without a vector; estimates for the `quantized` slots.
+
+        `query`: unit length. Raises ValueError for a wrong dimension.
+        """
+        return self.estimate(query)[0]
+
+    def estimate(self, query: Vector) -> Estimates:
+        """The cosines, with bounds on their errors."""
         self._check_dimension(query)
-        return self._mask_missing(_dot_products(self._vectors.views(), query))
+        if not self.quantized:
+            return self._mask_missing(_scan_exactly(self._vectors.views(), query)), None
+        return self._correct(_scan_all(self._copies.query(query), self._vectors.views(), query), query, ())
 
     def scan(self, query: Vector) -> Scan:
-        """A scan that computes `cosines` in another thread. Raises ValueError for a wrong dimension."""
+        """A scan that computes `estimate` in another thread. Raises ValueError for a wrong dimension."""
         self._check_dimension(query)
         return Scan(self, query)
+
+    def _correct(self, estimates: Estimates, query: Vector, later: Iterable[int]) -> Estimates:
+        """Complete earlier estimates: add the slots that are new since, and compute those in `later` again."""
+        computed, bounds = estimates
+        stale = {*later, *range(len(computed), len(self)), *self._changed}
+        if not stale:
+            return self._mask_missing(computed), bounds
+        cosines, errors = np.empty(len(self), np.float32), np.zeros(len(self), np.float32)
+        cosines[: len(computed)] = computed
+        if bounds is not None:
+            errors[: len(computed)] = bounds
+        known = [slot for slot in stale if slot >= self.quantized or slot in self._changed]
+        if known:
+            cosines[known], errors[known] = multiply_rows(np.stack([self._row(slot) for slot in known]), query), 0
+        for slot in stale.difference(known):
+            (cosines[slot],), (errors[slot],) = self._copies.query_one(query, slot).compute()
+        return self._mask_missing(cosines), errors if self.quantized else None
+
+    def _row(self, slot: int) -> Vector:
+        changed = self._changed.get(slot)
+        return self._vectors[slot - self.quantized] if changed is None else changed
 
     def _mask_missing(self, cosines: Cosines) -> Cosines:
         if self._missing:
@@ -108,8 +199,12 @@ class DenseMatrix:
         return cosines
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
-        """Keep only these slots, renumbered in that order; release the memory of the others."""
-        self._vectors.keep(slots)
+        """Keep only these slots (ascending), renumbered in that order; release the memory of the others."""
+        first = self.quantized
+        self._copies.keep(slots[slots < first])
+        self._vectors.keep(slots[self.quantized :] - first)
+        places = {slot: place for place, slot in enumerate(slots[: self.quantized].tolist())}
+        self._changed = {places[slot]: vector for slot, vector in self._changed.items() if slot in places}
         self._present.keep(slots)
         self._missing = int((~self._present.view).sum())
         for scan in self._scans:
@@ -121,10 +216,10 @@ class DenseMatrix:
 
 
 class Scan:
-    """Cosines computed in another thread while the owner keeps changing the matrix.
+    """Estimates computed in another thread while the owner keeps changing the matrix.
 
-    The owner creates the scan, enters it, and reads `cosines` at the end; in between any thread may call `compute`.
-    `cosines` recomputes the slots that changed meanwhile, so its result is current at the time of the read.
+    The owner creates the scan, enters it, and reads `estimate`; in between any thread may call `compute`. `estimate`
+    computes again the slots that changed meanwhile, so its result is current at the time of the read.
     """
 
     def __init__(self, matrix: DenseMatrix, query: Vector) -> None:
@@ -134,8 +229,9 @@ class Scan:
         """Whether slots were renumbered since the scan began."""
         self._matrix = matrix
         self._query = query
+        self._copies = matrix._copies.query(query)
         self._views = matrix._vectors.views()
-        self._computed: Cosines = np.empty(0, np.float32)
+        self._computed: Estimates = np.empty(0, np.float32), None
 
     def __enter__(self) -> Scan:
         self._matrix._scans.append(self)
@@ -148,21 +244,39 @@ class Scan:
 
     def compute(self) -> None:
         """Compute all cosines. May read a row while it is written; the slot is then in `changed`."""
-        self._computed = _dot_products(self._views, self._query)
+        self._computed = _scan_all(self._copies, self._views, self._query)
 
-    def cosines(self) -> Cosines:
-        """Current cosines, as DenseMatrix.cosines returns them."""
-        matrix, done = self._matrix, len(self._computed)
+    def estimate(self) -> Estimates:
+        """Current cosines, as DenseMatrix.estimate returns them."""
         if self.void:
-            return matrix.cosines(self._query)
-        later = [*self.changed, *range(done, len(matrix))]
-        cosines = np.empty(len(matrix), np.float32)
-        cosines[:done] = self._computed
-        if later:
-            cosines[later] = np.stack([matrix._vectors[slot] for slot in later]) @ self._query
-        return matrix._mask_missing(cosines)
+            return self._matrix.estimate(self._query)
+        return self._matrix._correct(self._computed, self._query, self.changed)
 
 
-def _dot_products(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
-    products: Cosines = np.concatenate([view @ query for view in views])
+def _scan_all(copies: QuantizedQuery, views: list[npt.NDArray[np.float32]], query: Vector) -> Estimates:
+    if not len(copies):
+        return _scan_exactly(views, query), None
+    cosines, bounds = copies.compute()
+    errors = np.zeros(len(bounds) + sum(map(len, views)), np.float32)
+    errors[: len(bounds)] = bounds
+    return np.concatenate([cosines, _scan_exactly(views, query)]), errors
+
+
+def _scan_exactly(views: list[npt.NDArray[np.float32]], query: Vector) -> Cosines:
+    cosines: Cosines = np.concatenate([multiply_rows(view, query) for view in views])
+    return cosines
+
+
+def multiply_rows(rows: npt.NDArray[np.float32], query: Vector) -> Cosines:
+    """The inner product of each row with `query`, to the last bit the same whatever other rows there are.
+
+    A BLAS of one thread adds up the last few rows of a matrix in another order: they are padded to a full group.
+    """
+    products, whole = np.empty(len(rows), np.float32), len(rows) - len(rows) % _ROWS
+    if whole:
+        np.dot(rows[:whole], query, out=products[:whole])
+    if whole < len(rows):
+        last = np.zeros((_ROWS, rows.shape[1]), np.float32)
+        last[: len(rows) - whole] = rows[whole:]
+        products[whole:] = np.dot(last, query)[: len(rows) - whole]
     return products

@@ -40,22 +40,26 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from memstream_server.core.candidates import best, best_of, candidates, widen_candidates
+from memstream_server.core.candidates import FindBest, best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
+from memstream_server.core.signals import Lent, Signals
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.time_phrases.closeness import is_near, time_closeness
+from memstream_server.core.unread import Unread
 from memstream_server.core.values import Vector
 from memstream_server.core.weights import Weights, mean_with_dense, scale_cosines, share_out, without_dense
 
 FORMULA = "absolute/5"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 _HOUR_US = 3_600_000_000.0
+_ROUNDING = 1e-6
+"""Allowance for the rounding of scores where bounds on cosines decide."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,48 +90,6 @@ class Question:
     """The windows of its phrases of time."""
     only_time: bool = False
     """Whether it names nothing else: a fragment of the time then matches it fully."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Signals:
-    """Leg values of the fragments at `slots`: parallel arrays. NaN cosine: query or fragment has no vector."""
-
-    slots: Slots
-    cosines: Floats
-    lexical: Floats
-    context: Floats
-    """The lexical legs on the absolute scale, [0, 1]."""
-    replies: Slots
-    """Indices of the fragments that follow a question,"""
-    asked: Floats
-    """the lexical leg of each of these questions,"""
-    asked_cosines: Floats
-    """and its cosine."""
-
-    @staticmethod
-    def of(columns: Columns, legs: Legs, cosines: Floats, slots: Slots) -> Signals:
-        """The signals of `slots`. `cosines` by slot, of all fragments."""
-        words, around = legs.alone.shares, legs.around.shares
-        replies, asked = legs.replies(slots, columns.asks)
-        return Signals(
-            slots,
-            cosines[slots],
-            words[slots],
-            around[slots],
-            replies,
-            words[asked],
-            cosines[asked],
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lent:
-    """What superseded fragments lend."""
-
-    signals: Signals
-    """Of the lenders."""
-    borrowers: Slots
-    """Parallel to them, the slots of the current ends of their chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +260,14 @@ def add_timely(
     return np.union1d(chosen, best_of(order, slots, question.per_leg))
 
 
-def find_lent(columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask) -> Lent | None:
+def find_lent(
+    columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask, find_best: FindBest = best
+) -> Lent | None:
     """What superseded fragments lend to allowed ones; None if there are none."""
     if question.superseded is None:
         return None
     mask, per_leg = question.superseded.mask, question.per_leg
-    lenders = candidates(legs.alone.shares, legs.around.shares, best(cosines, mask, per_leg), mask, per_leg)
+    lenders = candidates(legs.alone.shares, legs.around.shares, find_best(cosines, mask, per_leg), mask, per_leg)
     lenders, borrowers = find_borrowers(columns, lenders, question.superseded, allowed)
     return Lent(Signals.of(columns, legs, cosines, lenders), borrowers) if len(lenders) else None
 
@@ -320,29 +284,75 @@ def rank_candidates(
     return _choose_results(columns, assessed, question, allowed, allowed)
 
 
-def rank(columns: Columns, legs: Legs, cosines: Floats, question: Question, weights: Weights, allowed: Mask) -> Ranking:
-    """Rank a memory that is entirely in RAM. The result of an empty memory is empty.
-
-    `legs`: the lexical legs of the question's terms. `cosines`: float32[n] by slot, NaN if query or fragment has no
-    vector. `allowed`: from `filters.mask`.
-    """
-    words, around = legs.alone.shares, legs.around.shares
-    chosen = candidates(words, around, best(cosines, allowed, question.per_leg), allowed, question.per_leg)
+def find_candidates(
+    columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask, find_best: FindBest = best
+) -> tuple[Signals, Lent | None]:
+    """The candidates, and what superseded fragments lend them."""
+    words, around, per_leg = legs.alone.shares, legs.around.shares, question.per_leg
+    chosen = candidates(words, around, find_best(cosines, allowed, per_leg), allowed, per_leg)
     chosen = add_timely(columns, words, around, chosen, question, allowed)
     if question.fold:
         chosen = widen_candidates(
-            columns, words, around, cosines, chosen, allowed, results_max=question.limit, per_leg=question.per_leg
+            columns,
+            words,
+            around,
+            cosines,
+            chosen,
+            allowed,
+            results_max=question.limit,
+            per_leg=per_leg,
+            find_best=find_best,
         )
     chosen = add_newer(columns, chosen, question.suspected, allowed)
-    lent = find_lent(columns, legs, cosines, question, allowed)
+    lent = find_lent(columns, legs, cosines, question, allowed, find_best)
     if lent is not None:
         chosen = np.union1d(chosen, lent.borrowers)
+    return Signals.of(columns, legs, cosines, chosen), lent
+
+
+def rank(
+    columns: Columns,
+    legs: Legs,
+    cosines: Floats,
+    question: Question,
+    weights: Weights,
+    allowed: Mask,
+    unread: Unread | None = None,
+) -> Ranking:
+    """Rank a memory that is entirely in RAM. The result of an empty memory is empty.
+
+    `legs`: the lexical legs of the question's terms. `cosines`: float32[n] by slot, NaN if query or fragment has no
+    vector. `allowed`: from `filters.mask`. `unread`: if some cosines are estimates; while it wants any, the result is
+    not to be used.
+    """
+    find_best = best if unread is None else unread.best
+    signals, lent = find_candidates(columns, legs, cosines, question, allowed, find_best)
+    if unread is not None:
+        unread.want(signals.slots, signals.asked_slots)
+        if lent is not None:
+            unread.want(lent.signals.slots, lent.signals.asked_slots)
+        if unread.wanted:
+            return Ranking()
     considered = np.zeros(len(columns), np.bool_)
-    considered[chosen] = True
-    slots = np.flatnonzero(columns.alive) if question.near_misses else chosen
-    signals = Signals.of(columns, legs, cosines, slots)
+    considered[signals.slots] = True
+    if question.near_misses:
+        signals = Signals.of(columns, legs, cosines, np.flatnonzero(columns.alive))
     assessed = assess_candidates(columns, signals, question, weights, lent)
+    if question.near_misses and unread is not None:
+        _want_near_misses(signals, assessed, question, weights, unread)
     return _choose_results(columns, assessed, question, allowed, considered)
+
+
+def _want_near_misses(signals: Signals, assessed: Assessed, question: Question, w: Weights, unread: Unread) -> None:
+    """Want the vectors of all that can be among the results and near misses: bounds on cosines bound the scores."""
+    count, weights = question.limit + question.near_misses, np.abs(assessed.weights)
+    dense, reply = (np.broadcast_to(weights[PARTS.index(part)], len(signals.slots)) for part in ("dense", "reply"))
+    errors = dense * unread.errors[signals.slots]
+    errors[signals.replies] += reply[signals.replies] * unread.errors[signals.asked_slots] / 2
+    errors = errors / max(w.cosine_high - w.cosine_low, 1e-6) + _ROUNDING
+    low, high = assessed.scores - errors, assessed.scores + errors
+    needed = high >= (np.partition(low, len(low) - count)[len(low) - count] if len(low) > count else -math.inf)
+    unread.want(signals.slots[needed], signals.asked_slots[needed[signals.replies]])
 
 
 def assess_candidates(

@@ -26,11 +26,12 @@ _DEAD_MIN = 1_024
 class SearchStructures:
     """Those of one memory. If it has too many vectors for RAM, `dense` is None and `fresh` overlays the index."""
 
-    def __init__(self, dimension: int, all_vectors: bool) -> None:
+    def __init__(self, dimension: int, all_vectors: bool, quantizes: bool = True) -> None:
+        """`quantizes`: may keep int8 copies of the vectors of a large memory; the caller reads exact ones."""
         self.columns = Columns()
         self.lexical = LexicalIndex()
         self.identities = IdentityIndex()
-        self.dense = DenseMatrix(dimension) if all_vectors else None
+        self.dense = DenseMatrix(dimension, quantizes) if all_vectors else None
         self.fresh: dict[str, Vector] = {}
 
     @property
@@ -124,9 +125,13 @@ class SearchStructures:
     def drop_large_dense(self, dense_max: int, unsettled: Iterable[str]) -> None:
         """Drop the vectors from RAM beyond the bound; the index replaces them, and `fresh` overlays those it may lack.
 
-        Drops only at twice the bound, so that a memory near the bound does not alternate.
+        Drops only at twice the bound, so that a memory near the bound does not alternate, and not while the index may
+        lack a vector that is in RAM as an int8 copy only (the index is down): the copies take a quarter of the bound.
         """
-        if self.dense is not None and len(self.dense) > 2 * dense_max:
+        if self.dense is None or len(self.dense) <= 2 * dense_max:
+            return
+        unsettled = list(unsettled)
+        if not any(self.dense.has_unread(slot) for slot in self.columns.slots(unsettled).tolist()):
             self.fresh = self.get_vectors(unsettled)
             self.dense = None
 

@@ -23,7 +23,7 @@ from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import OpenSuspicions
-from memstream_server.core.values import Fragment, FragmentKind, Held, State, Tier, Vector
+from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
 from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
@@ -55,6 +55,10 @@ class WorkingSet:
 
     record: MemoryRecord
     state: State
+    quantizes = True
+    """Whether a large memory may keep int8 copies of its vectors: the journal has the same vectors. A memory that
+    answers with all its fragments never does.
+    """
 
     def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer, images: Images = NO_IMAGES) -> None:
         self.embedding = embedding
@@ -130,10 +134,10 @@ class WorkingSet:
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         """See Gathering."""
         self.record = record
-        self._empty(all_vectors)
+        self._empty(all_vectors, self.quantizes and record.kind in (MemoryKind.LONG_TERM, MemoryKind.HYBRID))
 
-    def _empty(self, all_vectors: bool) -> None:
-        self._structures = SearchStructures(self.embedding.model.dimension, all_vectors)
+    def _empty(self, all_vectors: bool, quantizes: bool = False) -> None:
+        self._structures = SearchStructures(self.embedding.model.dimension, all_vectors, quantizes)
         self._pending: dict[str, list[Row]] = {}
         """Committed rows by fragment that the search structures lack."""
         self._pending_rows = 0

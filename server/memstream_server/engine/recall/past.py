@@ -134,6 +134,8 @@ class _PastWorkingSet(WorkingSet):
     """Of a replay: its policy and its suspicions take the place of the present ones and of those of the log."""
     behind = False
     """Whether a fragment has changed since the log was read: the load is worthless."""
+    quantizes = False
+    """The journal has the vectors of the present."""
 
     def add(self, block: Block) -> None:
         if self.behind or any(one.version > self.moment.timeline.head for one in block.fragments):

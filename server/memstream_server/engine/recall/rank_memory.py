@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memstream_server.core import ranking, ranking_dbgpt
-from memstream_server.core.candidates import best, candidates, widen_candidates
+from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Mask, Slots
-from memstream_server.core.dense import Cosines, DenseMatrix
+from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
-from memstream_server.core.newer_first import add_newer
 from memstream_server.core.policy import Policy, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Scored
+from memstream_server.core.signals import Signals
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
-from memstream_server.core.values import MemoryKind, Tier
+from memstream_server.core.unread import Unread
+from memstream_server.core.values import MemoryKind, Tier, Vector
 from memstream_server.core.weights import Weights
 from memstream_server.engine.requests import Query
+from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.models import EmbeddingModel
 
 if TYPE_CHECKING:
@@ -57,21 +60,52 @@ class Found:
     """
 
 
-async def score_legs(working: WorkingSet, dense: DenseMatrix, question: Question) -> tuple[Cosines, Legs | None]:
-    """Cosines of the fragments that exist on return, and the lexical legs if they were computed meanwhile.
+Rank = Callable[[Cosines, Legs | None, Unread | None], Found]
 
-    The scan of a large memory runs in a thread, so that only its caller waits for it.
+
+async def rank_in_ram(
+    working: WorkingSet, dense: DenseMatrix, question: Question, journal: Journal, rank: Rank
+) -> Found | None:
+    """Rank a memory with vectors in RAM; None if it has outgrown RAM meanwhile.
+
+    The scan of a large memory runs in a thread, so that only its caller waits for it. Vectors that are in RAM as int8
+    copies are read from the journal where the ranking needs them.
     """
     vector = question.vector
     if vector is None or not dense.large:
-        cosines = no_cosines(len(dense)) if vector is None else dense.cosines(vector)
-        return cosines, None
+        return rank(no_cosines(len(dense)) if vector is None else dense.cosines(vector), None, None)
+    exact = dict[str, float]()
     with dense.scan(vector) as scan:
         scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
         revision, legs = working.record.revision, working.lexical.legs(question.terms)
         await scanning
-        working.refresh_search()  # the scan covers only what was applied when it began
-        return scan.cosines(), legs if working.record.revision == revision else None
+        unread: Unread | None = None
+        while working.dense is dense:  # brings the search structures up to date: the scan covers what they had
+            if working.record.revision != revision:
+                revision, legs, unread = working.record.revision, working.lexical.legs(question.terms), None
+            if unread is None:
+                cosines, errors = scan.estimate()
+                if errors is None:
+                    return rank(cosines, legs, None)
+                unread = Unread(cosines, errors)
+            columns = working.columns
+            unread.resolve({slot: exact[id_] for id_ in exact if (slot := columns.slot(id_)) is not None})
+            found = rank(unread.cosines, legs, unread)
+            if not unread.wanted:
+                return found
+            ids = [columns.ids[slot] for slot in sorted(unread.wanted)]
+            packed = await journal.get_vectors(working.record.uid, working.embedding.name, ids)
+            exact |= _exact_cosines(ids, packed, vector)
+    return None
+
+
+def _exact_cosines(ids: Sequence[str], packed: Mapping[str, bytes], query: Vector) -> dict[str, float]:
+    """NaN for a fragment that has lost its vector."""
+    exact = dict.fromkeys(ids, math.nan)
+    if packed:
+        vectors = np.frombuffer(b"".join(packed.values()), "<f4").reshape(len(packed), -1)
+        exact |= zip(packed, multiply_rows(vectors, query).tolist(), strict=True)
+    return exact
 
 
 def no_cosines(count: int) -> Cosines:
@@ -174,7 +208,7 @@ def _rank_whole(
 ) -> Found:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
     slots = allowed.nonzero()[0]
-    signals = ranking.Signals.of(working.columns, working.lexical.legs(question.terms), cosines, slots)
+    signals = Signals.of(working.columns, working.lexical.legs(question.terms), cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
@@ -198,13 +232,17 @@ def _rank_dbgpt(
     question: Question,
     allowed: Mask,
     cosines: Cosines,
+    unread: Unread | None,
 ) -> Found:
     """DB-GPT's ranking: long-term by closeness, then all of short-term."""
     columns = working.columns
     by_words = question.vector is None
     closeness = working.lexical.bm25(question.terms).shares if by_words else cosines
     ranked_tier = columns.tier_is((Tier.LONG_TERM,)) if working.record.kind is MemoryKind.HYBRID else allowed
-    chosen = best(closeness, allowed & ranked_tier, question.per_leg)
+    find_best = best if unread is None else unread.best
+    chosen = find_best(closeness, allowed & ranked_tier, question.per_leg)
+    if unread is not None:
+        unread.want(chosen)
     alone = working.record.kind is MemoryKind.LONG_TERM
     usual = ranking_dbgpt.LONG_TERM_WEIGHTS if alone else ranking_dbgpt.HYBRID_WEIGHTS
     weights = ranking_dbgpt.DbgptWeights(
@@ -255,12 +293,13 @@ def rank_memory(
     now_us: int,
     rerank: bool,
     legs: Legs | None = None,
+    unread: Unread | None = None,
 ) -> Found:
     """Rank the working set.
 
     cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. now_us: the
     time for expiry. rerank: the result is reranked before it is cut to the limit. legs: the lexical legs, if already
-    computed.
+    computed. unread: if some cosines are estimates; while it wants any, the result is not to be used.
     """
     masks = find_masks(working, query, now_us)
     allowed = masks.allowed
@@ -269,26 +308,14 @@ def rank_memory(
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return _rank_whole(working, query, question, allowed, cosines)
     if policy.recall.ranking is RankingRule.DBGPT:
-        return _rank_dbgpt(working, query, question, allowed, cosines)
+        return _rank_dbgpt(working, query, question, allowed, cosines, unread)
     legs = legs or working.lexical.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
     question = replace(question, superseded=superseded_of(working, masks))
     if working.dense is not None:
-        ranked = ranking.rank(columns, legs, cosines, question, weights, allowed)
+        ranked = ranking.rank(columns, legs, cosines, question, weights, allowed, unread)
     else:
-        words, around = legs.alone.shares, legs.around.shares
-        dense = best(cosines, allowed, question.per_leg)
-        chosen = candidates(words, around, dense, allowed, question.per_leg)
-        chosen = ranking.add_timely(columns, words, around, chosen, question, allowed)
-        if question.fold:
-            chosen = widen_candidates(
-                columns, words, around, cosines, chosen, allowed, results_max=question.limit, per_leg=question.per_leg
-            )
-        chosen = add_newer(columns, chosen, question.suspected, allowed)
-        lent = ranking.find_lent(columns, legs, cosines, question, allowed)
-        if lent is not None:
-            chosen = np.union1d(chosen, lent.borrowers)
-        signals = ranking.Signals.of(columns, legs, cosines, chosen)
+        signals, lent = ranking.find_candidates(columns, legs, cosines, question, allowed)
         ranked = ranking.rank_candidates(columns, signals, question, weights, allowed, lent)
     return Found(
         working.record.revision,

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from msgspec import structs
 from memstream_server.core import ranking
 from memstream_server.core.budget import Fit, Item, fit
 from memstream_server.core.candidates import candidates, widen_candidates
-from memstream_server.core.dense import Cosines
+from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
@@ -31,6 +32,7 @@ from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
+from memstream_server.core.unread import Unread
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
@@ -41,8 +43,8 @@ from memstream_server.engine.recall.rank_memory import (
     find_masks,
     limit_of,
     no_cosines,
+    rank_in_ram,
     rank_memory,
-    score_legs,
     truth_of,
     weak_floor,
 )
@@ -169,12 +171,13 @@ class Recaller:
         now_us = self._runtime.clock.now_us() if query.now_us is None else query.now_us
         times = self._find_times(working, query, now_us)
         question = self._build_question(working, query, vector, now_us, times)
+        found = None
         if working.dense is not None:
-            cosines, legs = await score_legs(working, working.dense, question)
-        if working.dense is None:  # it may have outgrown RAM since the check above
+            rank = partial(self._rank, working, query, question)
+            found = await rank_in_ram(working, working.dense, question, self._storage.journal, rank)
+        if found is None:
             found, degraded = await self._search_index(working, query, question, watch)
             return replace(found, interpreted=times), degraded
-        found = self._rank(working, query, question, cosines, legs)
         watch.record_step("score")
         return replace(found, interpreted=times) if times else found, ""
 
@@ -234,7 +237,7 @@ class Recaller:
         held = [(slot, vector) for id_, vector in vectors.items() if (slot := working.columns.slot(id_)) is not None]
         if held:
             matrix = np.stack([vector for _, vector in held])
-            cosines[[slot for slot, _ in held]] = matrix @ question.vector
+            cosines[[slot for slot, _ in held]] = multiply_rows(matrix, question.vector)
         found = self._rank(working, query, question, cosines)
         watch.record_step("score")
         return found, degraded
@@ -280,10 +283,16 @@ class Recaller:
         )
 
     def _rank(
-        self, working: WorkingSet, query: Query, question: Question, cosines: Cosines, legs: Legs | None = None
+        self,
+        working: WorkingSet,
+        query: Query,
+        question: Question,
+        cosines: Cosines,
+        legs: Legs | None = None,
+        unread: Unread | None = None,
     ) -> Found:
         rerank = self._find_reranking(working) is not None
-        return rank_memory(working, query, question, cosines, self._expiry_us(query), rerank, legs)
+        return rank_memory(working, query, question, cosines, self._expiry_us(query), rerank, legs, unread)
 
     def _expiry_us(self, query: Query) -> int:
         """The time that expiry counts at."""
