@@ -13,7 +13,7 @@ Rule 3. Leg values are on an absolute scale: shares of the highest score that an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ _Weighed = tuple[Floats, float]
 _GATHER_MAX = 1_024
 """Smaller memories gather all terms of all windows in one step, because numpy call overhead dominates."""
 _SPARSE_SHARE = 16
-"""If a term touches fewer than one window in this many, sorting these is faster than a pass over all."""
+"""A term that touches fewer than one window in this many is rare."""
 _SCATTERED_AT_ONCE = 8_192
 """Postings per step: their windows stay in the processor's cache."""
 _CELLS_MAX = 1 << 18
@@ -221,10 +221,10 @@ class LexicalIndex:
         return which, slots, counts.astype(np.float32)
 
     def _fragment_leg(self, found: _Found, terms: int) -> Leg:
-        return self._sum_leg([self._weigh_terms(found, terms, self._length_norms()[0])], FRAGMENT_K1)
+        return _make_leg(self._weigh_terms(found, terms, self._length_norms()[0]), FRAGMENT_K1)
 
     def _context_leg(self, found: _Found, terms: int) -> Leg:
-        return self._sum_leg(self._weigh_windows(found, terms, self._length_norms()[1]), CONTEXT_K1)
+        return _make_leg(self._weigh_windows(found, terms, self._length_norms()[1]), CONTEXT_K1)
 
     def _length_norms(self) -> list[Floats]:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
@@ -237,15 +237,9 @@ class LexicalIndex:
             ]
         return self._norms
 
-    def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> Iterator[_Weighed]:
-        if len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX:
-            yield self._gather_windows(found, terms, norms)
-            return
-        which, slots, counts = found
-        order = np.argsort(which, kind="stable")
-        ends = np.cumsum(np.bincount(which, minlength=terms))
-        for places in np.split(order, ends[:-1]) if terms else ():
-            yield self._scatter_term(slots[places], counts[places], norms)
+    def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        small = len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
+        return self._gather_windows(found, terms, norms) if small else self._scatter_terms(found, terms, norms)
 
     def _length_norm(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
         """`total` is the sum of `lengths` over live slots."""
@@ -259,15 +253,6 @@ class LexicalIndex:
         sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
         return sums.astype(np.float32), float(idfs.sum())
 
-    def _sum_leg(self, weighed: Iterable[_Weighed], k1: float) -> Leg:
-        values, most = np.zeros(len(self), np.float32), 0.0
-        for more, idfs in weighed:
-            values += more
-            most += idfs
-        if most:
-            values /= np.float32(most)
-        return Leg(values, most * (k1 + 1))
-
     def _gather_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         held = self._count_matrix(found, terms)
         inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
@@ -275,40 +260,40 @@ class LexicalIndex:
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _scatter_term(self, slots: npt.NDArray[np.integer], counts: Floats, norms: Floats) -> _Weighed:
-        """One term: add the count of each fragment that has it to the windows that it is in."""
-        windows = self._neighbours.windows()
+    def _scatter_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+        """Term by term, in the windows that it touches."""
+        which, slots, counts = found
+        order = np.argsort(which, kind="stable")
+        ends = np.cumsum(np.bincount(which, minlength=terms))
         inside = np.zeros(len(self) + 1, np.float32)  # the last one is for NOBODY
+        values, most = np.zeros(len(self), np.float32), 0.0
+        for places in np.split(order, ends[:-1]) if terms else ():
+            self._count_in_windows(slots[places], counts[places], inside)
+            touched = np.flatnonzero(inside[:-1] != 0)
+            value = np.float32(idf(self.live, np.array([len(touched)]))[0])
+            at = touched if len(touched) < len(self) // 2 else slice(len(self))  # then gathering costs more than a pass
+            here = inside[at]
+            most_here = here + norms[at]
+            is_rare = len(places) * len(SHARES) * _SPARSE_SHARE < len(self)  # rounds in another order
+            values[at] += value * here / most_here if is_rare else here / most_here * value
+            most += float(value)
+            inside[:] = 0
+        return values, most
+
+    def _count_in_windows(self, slots: npt.NDArray[np.integer], counts: Floats, inside: Floats) -> None:
+        """Add the count of each fragment that has a term to the windows that it is in; `inside` is 0 before."""
+        windows = self._neighbours.windows()
         inside[slots] = counts
         lonely = self._neighbours.lonely()  # they are in no other window, but have neighbours in their own
         around = inside[windows[lonely]] @ SHARES
-        is_rare = len(slots) * len(SHARES) * _SPARSE_SHARE < len(self)
-        spread: list[Slots] = []
         for start in range(0, len(slots), _SCATTERED_AT_ONCE):
             some = slots[start : start + _SCATTERED_AT_ONCE]
-            near = windows[some].astype(np.intp)
+            near = windows.take(some, axis=0).astype(np.intp)  # a sixth of the time of windows[some]
             if len(lonely):
                 near[~self._neighbours.eligible[some]] = NOBODY
             shares = counts[start : start + _SCATTERED_AT_ONCE, None] * SHARES
             np.add.at(inside, near.ravel(), shares.ravel())
-            if is_rare:
-                spread.append(near.ravel())
         inside[lonely] += around
-        inside = inside[:-1]
-        if not is_rare:
-            value = self._window_idf(int(np.count_nonzero(inside)))
-            weighed = inside / (inside + norms)
-            weighed *= value
-            return weighed, float(value)
-        touched = np.unique(np.concatenate([slots, *spread, lonely[around > 0]]))
-        touched = touched[touched != NOBODY]
-        value = self._window_idf(len(touched))
-        weighed = np.zeros(len(self), np.float32)
-        weighed[touched] = value * inside[touched] / (inside[touched] + norms[touched])
-        return weighed, float(value)
-
-    def _window_idf(self, holding: int) -> np.float32:
-        return np.float32(idf(self.live, np.array([holding]))[0])
 
     def _count_matrix(self, found: _Found, terms: int) -> Floats:
         """(terms, n + 1) counts; the last column is 0, for NOBODY."""
@@ -316,3 +301,10 @@ class LexicalIndex:
         held = np.zeros((terms, len(self) + 1), np.float32)
         held[which, slots] = counts
         return held
+
+
+def _make_leg(weighed: _Weighed, k1: float) -> Leg:
+    values, most = weighed
+    if most:
+        values /= np.float32(most)
+    return Leg(values, most * (k1 + 1))
