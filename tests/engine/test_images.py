@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sqlite3
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS
+from memstream_server.core import arrays, dense
 from memstream_server.core.arrays import BLOCK
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
@@ -170,6 +172,33 @@ async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
         await parts.engine.fragments.update(NAMESPACE, "joy", change)
         await leave_ram(parts.engine)
         await check_same(parts.engine)
+
+
+async def test_image_with_int8_copies_answers_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "BLOCK", 4)
+    monkeypatch.setattr(dense, "_QUANTIZED_BYTES", 0)
+    drawn = random.Random(6)
+    queries = [replace(query, reinforce=False) for query in QUERIES]
+
+    async def answers() -> list[str]:
+        found = [await parts.engine.recall(NAMESPACE, "joy", query) for query in queries]
+        return [re.sub(r"access_(time_us|count)=\d+", "", repr(replace(each, timings_s={}))) for each in found]
+
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, SMALL))
+        for round_ in range(1, 4):
+            texts = [" ".join(drawn.choices(WORDS, k=5)) + f" {round_} {number}" for number in range(30)]
+            ids = [id_ for at in range(0, 30, 5) for id_ in await observe(parts.engine, *texts[at : at + 5])]
+            await parts.engine.fragments.forget(NAMESPACE, "joy", ids[::7])
+            change = FragmentChange(id=ids[3], content=f"Bob sold the blue bike {round_}")
+            await parts.engine.fragments.update(NAMESPACE, "joy", change)
+            expected = await answers()
+            await leave_ram(parts.engine)
+            assert await answers() == expected
+            assert reads(parts)["hit"] == round_
+            async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+                assert actor.working.dense is not None
+                assert actor.working.dense.quantized >= 16
 
 
 async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Blocks, Growing
+from memstream_server.core.arrays import BLOCK, Blocks, Growing, Parts
 from memstream_server.core.quantized import QuantizedQuery, QuantizedRows
 from memstream_server.core.values import Vector
 
@@ -113,9 +113,25 @@ class DenseMatrix:
                 break
             self._copies.extend(vectors)
 
-    def views(self) -> list[npt.NDArray[np.float32]]:
-        """The rows of all slots in blocks, without a copy; a slot without a vector has zeros."""
-        return self._vectors.views()
+    def pack(self) -> Parts:
+        """Everything, for an image."""
+        self._copy_changed()
+        copies = {f"copies.{name}": array for name, array in self._copies.pack().arrays.items()}
+        return Parts(copies | {"vectors": np.concatenate(self._vectors.views()), "present": self._present.view}, {})
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty. Raises ValueError if it has int8 copies and this one may not."""
+        copies = {name[7:]: array for name, array in parts.arrays.items() if name.startswith("copies.")}
+        if copies and not self._quantizes:
+            raise ValueError("int8 copies instead of vectors")
+        self._copies.unpack(Parts(copies, {}))
+        present, vectors = parts.arrays["present"], parts.arrays["vectors"]
+        if len(self) + len(vectors) != len(present):
+            raise ValueError("slots without a row")
+        for start in range(0, len(vectors), BLOCK):
+            self._vectors.adopt(vectors[start : start + BLOCK])
+        self._present.extend(present)
+        self._missing = int((~present).sum())
 
     def set(self, slot: int, vector: Vector | None) -> None:
         """Set, replace or remove (None) a vector. Raises ValueError for a wrong dimension."""
@@ -131,10 +147,13 @@ class DenseMatrix:
             self._changed.pop(slot, None)
             self._copies.put(slot, np.zeros(self._dimension, np.float32))
         if len(self._changed) > _CHANGED_MAX:
-            for each, changed in self._changed.items():
-                self._mark_changed(each)
-                self._copies.put(each, changed)
-            self._changed = {}
+            self._copy_changed()
+
+    def _copy_changed(self) -> None:
+        for each, changed in self._changed.items():
+            self._mark_changed(each)
+            self._copies.put(each, changed)
+        self._changed = {}
 
     def _mark_changed(self, slot: int) -> None:
         for scan in self._scans:

@@ -128,6 +128,8 @@ class Neighbours:
 
     def _append_unlinked(self, sessions: npt.NDArray[np.int64], first: int) -> None:
         """Append slots from `first` on, one per entry of `sessions`, without linking them."""
+        if not len(sessions):
+            return  # numpy splits nothing into one part
         order = np.argsort(sessions, kind="stable")
         found, starts = np.unique(sessions[order], return_index=True)
         for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import simsimd
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Growing, Parts
 
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int8]
 _CODE_MAX = 127
+_COLUMNS = ("scales", "lengths", "losses")
 _UNIT_ROUNDOFF = 2.0**-24
 """Of float32: a sum of n products is off by less than n times this share of the product of the lengths."""
 
@@ -26,7 +27,7 @@ class QuantizedRows:
     """Copies by slot, in blocks that are never moved. Mutable, with a single owner."""
 
     def __init__(self) -> None:
-        self._columns = tuple(Growing(np.float32) for _ in range(3))
+        self._columns = tuple(Growing(np.float32) for _ in _COLUMNS)
         """By slot: scale, length of the vector, length of its difference to the copy."""
         self._release_blocks()
 
@@ -49,6 +50,18 @@ class QuantizedRows:
         for column, each in zip(self._columns, values, strict=True):
             column.extend(each)
         self._add_block(codes)
+
+    def pack(self) -> Parts:
+        """Everything, for an image."""
+        columns = {name: column.view for name, column in zip(_COLUMNS, self._columns, strict=True)}
+        return Parts(columns | {"codes": np.concatenate(self._codes)} if self._codes else {}, {})
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty."""
+        if parts.arrays:
+            for name, column in zip(_COLUMNS, self._columns, strict=True):
+                column.extend(parts.arrays[name])
+            self._add_block(parts.arrays["codes"].copy())  # writable
 
     def _add_block(self, codes: Codes) -> None:
         if len(codes):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import BLOCK, Parts
+from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import IdentityIndex, identity_hash
@@ -158,27 +158,26 @@ class SearchStructures:
             self._drop_gone_slots()
         if not self.columns.in_order():
             return None
-        columns, lexical, views = self.columns.pack(), self.lexical.pack(), self.dense.views()
-        arrays = {f"columns.{name}": array for name, array in columns.arrays.items()}
-        arrays |= {f"lexical.{name}": array for name, array in lexical.arrays.items()}
-        arrays |= {"identities": self.identities.hashes, "present": self.dense.present}
-        return Parts(arrays | {"vectors": np.concatenate(views)}, columns.values)
+        columns, groups = self.columns.pack(), {"lexical": self.lexical.pack(), "dense": self.dense.pack()}
+        arrays = {"identities": self.identities.hashes}
+        for group, parts in (groups | {"columns": columns}).items():
+            arrays |= {f"{group}.{name}": array for name, array in parts.arrays.items()}
+        return Parts(arrays, columns.values)
 
     def unpack(self, parts: Parts) -> None:
         """Become what was packed, from empty, as after a load from rows. Raises KeyError and ValueError."""
         if self.dense is None:
             raise ValueError("an image has all vectors")
-        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"columns": {}, "lexical": {}, "": {}}
+        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"columns": {}, "lexical": {}, "dense": {}}
         for name, array in parts.arrays.items():
-            group, _, rest = name.rpartition(".")
-            groups[group][rest] = array
+            group, _, rest = name.partition(".")
+            if rest:
+                groups[group][rest] = array
         self.columns.unpack(Parts(groups["columns"], parts.values))
         sessions, alive = self.columns.session, self.columns.alive
         self.lexical.unpack(Parts(groups["lexical"], {}), sessions, alive)
-        self.identities.extend(groups[""]["identities"], later=True)
-        vectors, present = groups[""]["vectors"], groups[""]["present"]
-        for start in range(0, len(vectors), BLOCK):  # the pages of the rows: other blocks round cosines differently
-            self.dense.extend(vectors[start : start + BLOCK], present[start : start + BLOCK], adopt=True)
+        self.identities.extend(parts.arrays["identities"], later=True)
+        self.dense.unpack(Parts(groups["dense"], {}))
         self.settle_postings()
 
     def _compact_slots(self) -> None:

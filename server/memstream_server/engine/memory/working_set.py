@@ -85,9 +85,9 @@ class WorkingSet:
     # ---- called by the journal during the load
     def restore(self, record: MemoryRecord, vectors_max: int) -> list[str] | None:
         """See Gathering: from the memory's image."""
-        self.record, self.image_revision = record, -1
+        self.begin(record, all_vectors=True)
+        self.image_revision = -1
         parts = self._images.read(self._image_key())
-        self._empty(True)
         try:
             return None if parts is None else self._unpack(parts, vectors_max)
         except (LookupError, TypeError, ValueError) as error:  # written by other software of the same version
@@ -95,7 +95,7 @@ class WorkingSet:
             return None
 
     def _unpack(self, parts: Parts, vectors_max: int) -> list[str] | None:
-        if int(parts.arrays["present"].sum()) > vectors_max:
+        if int(parts.arrays["dense.present"].sum()) > vectors_max:
             return None
         self._structures.unpack(parts)
         columns = self._structures.columns
