@@ -377,7 +377,9 @@ type ListMemoriesRequest struct {
 	// From the previous answer; empty for the first page.
 	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only names with this prefix; empty for all.
-	NamePrefix    string `protobuf:"bytes,4,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
+	NamePrefix string `protobuf:"bytes,4,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
+	// Only memories that have each of these labels with exactly this value; empty for all.
+	Labels        map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,6 +440,13 @@ func (x *ListMemoriesRequest) GetNamePrefix() string {
 		return x.NamePrefix
 	}
 	return ""
+}
+
+func (x *ListMemoriesRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
 }
 
 // A page of memories.
@@ -4279,14 +4288,18 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"A\n" +
 	"\x11GetMemoryResponse\x12,\n" +
-	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\"\x90\x01\n" +
+	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\"\x92\x02\n" +
 	"\x13ListMemoriesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x1f\n" +
 	"\vname_prefix\x18\x04 \x01(\tR\n" +
-	"namePrefix\"p\n" +
+	"namePrefix\x12E\n" +
+	"\x06labels\x18\x05 \x03(\v2-.memstream.v1.ListMemoriesRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"p\n" +
 	"\x14ListMemoriesResponse\x120\n" +
 	"\bmemories\x18\x01 \x03(\v2\x14.memstream.v1.MemoryR\bmemories\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9f\x01\n" +
@@ -4622,7 +4635,7 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(ReplayDifferenceType)(0),              // 0: memstream.v1.ReplayDifferenceType
 	(*CreateMemoryRequest)(nil),            // 1: memstream.v1.CreateMemoryRequest
@@ -4684,135 +4697,137 @@ var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*ImportOpen)(nil),                     // 57: memstream.v1.ImportOpen
 	(*ImportMemoriesResponse)(nil),         // 58: memstream.v1.ImportMemoriesResponse
 	nil,                                    // 59: memstream.v1.CreateMemoryRequest.LabelsEntry
-	(MemoryKind)(0),                        // 60: memstream.v1.MemoryKind
-	(*Policy)(nil),                         // 61: memstream.v1.Policy
-	(*Memory)(nil),                         // 62: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),          // 63: google.protobuf.FieldMask
-	(Tier)(0),                              // 64: memstream.v1.Tier
-	(*MemoryStats)(nil),                    // 65: memstream.v1.MemoryStats
-	(*timestamppb.Timestamp)(nil),          // 66: google.protobuf.Timestamp
-	(*Fragment)(nil),                       // 67: memstream.v1.Fragment
-	(*FragmentFilter)(nil),                 // 68: memstream.v1.FragmentFilter
-	(Truth)(0),                             // 69: memstream.v1.Truth
-	(*Observation)(nil),                    // 70: memstream.v1.Observation
-	(EventType)(0),                         // 71: memstream.v1.EventType
-	(*RecallQuery)(nil),                    // 72: memstream.v1.RecallQuery
-	(*ScorePart)(nil),                      // 73: memstream.v1.ScorePart
-	(*Recollection)(nil),                   // 74: memstream.v1.Recollection
-	(*RecallDone)(nil),                     // 75: memstream.v1.RecallDone
-	(*ConflictRecord)(nil),                 // 76: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 77: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 78: memstream.v1.Operation
+	nil,                                    // 60: memstream.v1.ListMemoriesRequest.LabelsEntry
+	(MemoryKind)(0),                        // 61: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 62: memstream.v1.Policy
+	(*Memory)(nil),                         // 63: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 64: google.protobuf.FieldMask
+	(Tier)(0),                              // 65: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 66: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 67: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 68: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 69: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 70: memstream.v1.Truth
+	(*Observation)(nil),                    // 71: memstream.v1.Observation
+	(EventType)(0),                         // 72: memstream.v1.EventType
+	(*RecallQuery)(nil),                    // 73: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 74: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 75: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 76: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 77: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 78: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 79: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	60, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	61, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	61, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	62, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
 	59, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	62, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	62, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	62, // 5: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	62, // 6: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	63, // 7: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	62, // 8: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	62, // 9: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	64, // 10: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
-	17, // 11: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	65, // 12: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	66, // 13: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	67, // 14: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	68, // 15: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	69, // 16: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	66, // 17: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	67, // 18: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	70, // 19: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	67, // 20: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	67, // 21: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	63, // 22: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	67, // 23: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	67, // 24: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
-	30, // 25: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	67, // 26: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	66, // 27: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	71, // 28: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	67, // 29: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
-	35, // 30: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
-	66, // 31: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
-	72, // 32: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
-	61, // 33: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
-	36, // 34: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
-	73, // 35: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
-	35, // 36: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
-	74, // 37: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
-	75, // 38: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
-	39, // 39: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
-	0,  // 40: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
-	68, // 41: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	68, // 42: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	76, // 43: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	77, // 44: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	76, // 45: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	68, // 46: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	78, // 47: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	78, // 48: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	57, // 49: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	78, // 50: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 51: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 52: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	5,  // 53: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	7,  // 54: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	9,  // 55: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	11, // 56: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	13, // 57: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	15, // 58: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	18, // 59: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	20, // 60: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	22, // 61: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	24, // 62: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	26, // 63: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	40, // 64: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	42, // 65: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	44, // 66: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	46, // 67: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	48, // 68: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	28, // 69: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	31, // 70: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	33, // 71: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	37, // 72: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	50, // 73: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	52, // 74: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	54, // 75: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	56, // 76: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 77: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 78: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	6,  // 79: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	8,  // 80: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	10, // 81: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	12, // 82: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	14, // 83: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	16, // 84: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	19, // 85: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	21, // 86: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	23, // 87: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	25, // 88: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	27, // 89: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	41, // 90: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	43, // 91: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	45, // 92: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	47, // 93: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	49, // 94: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	29, // 95: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	32, // 96: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	34, // 97: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	38, // 98: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	51, // 99: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	53, // 100: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	55, // 101: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	58, // 102: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	77, // [77:103] is the sub-list for method output_type
-	51, // [51:77] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	63, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	63, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	60, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
+	63, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	63, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	64, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	63, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	63, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	65, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	17, // 12: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
+	66, // 13: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	67, // 14: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	68, // 15: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	69, // 16: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	70, // 17: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	67, // 18: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	68, // 19: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	71, // 20: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	68, // 21: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	68, // 22: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	64, // 23: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	68, // 24: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	68, // 25: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	30, // 26: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	68, // 27: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	67, // 28: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	72, // 29: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	68, // 30: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	35, // 31: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
+	67, // 32: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	73, // 33: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	62, // 34: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	36, // 35: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
+	74, // 36: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	35, // 37: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
+	75, // 38: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	76, // 39: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	39, // 40: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
+	0,  // 41: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
+	69, // 42: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	69, // 43: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	77, // 44: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	78, // 45: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	77, // 46: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	69, // 47: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	79, // 48: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	79, // 49: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	57, // 50: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	79, // 51: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 52: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 53: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	5,  // 54: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	7,  // 55: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	9,  // 56: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	11, // 57: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	13, // 58: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	15, // 59: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	18, // 60: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	20, // 61: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	22, // 62: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	24, // 63: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	26, // 64: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	40, // 65: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	42, // 66: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	44, // 67: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	46, // 68: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	48, // 69: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	28, // 70: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	31, // 71: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	33, // 72: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	37, // 73: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	50, // 74: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	52, // 75: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	54, // 76: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	56, // 77: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 78: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 79: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	6,  // 80: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	8,  // 81: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	10, // 82: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	12, // 83: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	14, // 84: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	16, // 85: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	19, // 86: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	21, // 87: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	23, // 88: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	25, // 89: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	27, // 90: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	41, // 91: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	43, // 92: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	45, // 93: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	47, // 94: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	49, // 95: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	29, // 96: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	32, // 97: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	34, // 98: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	38, // 99: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	51, // 100: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	53, // 101: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	55, // 102: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	58, // 103: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	78, // [78:104] is the sub-list for method output_type
+	52, // [52:78] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -4853,7 +4868,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   59,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
