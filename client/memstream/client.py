@@ -143,13 +143,24 @@ class Client:
         return await self.memory(path).describe()
 
     async def list_memories(
-        self, namespace: str, *, name_prefix: str = "", page_size: Count = 0
+        self,
+        namespace: str,
+        *,
+        name_prefix: str = "",
+        labels: Mapping[str, str] | None = None,
+        page_size: Count = 0,
     ) -> AsyncIterator[MemoryInfo]:
-        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`."""
+        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`, and only
+        memories that have each of `labels` with exactly that value.
+        """
 
         async def fetch(token: str) -> tuple[list[MemoryInfo], str]:
             request = pb.ListMemoriesRequest(
-                namespace=namespace, name_prefix=name_prefix, page_size=page_size, page_token=token
+                namespace=namespace,
+                name_prefix=name_prefix,
+                labels=dict(labels or {}),
+                page_size=page_size,
+                page_token=token,
             )
             answer = await self._link.call(self._link.memories.ListMemories, request)
             return [memory_from_wire(wire) for wire in answer.memories], answer.next_page_token

@@ -326,6 +326,7 @@ def test_list_show_stats_info(server: ServerProcess) -> None:
         json.loads(line) for line in run("list", "--json", target=server.address).stdout.splitlines()
     ]
     assert "shelf/one" in run("list", "shelf", target=server.address).stdout
+    assert "no memory with these labels" in run("list", "shelf", "--label", "team=core", target=server.address).stderr
     assert "there are more" in run("list", "shelf/one", "--limit", "2", target=server.address).stderr
     fragment = json.loads(run("list", "shelf/one", "--json", "--limit", "1", target=server.address).stdout)
     assert "alpha" in run("show", "shelf/one", fragment["id"], target=server.address).stdout

@@ -212,6 +212,24 @@ async def test_memories_by_the_beginning_of_their_name(wire: Wire) -> None:
     assert error.reason == "INVALID_FIELD"
 
 
+async def test_memories_by_labels(wire: Wire) -> None:
+    for name, labels in {"a": {"team": "core", "x": "1"}, "b": {"team": "web"}, "c": {"team": "core"}}.items():
+        await wire.memories.CreateMemory(pb.CreateMemoryRequest(namespace="ns", memory=name, labels=labels))
+    request = pb.ListMemoriesRequest(namespace="ns", labels={"team": "core"}, page_size=1)
+    first = await wire.memories.ListMemories(request)
+    request.page_token = first.next_page_token
+    rest = await wire.memories.ListMemories(request)
+    assert [each.name for each in (*first.memories, *rest.memories)] == ["a", "c"]
+    assert not rest.next_page_token
+    request.labels["x"] = "1"
+    error = await refused(wire.memories.ListMemories(request))
+    assert error.reason == "PAGE_TOKEN_INVALID"
+    request.page_token = ""
+    assert [each.name for each in (await wire.memories.ListMemories(request)).memories] == ["a"]
+    error = await refused(wire.memories.ListMemories(pb.ListMemoriesRequest(namespace="ns", labels={"": "x"})))
+    assert (error.reason, list(error.fields)) == ("INVALID_FIELD", ["labels"])
+
+
 async def test_pages_of_namespaces(wire: Wire) -> None:
     await wire.memories.CreateMemory(pb.CreateMemoryRequest(namespace="other", memory="x"))
     page = await wire.memories.ListNamespaces(pb.ListNamespacesRequest(page_size=1))

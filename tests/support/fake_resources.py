@@ -35,7 +35,7 @@ from memstream_server.engine.requests import (
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord, Version
+from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, Version
 from tests.support.fake_state import FakeMemory
 
 if TYPE_CHECKING:
@@ -106,10 +106,12 @@ class FakeMemories:
     async def get(self, namespace: str, name: str) -> MemoryRecord:
         return self._engine.find(namespace, name).record
 
-    async def list_page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
+    async def list_page(
+        self, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
+    ) -> list[MemoryRecord]:
         here = [name for space, name in self._engine.held if space == namespace and name.startswith(prefix)]
-        names = sorted(name for name in here if name > after)
-        return [self._engine.held[namespace, name].record for name in names[:limit]]
+        records = [self._engine.held[namespace, name].record for name in sorted(here) if name > after]
+        return [record for record in records if set(labels) <= set(record.labels)][:limit]
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         spaces = [space for space, _ in self._engine.held]

@@ -25,6 +25,7 @@ IMPORTED = tuple(f"i{number}" for number in range(8))
 TALKS = ("t0", "t1")
 POOL_MAX = 100
 """Values remembered per field."""
+CODE_POINTS = (*range(0xD800), *range(0xE000, 0xF000))
 OPAQUE = {
     *("id", "ids", "etag", "memory_uid", "uid", "page_token", "next_page_token", "fragment_id", "other_id"),
     *("fragment_ids", "exclude_ids", "sources", "working_memory_ids", "ranking_ids", "request_id", "query_id"),
@@ -339,7 +340,7 @@ class Fuzzer:
         if chance < 0.45 and self.pool:  # an id or token of another kind
             return self.draw.choice(self.pool[self.draw.choice(list(self.pool))] or [""])
         if chance < 0.5:
-            return "".join(chr(self.draw.choice([*range(0xD800), *range(0xE000, 0xF000)])) for _ in range(20))
+            return "".join(chr(self.draw.choice(CODE_POINTS)) for _ in range(20))
         if chance < 0.51:
             return self.draw.choice(["x", "é", "\x00", "word "]) * 70_000
         return self.draw.choice(TEXTS)

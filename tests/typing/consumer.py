@@ -70,7 +70,7 @@ async def manage(client: memstream.Client) -> None:
     assert_type((await memory.describe()).policy, memstream.Policy)
     async for fragment in memory.list_fragments(memstream.Filter(sessions=["monday"]), page_size=50):
         assert_type(fragment, Fragment)
-    async for each in client.list_memories("comedy"):
+    async for each in client.list_memories("comedy", labels={"team": "core"}):
         assert_type(each, memstream.MemoryInfo)
     async with memory.watch("beginning", types=[memstream.EventType.PROMOTED]) as watch:
         async for event in watch:

@@ -166,9 +166,20 @@ class Client:
         """The memory's kind, policy, labels and revision."""
         return LOOP.run(self._inner.get_memory(path))
 
-    def list_memories(self, namespace: str, *, name_prefix: str = "", page_size: Count = 0) -> Iterator[MemoryInfo]:
-        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`."""
-        return LOOP.iterate(self._inner.list_memories(namespace, name_prefix=name_prefix, page_size=page_size))
+    def list_memories(
+        self,
+        namespace: str,
+        *,
+        name_prefix: str = "",
+        labels: Mapping[str, str] | None = None,
+        page_size: Count = 0,
+    ) -> Iterator[MemoryInfo]:
+        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`, and only
+        memories that have each of `labels` with exactly that value.
+        """
+        return LOOP.iterate(
+            self._inner.list_memories(namespace, name_prefix=name_prefix, labels=labels, page_size=page_size)
+        )
 
     def list_namespaces(self, *, page_size: Count = 0) -> Iterator[Namespace]:
         """Namespaces that have memories, in order of name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from memstream.client import Client
 from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
-from memstream_server.cli.options import as_of_option, filter_options, json_option
+from memstream_server.cli.options import LabelParam, as_of_option, filter_options, json_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -39,6 +39,9 @@ _PAGE = 500
 @click.option("--forgotten", is_flag=True, help="List forgotten fragments instead of the others.")
 @as_of_option
 @click.option(
+    "--label", "labels", multiple=True, type=LabelParam(), metavar="KEY=VALUE", help="Only memories with this label."
+)
+@click.option(
     "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
 )
 @server_options
@@ -48,29 +51,34 @@ def list_command(
     chosen: Filter | None,
     forgotten: bool,
     as_of: int | datetime | None,
+    labels: tuple[tuple[str, str], ...],
     limit: int | None,
     server: Server,
     as_json: bool,
 ) -> None:
     """List the namespaces, the memories of a NAMESPACE, or the fragments of a MEMORY (NAMESPACE/NAME).
 
-    Filter flags apply to fragments. With --json, each item is one line.
+    --label applies to memories, the other filter flags to fragments. With --json, each item is one line.
 
     \b
       memstream list
-      memstream list demo
+      memstream list demo --label team=core
       memstream list demo/joy --speaker Bob --since 7d
       memstream list demo/joy --tier long_term --json | wc -l
     """
     if (chosen is not None or forgotten or as_of is not None) and (name is None or "/" not in name):
         raise click.UsageError("Filters apply to fragments: name a memory, as NAMESPACE/NAME.")
+    if labels and (name is None or "/" in name):
+        raise click.UsageError("--label applies to memories: name a namespace.")
+    if len(dict(labels)) < len(labels):
+        raise click.UsageError("--label names a key twice: a memory has one value of a key.")
     most = (0 if as_json else ROWS) if limit is None else limit
     if name is None:
         _list_namespaces(server, most, as_json)
     elif "/" in name:
         _list_fragments(server, name, chosen, forgotten, as_of, most, as_json)
     else:
-        _list_memories(server, name, most, as_json)
+        _list_memories(server, name, dict(labels), most, as_json)
 
 
 def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
@@ -85,7 +93,7 @@ def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
     print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
 
 
-def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> None:
+def _list_memories(server: Server, namespace: str, labels: Mapping[str, str], most: int, as_json: bool) -> None:
     grid = create_table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
 
     async def list_rows(client: Client) -> bool:
@@ -93,9 +101,11 @@ def _list_memories(server: Server, namespace: str, most: int, as_json: bool) -> 
             profile = item.policy.profile.value if item.policy.profile else ""
             grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", format_time(item.create_time))
 
-        return await emit_items(client.list_memories(namespace, page_size=page_size(most)), most, as_json, add_row)
+        items = client.list_memories(namespace, labels=labels, page_size=page_size(most))
+        return await emit_items(items, most, as_json, add_row)
 
-    print_table(grid, server.run_with_client(list_rows), most, as_json, f"namespace {namespace} has no memory")
+    none = f"namespace {namespace} has no memory{' with these labels' if labels else ''}"
+    print_table(grid, server.run_with_client(list_rows), most, as_json, none)
 
 
 def _list_fragments(

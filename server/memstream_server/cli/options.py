@@ -98,6 +98,20 @@ class MetadataParam(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
         return key, metadata_readings(text)
 
 
+class LabelParam(click.ParamType[tuple[str, str]]):
+    """KEY=VALUE of a memory's labels; the value is text."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        return key, text
+
+
 def metadata_readings(text: str) -> tuple[MetadataValue, ...]:
     """The metadata values that `text` can mean: 5 matches a stored 5 and a stored "5"; '"5"' matches only "5"."""
     try:

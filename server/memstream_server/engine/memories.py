@@ -17,7 +17,7 @@ from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.ports.journal.errors import AlreadyExists
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
@@ -94,9 +94,11 @@ class Memories:
         """Raises MemoryNotFound."""
         return await self._registry.read_record(namespace, name)
 
-    async def list_page(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        """Memories in order of name, after `after`, with names that begin with `prefix`."""
-        return await self._journal.list_memories(namespace, after, limit, prefix)
+    async def list_page(
+        self, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
+    ) -> list[MemoryRecord]:
+        """Memories in order of name, after `after`, with names that begin with `prefix` and with all of `labels`."""
+        return await self._journal.list_memories(namespace, after, limit, prefix, labels)
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, number of memories), in order of namespace, after `after`."""

@@ -16,7 +16,7 @@ from memstream_server.core.ranking import NearMiss, Scored
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, TruthStatus, Vector
-from memstream_server.ports.journal.records import Answer, Counts, MemoryRecord
+from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class NewMemory:
     name: str
     kind: MemoryKind
     policy: Policy
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Labels = ()
     exist_ok: bool = False
 
 
@@ -142,7 +142,7 @@ class MemoryChange:
     """A request to change policy or labels; None keeps a value."""
 
     policy: Policy | None = None
-    labels: tuple[tuple[str, str], ...] | None = None
+    labels: Labels | None = None
     etag: str = ""
 
 

@@ -75,8 +75,10 @@ class MemoryService(ConflictMethods, ReceiptMethods, FragmentMethods):
         namespace = validation.check_name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
         prefix = request.name_prefix and validation.check_name(found, "name_prefix", request.name_prefix, self._limits)
+        labels = policies.read_labels(found, request.labels, self._limits)
         found.check()
-        records = await self._engine.memories.list_page(namespace, page_tokens.read_name(request), size + 1, prefix)
+        after = page_tokens.read_name(request)
+        records = await self._engine.memories.list_page(namespace, after, size + 1, prefix, labels)
         return pb.ListMemoriesResponse(
             memories=[policies.memory_message(record) for record in records[:size]],
             next_page_token=page_tokens.make_token(request, records[size - 1].name) if len(records) > size else "",

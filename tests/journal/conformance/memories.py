@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from memstream_server.adapters.journal.sql import codec
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull
@@ -67,6 +68,48 @@ class Memories:
         assert [one.name for one in listed] == ["n.bob", "n.bob.x", "n.bob~2d"]
         assert [one.name for one in await journal.list_memories("epos", "n.bob", 1, "n.bob")] == ["n.bob.x"]
         assert await journal.list_memories("epos", "n.boc", 9, "n.bob") == []
+
+    async def test_memories_are_listed_by_labels(self, journal: Journal) -> None:
+        labels = {
+            "a": (("team", "core"), ("tier", "gold")),
+            "b": (("team", "core"),),
+            "c": (("tier", "gold"), ("x", "core")),
+            "d": (("team", "Core"),),
+            "e": (("core", "team"),),
+            "f": (("team", 'co"re\\\x00茶%_'),),
+            "g": (("],[", "v"), ("x[", ",")),
+        }
+        for name, pairs in labels.items():
+            await journal.create_memory(replace(record(f"l-{name}", name, "epos"), labels=pairs), ())
+
+        async def named(*pairs: tuple[str, str], after: str = "", limit: int = 9, prefix: str = "") -> str:
+            return "".join(one.name for one in await journal.list_memories("epos", after, limit, prefix, pairs))
+
+        assert await named(("team", "core")) == "ab"
+        assert await named(("team", "core"), ("tier", "gold")) == "a"
+        assert await named(("tier", "gold")) == "ac"
+        assert await named(("tier", "gold"), limit=1) == "a"
+        assert await named(("tier", "gold"), limit=1, after="a") == "c"
+        assert await named(("tier", "gold"), prefix="c") == "c"
+        assert await named(*labels["f"]) == "f"
+        assert await named(*labels["g"]) == "g"
+        assert await named(("team", "co")) == ""
+        assert await named(("team", "%")) == ""
+        assert await named(("team", "")) == ""
+
+    async def test_text_of_a_label_inside_others_does_not_match(self, journal: Journal) -> None:
+        # Written as JSON, the labels of the first six contain the text of the pair that is asked for.
+        inside, wanted = (("x[", ","), ("]", "y")), (",", "],[")
+        for number in range(6):
+            await journal.create_memory(replace(record(f"i{number}", f"m{number}", "epos"), labels=inside), ())
+        await journal.create_memory(replace(record("i6", "m6", "epos"), labels=(wanted,)), ())
+        assert codec.encode_label(wanted) in codec.encode_labels(inside)
+        for limit in (1, 2, 9):
+            assert [one.name for one in await journal.list_memories("epos", "", limit, "", (wanted,))] == ["m6"]
+
+    async def test_labels_of_a_commit_are_those_that_are_listed(self, journal: Journal) -> None:
+        await journal.commit(transition(1, labels=(("team", "core"),)))
+        assert [one.name for one in await journal.list_memories("comedy", "", 9, "", (("team", "core"),))] == ["joy"]
 
     async def test_taking_ownership_fences_older_owner(self, journal: Journal) -> None:
         assert (await journal.own_memory("u1")).epoch == 2

@@ -52,6 +52,7 @@ from memstream_server.ports.journal.records import (
     Indexable,
     IndexEntry,
     Job,
+    Labels,
     MemoryRecord,
     Producer,
     Recorded,
@@ -187,8 +188,10 @@ class SqlJournal:
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
         return await self._read(reads.get_memory, namespace, name)
 
-    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        return await self._read(reads.list_memories, namespace, after, limit, prefix)
+    async def list_memories(
+        self, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
+    ) -> list[MemoryRecord]:
+        return await self._read(reads.list_memories, namespace, after, limit, prefix, labels)
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.all_memories, after, limit)

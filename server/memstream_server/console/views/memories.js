@@ -1,7 +1,7 @@
 // The memories of a namespace: names, labels, sizes and backlog, a page at a time.
 
 import { call } from "../api.js";
-import { field, given, h, select, show, table } from "../dom.js";
+import { field, given, h, notify, select, show, table, visible } from "../dom.js";
 import { count, enumName, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 
@@ -14,42 +14,65 @@ export async function render({ place, signal, query }) {
   if (!namespaces.length) return show(place, h("p", { class: "empty" }, "There are no memories that you may read."));
   const asked = query.get("namespace");
   const names = namespaces.map(({ name }) => name);
-  const chosen = asked ?? names[0];
+  const first = asked ?? names[0];
   const options = namespaces.map(({ name, memories }) => [name, `${name} (${count(memories)})`]);
-  if (!names.includes(chosen)) options.unshift([chosen, chosen]);
-  const namespace = select("namespace", options, chosen);
+  if (!names.includes(first)) options.unshift([first, first]);
+  const namespace = select("namespace", options, first);
   const prefix = h("input", { type: "search", name: "prefix", value: query.get("prefix") ?? "", autocomplete: "off" });
-  const label = h("input", { type: "search", name: "label", autocomplete: "off" });
+  const label = h("input", { type: "search", name: "label", placeholder: "key=value", autocomplete: "off" });
   const rows = h("div");
   const form = h("form", { class: "filters", role: "search" }, field("Namespace", namespace), field("Name begins with", prefix),
-    field("Label contains", label, "on this page"));
-  show(place, form, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
+    field("Label", label, "Enter adds it"), h("button", { type: "submit" }, "Show"));
+  const chosen = h("p", { class: "labels", "aria-label": "Chosen labels", role: "group", hidden: true });
+  show(place, form, chosen, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
 
   const counts = countsOf(signal);
+  const labels = new Map();
   const open = paged(rows, async (pageToken) => {
-    const request = { namespace: namespace.value, namePrefix: prefix.value.trim(), pageSize: PAGE_SIZE, pageToken };
+    const request = { namespace: namespace.value, namePrefix: prefix.value.trim(), labels: Object.fromEntries(labels), pageSize: PAGE_SIZE, pageToken };
     const answer = await call("MemoryService/ListMemories", request, signal);
     return { rows: answer.memories ?? [], next: answer.nextPageToken };
   }, (memories) => {
     counts.clear();
-    const body = h("tbody", null, memories.map((memory) => rowOf(memory, counts)));
-    filterByLabel(body, label.value);
+    const body = h("tbody", null, memories.map((memory) => rowOf(memory, counts, choose)));
     const heads = ["Memory", "Kind", ["Sensory", "number"], ["Short-term", "number"], ["Long-term", "number"], ["Backlog", "number"],
       ["Not indexed", "number"], "Labels", ["Revision", "number"], "Created"];
-    return memories.length ? table("Memories", heads, body, "memories") : h("p", { class: "empty" }, "No memory has such a name.");
+    return memories.length ? table("Memories", heads, body, "memories") : h("p", { class: "empty" }, labels.size ? "No memory has such a name and these labels." : "No memory has such a name.");
   });
 
   let typing;
-  const reopen = () => open().catch((error) => { if (!signal.aborted) throw error; });
+  const reopen = () => open().catch((error) => { if (!signal.aborted) notify(error.message, "bad"); });
+
+  /** Lists only memories with this label too; a value of null ends that. */
+  function choose(key, value) {
+    if (value === null) labels.delete(key);
+    else labels.set(key, value);
+    chosen.hidden = labels.size === 0;
+    show(chosen, [...labels].map(([name, text]) => h("button", {
+      type: "button", class: "label", "aria-label": `List without ${visible(name)}=${visible(text)}`, onclick: () => choose(name, null),
+    }, given(`${name}=${text}`), " ×")));
+    reopen();
+  }
+
+  function submit() {
+    const [, key, value] = label.value.trim().match(/^([^=]+)=(.*)$/s) ?? [];
+    if (label.value.trim() && key === undefined) return notify("A label is written as key=value.", "bad");
+    notify("");
+    if (key === undefined) return reopen();
+    label.value = "";
+    return choose(key, value);
+  }
+
   namespace.addEventListener("change", () => { location.hash = link("namespace", namespace.value); });
   prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(reopen, TYPING_MS); });
-  label.addEventListener("input", () => filterByLabel(rows, label.value));
-  form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); reopen(); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); submit(); });
   return open();
 }
 
-function rowOf(memory, counts) {
-  const labels = Object.entries(memory.labels ?? {}).map(([name, value]) => given(`${name}=${value}`, "label"));
+function rowOf(memory, counts, choose) {
+  const labels = Object.entries(memory.labels ?? {}).map(([name, value]) => h("button", {
+    type: "button", class: "label", title: "List the memories with this label", onclick: () => choose(name, value),
+  }, given(`${name}=${value}`)));
   const numbers = ["sensory", "shortTerm", "longTerm", "backlog", "unindexed"].map((name) => h("td", { class: "number", "data-count": name }, "·"));
   const row = h("tr", null,
     h("th", { scope: "row" }, h("a", { href: link("m", memory.namespace, memory.name) }, memory.name)),
@@ -57,13 +80,6 @@ function rowOf(memory, counts) {
     h("td", { class: "number" }, count(memory.revision)), h("td", null, time(memory.createTime)));
   counts.add(row, memory);
   return row;
-}
-
-function filterByLabel(rows, text) {
-  const wanted = text.trim().toLowerCase();
-  for (const row of rows.querySelectorAll("tbody tr")) {
-    row.hidden = wanted !== "" && !row.querySelector(".labels").textContent.toLowerCase().includes(wanted);
-  }
 }
 
 /** Counts the memories whose rows are in view, some at a time. */

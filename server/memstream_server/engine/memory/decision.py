@@ -12,7 +12,7 @@ from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, Job, MemoryRecord
+from memstream_server.ports.journal.records import Answer, Job, Labels, MemoryRecord
 from memstream_server.ports.journal.writing import Outcomes, Resolution
 from memstream_server.ports.models import Account
 
@@ -31,7 +31,7 @@ class Decision:
     events: tuple[Event, ...] = ()
     """Events of the memory itself; they follow those of the transition."""
     policy: Policy | None = None
-    labels: tuple[tuple[str, str], ...] | None = None
+    labels: Labels | None = None
     name: tuple[str, str] | None = None
     """The new (namespace, name) of the memory."""
     namespace_max: int = 0

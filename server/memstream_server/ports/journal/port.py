@@ -32,6 +32,7 @@ from memstream_server.ports.journal.records import (
     Indexable,
     IndexEntry,
     Job,
+    Labels,
     MemoryRecord,
     Producer,
     Recorded,
@@ -114,8 +115,10 @@ class Journal(Protocol):
 
     async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None: ...
 
-    async def list_memories(self, namespace: str, after: str, limit: int, prefix: str = "") -> list[MemoryRecord]:
-        """Names greater than `after` that start with `prefix`, ascending."""
+    async def list_memories(
+        self, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
+    ) -> list[MemoryRecord]:
+        """Names greater than `after` that start with `prefix`, ascending; only memories with all of `labels`."""
         ...
 
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:

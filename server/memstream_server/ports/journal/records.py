@@ -9,6 +9,9 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.ports.journal.rows import Terms
 
+Labels = tuple[tuple[str, str], ...]
+"""(key, value) pairs, sorted by key."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
@@ -21,7 +24,7 @@ class MemoryRecord:
     kind: MemoryKind
     policy: Policy
     seed: bytes
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Labels = ()
     epoch: int = 0
     """Raised at every change of ownership."""
     revision: int = 0

@@ -12,7 +12,7 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, IndexEntry, Job
+from memstream_server.ports.journal.records import Answer, IndexEntry, Job, Labels
 from memstream_server.ports.journal.rows import Anchor, Row
 
 
@@ -156,7 +156,7 @@ class Commit:
     resolutions: tuple[Resolution, ...] = ()
     reflection_aggregate: float | None = None
     policy: Policy | None = None
-    labels: tuple[tuple[str, str], ...] | None = None
+    labels: Labels | None = None
     name: tuple[str, str] | None = None
     """New (namespace, name). Raises AlreadyExists if another memory has it."""
     namespace_max: int = 0

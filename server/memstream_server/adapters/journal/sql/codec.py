@@ -23,6 +23,7 @@ from memstream_server.core.values import Enhancement, Fragment, Vector
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
+from memstream_server.ports.journal.records import Labels
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
@@ -35,7 +36,6 @@ _TERM_BYTES = _HASH_BYTES + _COUNT_BYTES
 HASH_WIDTH = 16
 """Bytes of an observation's content hash."""
 
-Labels = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
 
@@ -246,6 +246,11 @@ def decode_policy(data: str) -> Policy:
 
 def encode_labels(labels: Labels) -> str:
     return _json.encode(labels).decode()
+
+
+def encode_label(label: tuple[str, str]) -> str:
+    """The pair as it is written among the labels of a memory."""
+    return _json.encode(label).decode()
 
 
 def decode_labels(data: str) -> Labels:

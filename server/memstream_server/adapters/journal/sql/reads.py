@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Connection, bindparam, cast, func, select
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Connection, bindparam, cast, func, select
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal.sql import codec
@@ -27,7 +27,7 @@ from memstream_server.adapters.journal.sql.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import KeptReceipt
-from memstream_server.ports.journal.records import Answer, Counts, Job, MemoryRecord, Recorded
+from memstream_server.ports.journal.records import Answer, Counts, Job, Labels, MemoryRecord, Recorded
 from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Rejection
 
@@ -177,10 +177,23 @@ def find_number(connection: Connection, uid: str) -> int | None:
 
 
 def list_memories(
-    connection: Connection, namespace: str, after: str, limit: int, prefix: str = ""
+    connection: Connection, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
 ) -> list[MemoryRecord]:
-    values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
-    return [decode_record(row) for row in connection.execute(_LISTED, values)]
+    statement = _LISTED.where(*(_has_text(memories.c.labels, codec.encode_label(label)) for label in labels))
+    found: list[MemoryRecord] = []
+    while True:
+        values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
+        records = [decode_record(row) for row in connection.execute(statement, values)]
+        # The text of a pair may also be in other labels, for instance with a key that ends in a bracket.
+        found.extend(record for record in records if set(labels) <= set(record.labels))
+        if len(found) >= limit or len(records) < limit:
+            return found[:limit]
+        after = records[-1].name
+
+
+def _has_text(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Whether the column contains the text, in SQL that both databases have; LIKE limits the length of a pattern."""
+    return func.replace(column, text, "") != column
 
 
 def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryRecord]:
