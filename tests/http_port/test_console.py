@@ -120,7 +120,8 @@ def test_rights_are_those_of_the_policy_file(tmp_path: Path) -> None:
 
 def test_console_is_off_by_its_setting(tmp_path: Path) -> None:
     address = free_address()
-    with ServerProcess(tmp_path / "data", http_listen=address, console="false", **QUICK):
+    with ServerProcess(tmp_path / "data", http_listen=address, console="false", http_metrics="true", **QUICK):
+        assert "memstream_calls_total" in get(address, "/metrics").text, "without authentication nobody is refused"
         for path in ("/", "/console/app.js", RIGHTS):
             assert get(address, path).status_code == 404
         assert call(address).status_code == 200

@@ -183,7 +183,15 @@ def build_server(
     health_pb2_grpc.add_HealthServicer_to_server(cast("Any", health), server)  # typed for threads
     reflection.enable_server_reflection([*names, SERVICE, reflection.SERVICE_NAME], server)
     described = tuple(service for service, _ in services)
-    http = HttpPort(described, handlers, interceptors, gate.identify_holder, gate.rights_of, limits_interceptor.reader)
+    http = HttpPort(
+        described,
+        handlers,
+        interceptors,
+        gate.identify_holder,
+        gate.rights_of,
+        limits_interceptor.reader,
+        None if metrics is None else metrics.registry,
+    )
     return RpcServer(server, health, drain, forwarding, http)
 
 

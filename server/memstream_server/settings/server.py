@@ -36,6 +36,11 @@ class ServerSettings(BaseModel):
         "", "origins whose pages may call the HTTP port, with commas, such as https://app.example.org; empty is none"
     )
     console: bool = setting(True, "serve the console, a page for people, at / of the HTTP port")
+    http_metrics: bool = setting(
+        False,
+        "serve the Prometheus metrics at /metrics of the HTTP port; with authentication the caller needs the right "
+        'admin in the namespace "*"',
+    )
     users_file: Path | None = setting(
         None,
         "file on which every user of this server holds a shared lock (flock): the server stops when nobody holds one; "

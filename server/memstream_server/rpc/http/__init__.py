@@ -10,6 +10,8 @@
 | connection | how long a connection may wait, and its client certificate |
 | listener | the socket: TLS, start and graceful stop |
 | console | the console's files, and what its caller may do |
+| callers | who calls a page, and what that caller may do |
+| metrics | the metrics at `/metrics` |
 | port | what this port shares with the gRPC server |
 | opening | from the settings to a listening port |
 """

@@ -14,13 +14,12 @@ import re
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from memstream_server.rpc.http.console import Console
 from memstream_server.rpc.http.port import PEER_URIS, Asgi, Receive, Scope, Send
 
 _peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
@@ -46,14 +45,22 @@ class HttpSettings:
     body_max_s: float
 
 
+class Page(Protocol):
+    """An ASGI application for some paths."""
+
+    def serves(self, path: str) -> bool: ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 class HttpApplication:
-    """Wraps the rpcs."""
+    """Wraps the rpcs, with pages of other paths."""
 
     def __init__(
-        self, rpcs: Asgi, settings: HttpSettings, serves: Callable[[str], bool], console: Console | None = None
+        self, rpcs: Asgi, settings: HttpSettings, serves: Callable[[str], bool], pages: Sequence[Page] = ()
     ) -> None:
         self._serves = serves
-        self._console = console
+        self._pages = pages
         self._settings = settings
         self._rpcs: Asgi = rpcs
         if settings.cors_origins:
@@ -84,8 +91,8 @@ class HttpApplication:
             respond = self._health()
         elif origin and not self._allows_origin(origin, host, scope.get("scheme", "http")):
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
-        elif self._console is not None and self._console.serves(scope["path"]):
-            respond = self._console
+        elif page := next((each for each in self._pages if each.serves(scope["path"])), None):
+            respond = page
         await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))
 
     def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from connectrpc.code import Code
 from starlette.responses import JSONResponse, Response
 
-from memstream_server.rpc.access.caller import Verb
-from memstream_server.rpc.http.call import HttpCall, metadata_of
-from memstream_server.rpc.http.errors import connect_error
+from memstream_server.rpc.http.callers import ask_rights
+
+if TYPE_CHECKING:
+    from memstream_server.rpc.http.port import RightsOf
 
 FOLDER = Path(__file__).parents[2] / "console"
 RIGHTS = "/console/rights"
@@ -30,11 +29,6 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_STATUS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.INVALID_ARGUMENT: 400}
-
-RightsOf = Callable[[str, Any, str], Awaitable[tuple[str, list[Verb]]]]
-"""Path, context and namespace to the principal (empty without authentication) and its rights. Raises
-Unauthenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +88,8 @@ class Console:
     async def _describe_caller(self, scope: Any) -> Response:
         """The caller's principal and its rights in `?namespace=`, or for the whole server without one."""
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        namespace = query.get("namespace", [""])[0]
-        client = scope.get("client") or ("", 0)
-        try:
-            headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-            call = HttpCall(metadata_of(headers), f"{client[0]}:{client[1]}", None)
-            principal, verbs = await self._rights_of(RIGHTS, call, namespace)
-        except ValueError as error:
-            return JSONResponse({"code": "invalid_argument", "message": str(error)}, 400)
-        except Exception as error:
-            refused = connect_error(error)
-            answer = {"code": refused.code.value, "message": refused.message}
-            return JSONResponse(answer, _STATUS.get(refused.code, 503))
+        asked = await ask_rights(self._rights_of, RIGHTS, scope, query.get("namespace", [""])[0])
+        if isinstance(asked, Response):
+            return asked
+        principal, verbs = asked
         return JSONResponse({"principal": principal, "rights": [verb.value for verb in verbs]})

@@ -11,6 +11,7 @@ from memstream_server.rpc.http.port import Asgi, Receive, Scope, Send
 from memstream_server.settings import parse_listen
 
 if TYPE_CHECKING:
+    from memstream_server.rpc.http.application import Page
     from memstream_server.rpc.http.port import HttpPort
     from memstream_server.settings import Settings
 
@@ -54,7 +55,13 @@ def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str
     from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
     from memstream_server.rpc.http.console import Console
     from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
+    from memstream_server.rpc.http.metrics import MetricsPage
 
+    pages: list[Page] = []
+    if settings.console:
+        pages.append(Console(port.rights_of))
+    if settings.http_metrics and port.registry is not None:
+        pages.append(MetricsPage(port.registry, port.rights_of))
     endpoints = Endpoints(port.services, Dispatcher(port.handlers, port.interceptors), port.identify, port.reader)
     return HttpApplication(
         cast("Any", endpoints.application),
@@ -62,7 +69,7 @@ def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str
             allowed_hosts(host, _split(settings.http_hosts)), _split(settings.http_cors_origins), settings.opening_max_s
         ),
         serves,
-        Console(port.rights_of) if settings.console else None,
+        pages,
     )
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import grpc.aio
     from google.protobuf.descriptor import ServiceDescriptor
+    from prometheus_client import CollectorRegistry
 
-    from memstream_server.rpc.http.console import RightsOf
+    from memstream_server.rpc.access.caller import Verb
     from memstream_server.rpc.registration import Handlers
     from memstream_server.rpc.request_reader import RequestReader
 
@@ -18,6 +19,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RightsOf = Callable[[str, Any, str], Awaitable[tuple[str, "list[Verb]"]]]
+"""Path, context and namespace to the principal (empty without authentication) and its rights. Raises
+Unauthenticated."""
 
 PEER_URIS = "peer_uri"
 """The key of a connection's client certificate URIs, a tuple of bytes, in the state of a request."""
@@ -34,3 +39,5 @@ class HttpPort:
     identify: Callable[[str, Any], Awaitable[str]]
     rights_of: RightsOf
     reader: RequestReader
+    registry: CollectorRegistry | None
+    """The metrics of the server."""
