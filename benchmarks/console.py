@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import memstream
-from tests.rpc.test_fuzz_server import resident_mib
+from tests.support.processes import resident_mib
 from tests.support.server import ServerProcess, free_address
 from tests.toolchains import browser
 

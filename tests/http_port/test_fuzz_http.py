@@ -12,10 +12,11 @@ from pathlib import Path
 import memstream
 from tests.access.calls import METHODS
 from tests.http_port.test_edges import INFO, RECALL, call
-from tests.rpc.test_fuzz_server import RSS_GROWTH_MAX, SEED, SETTINGS, check_lines, resident_mib
+from tests.rpc.test_fuzz_server import RSS_GROWTH_MAX, SEED, SETTINGS, check_lines
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.http_fuzz_run import HttpReport, run_hostile
 from tests.support.http_fuzzing import HttpFuzzer
+from tests.support.processes import resident_mib
 from tests.support.server import ServerProcess, free_address
 
 CALLS = int(os.environ.get("MEMSTREAM_HTTP_FUZZ_CALLS", "400"))

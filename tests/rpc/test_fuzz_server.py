@@ -19,6 +19,7 @@ from tests.access.conftest import guarded_files
 from tests.server.conftest import WITH_INDEX
 from tests.support.fuzz_run import Caller, Report, run_calls
 from tests.support.fuzzing import MEMORIES, Fuzzer
+from tests.support.processes import resident_mib
 from tests.support.server import ServerProcess
 
 CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
@@ -32,11 +33,6 @@ SETTINGS: dict[str, str | float] = {
 RSS_GROWTH_MAX = 1.2
 RSS_CALLS_MIN = 50_000
 """With fewer calls the server is still growing: its caches and malloc's arenas fill."""
-
-
-def resident_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text("utf-8")
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
 
 
 async def fuzzed(server: ServerProcess, callers: Sequence[Caller], calls: int) -> Report:

@@ -22,6 +22,7 @@ from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments, history
 from tests.server.memory import event_of, fragment_of
 from tests.support.metrics import all_indexed
+from tests.support.processes import resident_mib
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.transfer.exports import HEADER, ended, fragment, memory, ulid, whole
@@ -412,18 +413,13 @@ async def test_a_slow_reader_costs_the_server_no_memory(make_server: MakeServer)
             await imported(client, "ns", large(1_000, "{} " + "x" * 32_000))
             await until(lambda: all_indexed(metrics))  # the growth that follows is caused by the export alone
             assert len(await exported(client, "ns", "joy")) == 1_003  # one-time growth
-            before = resident_bytes(server)
+            before_mib = resident_mib(server.pid)
             parts = client.export("ns", "joy")
             first = [await anext(parts) for _ in range(3)]
             assert first[-1].total == 1_000
-            assert resident_bytes(server) - before < 16 << 20
+            assert resident_mib(server.pid) - before_mib < 16
             rest = [part async for part in parts]
             assert rest[-1].done == 1_000
-
-
-def resident_bytes(server: ServerProcess) -> int:
-    status = Path(f"/proc/{server.pid}/status").read_text(encoding="ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1_024
 
 
 async def test_tiers_that_hold_are_held_again(client: memstream.Client, path: str) -> None:

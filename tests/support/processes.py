@@ -1,4 +1,4 @@
-"""Child processes of tests: they can be interrupted however the tests were started, and end with their test."""
+"""Child processes of tests: interrupted however the tests were started, ended with their test, and their memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def stop_ignoring_interrupts() -> None:
@@ -39,3 +40,9 @@ def run_process(
             yield process
         finally:
             process.kill()  # does nothing once it has ended and was waited for
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process, from Linux' /proc."""
+    status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))) / 1024
