@@ -35,7 +35,7 @@ VIEWS = [
 async def fill_every(visit: Visit) -> str:
     """A memory with something for each view. Returns the id of a fragment."""
     client = visit.console.client
-    memory = await client.create_memory("shop/every", exist_ok=True, labels={"team": "core"})
+    memory = await client.create_memory("shop/every", exist_ok=True, labels={"team": "core", "long": "x" * 300})
     observations = [
         Observation("Bob drinks tea.", speaker="Bob", session="monday", external_id="tea"),
         Observation("Bob drinks coffee.", speaker="Bob", session="monday", external_id="coffee"),
@@ -228,6 +228,11 @@ async def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit) -> None:
     for view in (*VIEWS, f"m/shop/every/fragment/{id}"):
         await visit.go(view)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
+    for view in ("m/shop/every", f"m/shop/every/fragment/{id}"):
+        await visit.go(view)
+        steps = page.locator(".scroll", has=page.locator("table.steps"))
+        await steps.locator("tbody tr .reason").first.wait_for()
+        assert await steps.evaluate("each => each.scrollWidth <= each.clientWidth"), f"{view}: the steps are cut"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -246,10 +246,23 @@ async def test_edit_of_a_changed_fragment_saves_nothing(visit: Visit) -> None:
 
 async def test_timeline_groups_fragments_by_session(visit: Visit) -> None:
     memory = await fill(visit.console, "days")
-    await memory.observe_batch([Observation("Joe sells maps.", session="friday", speaker="Joe")])
+    joe = Observation("Joe sells maps.", session=" friday?&#ü ", speaker="Joe")
+    await memory.observe_batch([joe, Observation("Bob calls back.", session="monday")])
     page = await visit.sign_in("m/shop/days/timeline")
     headings = page.locator(".session h2 .given")
-    assert await headings.all_text_contents() == ["monday", "friday"]
+    assert await headings.all_text_contents() == ["monday", joe.session, "monday"]
+    listed = page.get_by_role("navigation", name="Sessions of this page").locator("li")
+    assert await listed.all_text_contents() == ["monday (4)", f"{joe.session} (1)"]
+    alone = page.get_by_text("1 to 1", exact=True)
+    await page.locator(".session h2 a").nth(1).click()
+    await alone.wait_for()
+    assert await headings.all_text_contents() == [joe.session]
+    await page.go_back()
+    await listed.nth(1).get_by_role("link").click()
+    await alone.wait_for()
+    assert await headings.all_text_contents() == [joe.session]
+    await page.get_by_role("link", name="Timeline").click()
+    await page.locator(".session").nth(2).wait_for()
     await page.get_by_label("Speaker").fill("Joe")
     await page.get_by_role("button", name="Show").click()
     await page.locator(".session").nth(1).wait_for(state="detached")
@@ -292,3 +305,15 @@ async def test_server_view_shows_health_and_use_of_models(visit: Visit) -> None:
     assert int((await use.locator("td.number").first.text_content()).replace(",", "")) > 0
     await page.get_by_text("Limits").click()
     await page.get_by_text("recall limit max").wait_for()
+    await visit.go("m/shop/asked")
+    await page.get_by_text("Use of models by this memory").click()
+    spent = page.get_by_role("region", name="Use of models by this memory").locator("tbody tr", has_text="reflection")
+    await spent.wait_for()
+    async with memory.watch("beginning", types=[memstream.EventType.MODEL_ASKED]) as watch:
+        used = (await anext(aiter(watch))).model_use
+    shown = [f"{number:,}" for number in (used.requests, used.prompt_tokens, used.completion_tokens)]
+    assert await spent.locator("td.number").all_text_contents() == shown
+    await fill(console, "never-asked")
+    await visit.go("m/shop/never-asked")
+    await page.get_by_text("Use of models by this memory").click()
+    await page.get_by_text("No LLM was asked on its behalf.").wait_for()

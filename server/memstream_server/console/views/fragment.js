@@ -5,7 +5,7 @@ import { call } from "../api.js";
 import { action, append, clipped, facts, field, given, h, notify, show, table, visible } from "../dom.js";
 import { EVENT_HEADS, eventRow, fragmentLink } from "../events.js";
 import { count, decimal, enumName, metadataValue, tierName, time } from "../format.js";
-import { PART_EVENTS, readHistory } from "../history.js";
+import { beginsAfter, concerns, PART_EVENTS, readLog } from "../history.js";
 import { textLater } from "../related.js";
 import { rightsIn } from "../session.js";
 import { findFragment } from "../why.js";
@@ -200,8 +200,8 @@ class Page {
         life.revision ??= memory.revision ?? "0";
         life.cursor = { memoryUid: memory.uid, revision: "0" };
       }
-      const found = await readHistory(this.memory, this.id, life.cursor, life.revision, this.signal,
-        (events, read) => this.addEvents(life, events, life.read + read));
+      const found = await readLog(this.memory, [], life.cursor, life.revision, this.signal,
+        (events, read) => this.addEvents(life, events.filter((event) => concerns(event, this.id)), life.read + read));
       life.read += found.read;
       life.cursor = found.cursor;
       show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.${life.kept}`);
@@ -209,10 +209,10 @@ class Page {
       else if (!life.derived.children.length) append(life.derived, h("li", { class: "empty" }, "nothing"));
     } catch (error) {
       if (this.signal.aborted) return undefined;
-      const oldest = error.reason === "CURSOR_COMPACTED" ? error.detail("oldest_revision") : "";
-      if (!oldest || Number(oldest) <= Number(life.cursor.revision)) return show(life.state, error.message);
-      life.cursor = { memoryUid: life.cursor.memoryUid, revision: oldest };
-      life.kept = ` Events up to revision ${count(oldest)} are no longer kept.`;
+      const begin = beginsAfter(error, life.cursor ?? {});
+      if (!begin) return show(life.state, error.message);
+      life.cursor = begin;
+      life.kept = ` Events up to revision ${count(begin.revision)} are no longer kept.`;
       return this.readOn(life);
     }
   }

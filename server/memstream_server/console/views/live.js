@@ -4,6 +4,7 @@ import { call } from "../api.js";
 import { append, field, given, h, notify, select, show, table, visible, cut } from "../dom.js";
 import { EVENT_HEADS, eventName, eventRow, fragmentLink, revisionOf } from "../events.js";
 import { bytes, count, enumName, textOf } from "../format.js";
+import { spendingBox } from "../spending.js";
 import { SHOWN_MAX, Tiers } from "../tiers.js";
 import { watch } from "../watch.js";
 
@@ -18,7 +19,7 @@ const EMPTY_WORDS = { sensory: "empty", shortTerm: "empty", longTerm: "nothing n
 
 export async function render({ place, signal, memory }) {
   const [{ memory: described }, first] = await Promise.all([call("MemoryService/GetMemory", memory, signal), readState(memory, signal)]);
-  const page = layout(described, memory);
+  const page = layout(described, memory, spendingBox(memory, signal));
   show(place, page.root);
   new Live(page, memory, first, signal).run();
 }
@@ -39,7 +40,7 @@ async function readState(memory, signal) {
   }
 }
 
-function layout(described, memory) {
+function layout(described, memory, spending) {
   const policy = described.policy ?? {};
   const capacity = { sensory: policy.sensory?.capacity, shortTerm: policy.shortTerm?.capacity };
   const columns = {};
@@ -60,6 +61,7 @@ function layout(described, memory) {
   const root = [
     h("div", { class: "bar" }, state, pause, h("span", { class: "quiet" }, kind), labels, numbers),
     h("div", { class: "tiers" }, panes),
+    spending,
     h("div", { class: "bar" }, h("h2", null, "Steps"), field("Event", types),
       h("span", { class: "quiet" }, `the last ${ROWS_MAX}, newest first`)),
     table("Steps, newest first", EVENT_HEADS, body, "steps"),

@@ -3,10 +3,12 @@
 import { call } from "../api.js";
 import { facts, h, notify, show, table, visible } from "../dom.js";
 import { bytes, count, enumName, time } from "../format.js";
+import { drawSpending } from "../spending.js";
 import { pause } from "../watch.js";
 
 const POLL_MS = 5_000;
 const IN_BYTES = /Bytes/;
+const USE_HEADS = [["Requests", "number"], ["Failed", "number"], ["Prompt tokens", "number"], ["Completion tokens", "number"]];
 
 export async function render({ place, signal }) {
   show(place, draw(await call("ServerService/GetServerInfo", {}, signal)));
@@ -61,10 +63,7 @@ function drawModels(models) {
 
 function drawUse(used) {
   if (!used.length) return h("p", { class: "empty" }, "none, or not shown: it sums up all tenants, so it needs the right to read every namespace");
-  const rows = used.map((use) => h("tr", null, h("th", { scope: "row" }, use.role), h("td", null, visible(use.model)),
-    ["requests", "failed", "promptTokens", "completionTokens"].map((name) => h("td", { class: "number" }, count(use[name])))));
-  const heads = ["Role", "Model", ["Requests", "number"], ["Failed", "number"], ["Prompt tokens", "number"], ["Completion tokens", "number"]];
-  return table("Use of models", heads, h("tbody", null, rows));
+  return drawSpending("Use of models", [["Role", "role"], ["Model", "model"]], used, ["requests", "failed", "promptTokens", "completionTokens"], USE_HEADS);
 }
 
 const nameOf = (name) => name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`);

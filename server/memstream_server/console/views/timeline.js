@@ -3,7 +3,7 @@
 import { call } from "../api.js";
 import { clipped, field, given, h, select, show } from "../dom.js";
 import { fragmentLink } from "../events.js";
-import { count, decimal, enumName, textOf, tierName, time } from "../format.js";
+import { count, decimal, enumName, link, textOf, tierName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 
 const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
@@ -19,7 +19,7 @@ export async function render({ place, signal, memory, query }) {
   const rows = h("div");
   show(place, form, rows);
   const open = paged(rows, async (pageToken) => {
-    const request = { ...memory, filter: readFilter(form.elements), forgotten: forgotten.checked, pageSize: PAGE_SIZE, pageToken };
+    const request = { ...memory, filter: readFilter(form.elements, query.get("session")), forgotten: forgotten.checked, pageSize: PAGE_SIZE, pageToken };
     const answer = await call("MemoryService/ListFragments", request, signal);
     return { rows: answer.fragments ?? [], next: answer.nextPageToken };
   }, (fragments) => (fragments.length ? bySession(fragments, memory) : h("p", { class: "empty" }, "No fragment matches.")));
@@ -30,9 +30,11 @@ export async function render({ place, signal, memory, query }) {
   return open();
 }
 
-function readFilter(elements) {
+/** `linked`: the session of the address, which may have spaces at its ends. */
+function readFilter(elements, linked) {
   const filter = {};
-  if (elements.session.value.trim()) filter.sessions = [elements.session.value.trim()];
+  const session = elements.session.value;
+  if (session.trim()) filter.sessions = [session === linked ? session : session.trim()];
   if (elements.speaker.value.trim()) filter.speakers = [elements.speaker.value.trim()];
   if (elements.tier.value) filter.tiers = [elements.tier.value];
   if (elements.kind.value) filter.kinds = [elements.kind.value];
@@ -49,10 +51,22 @@ function bySession(fragments, memory) {
     if (runs.at(-1)?.session !== session) runs.push({ session, fragments: [] });
     runs.at(-1).fragments.push(fragment);
   }
-  return runs.map((run) => h("section", { class: "session" },
-    h("h2", null, run.session ? given(run.session) : "no session", " ", h("span", { class: "quiet" }, time(run.fragments[0].observeTime))),
-    h("ol", { class: "timeline" }, run.fragments.map((fragment) => entry(fragment, memory)))));
+  return [sessionsOf(runs, memory), ...runs.map((run) => h("section", { class: "session" },
+    h("h2", null, run.session ? h("a", { href: sessionLink(memory, run.session), title: "This session alone" }, given(run.session)) : "no session", " ", h("span", { class: "quiet" }, time(run.fragments[0].observeTime))),
+    h("ol", { class: "timeline" }, run.fragments.map((fragment) => entry(fragment, memory)))))];
 }
+
+/** The sessions of a page as links, with their fragments; the server keeps no list of them. */
+function sessionsOf(runs, memory) {
+  const sessions = new Map();
+  for (const { session, fragments } of runs) if (session) sessions.set(session, (sessions.get(session) ?? 0) + fragments.length);
+  if (sessions.size < 2) return null;
+  return h("nav", { class: "box", "aria-label": "Sessions of this page" }, h("h2", null, "Sessions of this page"),
+    h("ul", { class: "sessions" }, [...sessions].map(([session, fragments]) => h("li", null,
+      h("a", { href: sessionLink(memory, session) }, given(session)), " ", h("span", { class: "quiet number" }, `(${count(fragments)})`)))));
+}
+
+const sessionLink = (memory, session) => `${link("m", memory.namespace, memory.memory, "timeline")}?${new URLSearchParams({ session })}`;
 
 function entry(fragment, memory) {
   const enhanced = Number(fragment.enhancementCount ?? 0);
