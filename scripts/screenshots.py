@@ -1,7 +1,8 @@
 """Make the pictures of docs/console.md: `make screenshots` runs this with Playwright and an installed Chromium.
 
-`memstream dev` serves the letters of the demo, and a small memory with suspicions; Chromium opens the console's views.
-Pictures are small enough to keep in the repository.
+`memstream dev` serves the letters of the demo, and a small memory with suspicions; calls as JSON add memories with
+labels, a conversation with a plan, and operations. Chromium opens the console's views. Pictures are small enough to
+keep in the repository.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from playwright.sync_api import sync_playwright
 
@@ -26,6 +28,21 @@ QUESTION = "Did the Great Fire delay the time signals of Chicago?"
 OTHER = "When did Chicago get its time by telegraph?"
 SIZE = {"width": 1100, "height": 640}
 PICTURE_BYTES_MAX = 150_000
+LABELS = [
+    ("ann", {"team": "clocks", "city": "Chicago"}),
+    ("bob", {"team": "clocks", "city": "Boston"}),
+    ("eve", {"team": "telegraph", "city": "Chicago"}),
+]
+MESSAGES = [
+    ("planner", "archivist", "Find out when Chicago got its time by telegraph."),
+    ("archivist", "planner", "Two letters of 1871 name the observatory and its wire to the jeweller's shop."),
+    ("planner", "writer", "Write one paragraph with both dates and their letters."),
+    ("writer", "planner", "Done: the signals began in spring and ended with the Great Fire in October."),
+]
+PLANS = [
+    ("Search the letters", "archivist", "PLAN_STATE_COMPLETE", "2 letters"),
+    ("Write the paragraph", "writer", "PLAN_STATE_RUNNING", ""),
+]
 
 
 @contextmanager
@@ -39,6 +56,31 @@ def serve_letters() -> Iterator[str]:
                 yield json.loads(process.stdout.readline())["console"]
             finally:
                 process.terminate()
+
+
+def send_call(console: str, method: str, request: dict[str, Any]) -> None:
+    """Calls `Service/Method` as JSON. Raises urllib.error.HTTPError."""
+    body = json.dumps(request).encode()
+    headers = {"content-type": "application/json"}
+    with urlopen(Request(f"{console}memstream.v1.{method}", body, headers), timeout=60) as answer:
+        answer.read()
+
+
+def fill_server(console: str) -> None:
+    """Memories with labels, a conversation with a plan, and a purge."""
+    for name, labels in LABELS:
+        request = {"namespace": "demo", "memory": f"notes-{name}", "labels": labels}
+        send_call(console, "MemoryService/CreateMemory", request)
+    for sender, receiver, content in MESSAGES:
+        message = {"conversation": "clocks", "sender": sender, "receiver": receiver, "content": content}
+        send_call(console, "ConversationService/AppendMessage", {"namespace": "demo", "message": message})
+    plans = [
+        {"subTaskNumber": number, "subTaskTitle": title, "subTaskAgent": agent, "state": state, "result": result}
+        for number, (title, agent, state, result) in enumerate(PLANS, 1)
+    ]
+    talk = {"namespace": "demo", "conversation": "clocks", "plans": plans}
+    send_call(console, "ConversationService/SavePlans", talk)
+    send_call(console, "OperationService/StartPurge", {"namespace": "demo"})
 
 
 def take(page: Any, name: str) -> None:
@@ -55,9 +97,8 @@ def ask(page: Any, pane: Any, question: str) -> None:
     pane.locator(".ranking > li").first.wait_for()
 
 
-def take_all(page: Any, console: str) -> None:
-    """All pictures."""
-    memory = f"{console}#/m/demo/letters"
+def take_recall(page: Any, memory: str) -> None:
+    """The recall desk: one query, and two side by side."""
     page.set_viewport_size({"width": 1100, "height": 760})
     page.goto(f"{memory}/recall")
     ask(page, page.locator(".pane"), QUESTION)
@@ -75,21 +116,22 @@ def take_all(page: Any, console: str) -> None:
         pane.locator(".ranking > li").nth(3).wait_for(state="detached")
     page.evaluate("scrollTo(0, 0)")
     take(page, "compare")
-    page.set_viewport_size(SIZE)
+
+
+def take_memory(page: Any, memory: str) -> None:
+    """The other views of one memory, and a fragment."""
+    page.set_viewport_size({"width": 1100, "height": 740})
     page.goto(memory)
     page.locator("[data-state=live]").wait_for()
     page.locator("table.steps tbody tr").nth(3).wait_for()
     take(page, "live")
+    page.set_viewport_size(SIZE)
     page.goto(f"{memory}/conflicts")
     page.locator("ol.conflicts > li").nth(1).wait_for()
     take(page, "conflicts")
     page.goto(f"{memory}/timeline")
     page.locator(".timeline li").first.wait_for()
     take(page, "timeline")
-    page.goto(f"{console}#/server")
-    page.locator(".view:not([aria-busy])").wait_for()
-    page.locator(".facts").first.wait_for()
-    take(page, "server")
     page.emulate_media(color_scheme="dark")
     page.goto(memory)
     page.locator("table.steps tbody tr").nth(3).wait_for()
@@ -97,6 +139,29 @@ def take_all(page: Any, console: str) -> None:
     fragment.get_by_role("link").first.click()
     page.get_by_text("events, among").wait_for()
     take(page, "fragment-dark")
+    page.emulate_media(color_scheme="light")
+
+
+def take_server(page: Any, console: str) -> None:
+    """The views of the whole server."""
+    page.goto(f"{console}#/namespace/demo")
+    page.locator("table.memories tr", has_text="letters").locator("[data-count=longTerm]", has_text="1,").wait_for()
+    page.set_viewport_size({"width": 1100, "height": 330})
+    take(page, "memories")
+    page.goto(f"{console}#/conversations/demo/clocks")
+    page.get_by_text("live", exact=True).wait_for()
+    page.set_viewport_size({"width": 1100, "height": 560})
+    take(page, "conversations")
+    page.set_viewport_size(SIZE)
+    page.goto(f"{console}#/server")
+    page.locator(".view:not([aria-busy])").wait_for()
+    page.locator(".facts").first.wait_for()
+    take(page, "server")
+    send_call(console, "OperationService/StartReindex", {})  # it runs for a few seconds
+    page.goto(f"{console}#/operations")
+    page.locator("tr", has_text="reindex").wait_for()
+    page.set_viewport_size({"width": 1100, "height": 220})
+    take(page, "operations")
 
 
 def main() -> int:
@@ -109,8 +174,11 @@ def main() -> int:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's sandbox refuses to run as root
     with serve_letters() as console, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
-        page = browser.new_page(viewport=SIZE, locale="en-US", timezone_id="UTC")
-        take_all(page, console)
+        page = browser.new_page(viewport=SIZE, locale="en-US", timezone_id="UTC", reduced_motion="reduce")
+        fill_server(console)
+        take_recall(page, f"{console}#/m/demo/letters")
+        take_memory(page, f"{console}#/m/demo/letters")
+        take_server(page, console)
         browser.close()
     return 0
 
