@@ -1,6 +1,9 @@
 // Why a fragment is not in an answer: the same query with the largest limit, then the fragment alone.
 
 import { call } from "./api.js";
+import { textOf } from "./format.js";
+
+const TEXTS_MAX = 100;
 
 /** Which stage removed a fragment, in words. */
 export const STAGES = {
@@ -23,6 +26,21 @@ export async function findFragment(memory, key, signal, asOf = {}) {
     if (!["not_found", "invalid_argument"].includes(error.code)) throw error;
   }
   return (await call("MemoryService/GetFragment", { ...memory, ...asOf, externalId: key }, signal)).fragment;
+}
+
+/** Finds a fragment by id, external_id, or a piece of its text. `asOf` as above. */
+export async function findByText(memory, key, signal, asOf, limitMax) {
+  try {
+    return await findFragment(memory, key, signal, asOf);
+  } catch (error) {
+    if (!["not_found", "invalid_argument"].includes(error.code)) throw error;
+  }
+  const query = { ...asOf, text: key, truth: "TRUTH_ALL", limit: Math.min(TEXTS_MAX, limitMax), minRelevance: 0, fold: false, interpretTime: false, reinforce: false, omitWorkingMemory: true };
+  const answer = await call("StreamService/RecallOnce", { ...memory, query }, signal);
+  const wanted = key.toLowerCase();
+  const found = (answer.recollections?.recollections ?? []).find(({ fragment }) => textOf(fragment).toLowerCase().includes(wanted));
+  if (!found) throw new Error("No fragment has this id or external id, and none of those that a recall finds has this text.");
+  return found.fragment;
 }
 
 /**

@@ -153,6 +153,13 @@ async def test_why_not_names_the_stage_and_the_score(visit: Visit) -> None:
     await page.get_by_label("Why not this one?").fill(outcome.fragment_id)
     await page.get_by_role("button", name="Explain", exact=True).click()
     await page.get_by_text("It is in the answer, at place 1.").wait_for()
+    await page.get_by_label("Why not this one?").fill("cycles to the harbour")
+    await page.get_by_role("button", name="Explain", exact=True).click()
+    await (
+        page.locator(".box", has_text="Ann cycles to the harbour.")
+        .get_by_text(re.compile("at place|Removed by"))
+        .wait_for()
+    )
     await page.get_by_label("Why not this one?").fill("nothing-of-that-name")
     await page.get_by_role("button", name="Explain", exact=True).click()
     await page.locator(".box .problem").wait_for()

@@ -7,7 +7,7 @@ import { count, decimal, enumName, link, textOf, tierName, time, timeIn } from "
 import { textLater } from "../related.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
 import { rightsIn } from "../session.js";
-import { explainAbsence, findFragment, STAGES } from "../why.js";
+import { explainAbsence, findByText, STAGES } from "../why.js";
 
 const NEAR_MISSES = 20;
 const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
@@ -185,13 +185,13 @@ class Pane {
   drawWhy(query, shown) {
     const input = h("input", { type: "text", name: "id", autocomplete: "off", spellcheck: "false", required: true });
     const result = h("div", { role: "status" });
-    const form = h("form", { class: "why" }, field("Why not this one?", input, "a fragment's id or external id"),
+    const form = h("form", { class: "why" }, field("Why not this one?", input, "a fragment's id, external id or text"),
       h("button", { type: "submit" }, "Explain"));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       show(result, "asking");
       try {
-        const fragment = await findFragment(this.memory, input.value.trim(), this.signal, momentOf(query));
+        const fragment = await findByText(this.memory, input.value.trim(), this.signal, momentOf(query), this.limits.recallLimitMax);
         const found = await explainAbsence(this.memory, query, fragment, shown, this.limits.recallLimitMax, this.signal);
         this.drawReason(result, fragment, found);
       } catch (error) {
