@@ -142,7 +142,8 @@ async def is_free(reference: weakref.ref[Any]) -> bool:
 
 @pytest.mark.parametrize("count", [70, FRAGMENTS_MAX + 80])
 async def test_loaded_fragments_are_not_read_again(tmp_path: Path, count: int) -> None:
-    async with assembled(tmp_path, active_memories_max=1) as parts:
+    # without images, which have no content
+    async with assembled(tmp_path, active_memories_max=1, images_bytes_max=0) as parts:
         for name in MEMORIES[:2]:
             await create(parts.engine, name)
             await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(count)])

@@ -238,7 +238,8 @@ class Neighbours:
         self._alive.extend(np.ones(len(sessions), np.bool_))
         self._session_of.extend(sessions)
         self._long = int((~eligible).sum())
-        self._append_unlinked(sessions.astype(np.int64), 0)
+        if len(sessions):
+            self._append_unlinked(sessions.astype(np.int64), 0)
         self._dirty = set(self._sessions)
 
     def pack(self) -> Parts:
