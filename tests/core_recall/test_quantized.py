@@ -32,7 +32,7 @@ WORDS = [f"word{number}" for number in range(60)]
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every matrix quantizes blocks of 16 rows."""
-    monkeypatch.setattr(dense, "_QUANTIZED_BYTES", 0)
+    monkeypatch.setattr(dense, "QUANTIZED_BYTES", 0)
     monkeypatch.setattr(arrays, "BLOCK", BLOCK)
 
 

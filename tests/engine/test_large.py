@@ -15,7 +15,7 @@ from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
+from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.engine.settings import Limits
 from tests.engine.assembled import Assembled, assembled
 from tests.engine.memory import observation
@@ -128,11 +128,15 @@ async def test_cancelled_recall_leaves_no_scan(parts: Assembled, monkeypatch: py
     assert contents(await asked(parts.engine, TEXTS[0]))[0] == TEXTS[0]
 
 
-@pytest.mark.parametrize(("dimension", "most"), [(384, 174_762), (1_536, 43_690), (3_072, 21_845), (1, 200_000)])
+@pytest.mark.parametrize(("dimension", "most"), [(384, 200_000), (1_536, 173_407), (3_072, 87_041), (1, 200_000)])
 def test_one_memory_uses_at_most_a_quarter_of_vector_ram(dimension: int, most: int) -> None:
     limits = Limits(active_bytes_max=1 << 30)
     assert limits.dense_max(dimension) == most
-    assert most * dimension * 4 <= limits.active_bytes_max / 4
+    assert most * (dimension + 12) <= limits.active_bytes_max / 4
+
+
+def test_a_quarter_too_small_for_int8_copies_counts_float32() -> None:
+    assert Limits(active_bytes_max=128 << 20).dense_max(384) == (32 << 20) // (4 * 384)
 
 
 @pytest.mark.parametrize("policy", [DEFAULT, DBGPT])
@@ -145,7 +149,7 @@ async def test_memory_with_int8_vectors_answers_as_any_other(
     texts = [" ".join([text, "and", *found[:number]]) for number in range(5) for text in TEXTS]
     async with assembled(tmp_path) as made:
         for name, quantized_bytes in (("int8", 0), ("float32", 1 << 30)):
-            monkeypatch.setattr(dense, "_QUANTIZED_BYTES", quantized_bytes)
+            monkeypatch.setattr(dense, "QUANTIZED_BYTES", quantized_bytes)
             await made.engine.memories.create(NewMemory("test", name, MemoryKind.LONG_TERM, policy))
             for start in range(0, len(texts), 5):
                 await observe(made.engine, *texts[start : start + 5], name=name)
@@ -169,6 +173,31 @@ async def test_memory_with_int8_vectors_answers_as_any_other(
             assert facts(one) == facts(other)
             assert one.considered == other.considered
         assert reads
+
+
+async def test_past_of_int8_vectors_is_not_changed_by_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrays, "BLOCK", 4)
+    monkeypatch.setattr(dense, "QUANTIZED_BYTES", 0)
+    async with assembled(tmp_path) as made:
+        await made.engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(made.engine, *TEXTS)
+        before = await asked(made.engine, TEXTS[0])
+        first = before.recollections[0].fragment.id
+        get_vectors, updates = made.journal.get_vectors, iter(["voles eat berries", "moles eat worms"])
+
+        async def read_after_update(uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
+            await made.engine.fragments.update("test", "zoo", FragmentChange(first, content=next(updates)))
+            return await get_vectors(uid, model, ids)
+
+        monkeypatch.setattr(made.journal, "get_vectors", read_after_update, raising=False)
+        for _ in range(2):  # changed since the load, then already before it
+            query = Query(text=TEXTS[0], limit=20, now_us=0, reinforce=False, as_of=AsOf(revision=before.revision))
+            past = await made.engine.recall("test", "zoo", query)
+            assert contents(past) == contents(before)
+            assert facts(past) == facts(before)
+        assert next(updates, None) is None
 
 
 def facts(answer: RecallAnswer) -> list[tuple[object, ...]]:

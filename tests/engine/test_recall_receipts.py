@@ -77,7 +77,7 @@ async def test_a_replay_ranks_the_same_to_the_last_bit(tmp_path: Path, kind: str
 async def test_a_replay_of_int8_vectors_ranks_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(dense, "_QUANTIZED_BYTES", 0)
+    monkeypatch.setattr(dense, "QUANTIZED_BYTES", 0)
     monkeypatch.setattr(arrays, "BLOCK", 4)
     assert await check_replays(tmp_path, kind, seed=3) > 0
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import BLOCK, Blocks, Growing, Parts
-from memstream_server.core.quantized import QuantizedQuery, QuantizedRows
+from memstream_server.core.quantized import QuantizedQuery, QuantizedRows, bytes_per_row
 from memstream_server.core.values import Vector
 
 Cosines = npt.NDArray[np.float32]
@@ -23,12 +23,17 @@ _ROWS = 8
 """Rows that BLAS multiplies at once, or a multiple of it."""
 _LARGE_BYTES = 32 << 20
 """20,000 vectors of 384 dimensions: one or two milliseconds of memory bandwidth."""
-_QUANTIZED_BYTES = 64 << 20
-"""Below it, reading vectors from the journal costs more CPU than a scan of int8 copies saves."""
+QUANTIZED_BYTES = 64 << 20
+"""A matrix of more bytes keeps int8 copies; below, reading vectors costs more CPU than a scan of copies saves."""
 _QUANTIZED_AT_ONCE = 2
 """Blocks quantized per extension, about a millisecond each, so that a growing memory does not block the event loop."""
 _CHANGED_MAX = 1_024
 """Changed vectors of quantized rows that are kept in float32."""
+
+
+def count_fitting(room_bytes: int, dimension: int) -> int:
+    """Number of vectors that fit into that RAM, as int8 copies if they are that many."""
+    return room_bytes // (bytes_per_row(dimension) if room_bytes >= QUANTIZED_BYTES else 4 * dimension)
 
 
 class DenseMatrix:
@@ -103,7 +108,7 @@ class DenseMatrix:
             self._vectors.extend(vectors)
         self._present.extend(present)
         self._missing += int((~present).sum())
-        if self._quantizes and (self.quantized or len(self) * self._dimension * 4 > _QUANTIZED_BYTES):
+        if self._quantizes and (self.quantized or len(self) * self._dimension * 4 > QUANTIZED_BYTES):
             self._quantize_oldest()
 
     def _quantize_oldest(self) -> None:

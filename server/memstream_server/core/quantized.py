@@ -128,6 +128,11 @@ class QuantizedQuery:
         return values, errors
 
 
+def bytes_per_row(dimension: int) -> int:
+    """RAM of one copy."""
+    return dimension + 3 * 4
+
+
 def _quantize(vectors: Floats) -> tuple[Codes, tuple[Floats, Floats, Floats]]:
     """(codes (rows, dimension), (scales, lengths, lengths of the differences))."""
     largest = np.maximum(vectors.max(axis=1), -vectors.min(axis=1))

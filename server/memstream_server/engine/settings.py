@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from memstream_server.core.dense import count_fitting
+
 _DENSE_SHARE = 4
 
 
@@ -48,7 +50,7 @@ class Limits:
 
         A memory drops them when it has twice as many.
         """
-        return min(self.dense_in_memory_max, self.active_bytes_max // (_DENSE_SHARE * 4 * dimension))
+        return min(self.dense_in_memory_max, count_fitting(self.active_bytes_max // _DENSE_SHARE, dimension))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,6 @@ class WorkingSet:
 
     record: MemoryRecord
     state: State
-    quantizes = True
-    """Whether a large memory may keep int8 copies of its vectors: the journal has the same vectors. A memory that
-    answers with all its fragments never does.
-    """
 
     def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer, images: Images = NO_IMAGES) -> None:
         self.embedding = embedding
@@ -134,7 +130,8 @@ class WorkingSet:
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         """See Gathering."""
         self.record = record
-        self._empty(all_vectors, self.quantizes and record.kind in (MemoryKind.LONG_TERM, MemoryKind.HYBRID))
+        # A memory of another kind answers with all its fragments, and would read all their vectors.
+        self._empty(all_vectors, record.kind in (MemoryKind.LONG_TERM, MemoryKind.HYBRID))
 
     def _empty(self, all_vectors: bool, quantizes: bool = False) -> None:
         self._structures = SearchStructures(self.embedding.model.dimension, all_vectors, quantizes)
@@ -213,6 +210,10 @@ class WorkingSet:
     async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these fragments, as this working set has them."""
         return await journal.get_fragments(self.record.uid, ids)
+
+    async def read_vectors(self, journal: Journal, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """The vectors of these fragments, as this working set has them or newer."""
+        return await journal.get_vectors(self.record.uid, self.embedding.name, ids)
 
     # ---- search structures: read them again after an await
     @property

@@ -106,13 +106,19 @@ class _Moment:
         versions = await self.read_versions([one.id for one in present])
         return [built for one in present if (built := self._rebuild(one, versions)) is not None]
 
+    async def rebuild_vectors(self, present: Sequence[Fragment]) -> dict[str, bytes]:
+        """The vectors of those fragments that had another content. Raises CursorCompacted."""
+        while any(one.version > self.timeline.head for one in present):
+            await self.read_log()
+        changed = [one.id for one in present if self._find_base(one.id)]
+        versions = await self.read_versions(changed)
+        return {id_: vector for id_ in changed if (vector := _get_version(versions, id_).vector)}
+
     def _rebuild(self, present: Fragment, versions: Mapping[str, Version]) -> Fragment | None:
         base = self._find_base(present.id)
         if base is None:
             return None
-        if base and present.id not in versions:  # pruned or erased since the keys were read
-            raise JournalUnavailable("the history changes now: try again", retry_after_s=0.1)
-        return self.timeline.rebuild(present, versions[present.id].fragment if base else None)
+        return self.timeline.rebuild(present, _get_version(versions, present.id).fragment if base else None)
 
     def rebuild_row(self, row: Row, space: str) -> Row | None:
         """A row of a block as it was, with the terms and the vector of that content."""
@@ -126,6 +132,12 @@ class _Moment:
         return Row(built.but(model=space if vector else ""), version.terms, vector)
 
 
+def _get_version(versions: Mapping[str, Version], id_: str) -> Version:
+    if id_ not in versions:  # pruned or erased since the keys were read
+        raise JournalUnavailable("the history changes now: try again", retry_after_s=0.1)
+    return versions[id_]
+
+
 class _PastWorkingSet(WorkingSet):
     """A working set whose blocks are rebuilt while it is loaded."""
 
@@ -134,8 +146,6 @@ class _PastWorkingSet(WorkingSet):
     """Of a replay: its policy and its suspicions take the place of the present ones and of those of the log."""
     behind = False
     """Whether a fragment has changed since the log was read: the load is worthless."""
-    quantizes = False
-    """The journal has the vectors of the present."""
 
     def add(self, block: Block) -> None:
         if self.behind or any(one.version > self.moment.timeline.head for one in block.fragments):
@@ -174,6 +184,12 @@ class _PastWorkingSet(WorkingSet):
 
     async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
         return await self.moment.rebuild_all(await journal.get_fragments(self.record.uid, ids))
+
+    async def read_vectors(self, journal: Journal, ids: Sequence[str]) -> Mapping[str, bytes]:
+        vectors = await super().read_vectors(journal, ids)
+        # Read afterwards: a fragment that changed before its vector was read has a version beyond the log.
+        present = await journal.get_fragments(self.record.uid, ids)
+        return {**vectors, **await self.moment.rebuild_vectors(present)}
 
 
 class Past:

@@ -94,8 +94,7 @@ async def rank_in_ram(
             if not unread.wanted:
                 return found
             ids = [columns.ids[slot] for slot in sorted(unread.wanted)]
-            packed = await journal.get_vectors(working.record.uid, working.embedding.name, ids)
-            exact |= _exact_cosines(ids, packed, vector)
+            exact |= _exact_cosines(ids, await working.read_vectors(journal, ids), vector)
     return None
 
 
