@@ -176,7 +176,7 @@ async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
 
 async def test_image_with_int8_copies_answers_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "BLOCK", 4)
-    monkeypatch.setattr(dense, "_QUANTIZED_BYTES", 0)
+    monkeypatch.setattr(dense, "QUANTIZED_BYTES", 0)
     drawn = random.Random(6)
     queries = [replace(query, reinforce=False) for query in QUERIES]
 
