@@ -10,17 +10,21 @@ export const PAGE_SIZE = 100;
  * Returns a function that shows the first page again.
  */
 export function paged(place, read, draw, size = PAGE_SIZE) {
-  const tokens = [""];
   const body = h("div");
   const foot = h("nav", { class: "pages", "aria-label": "Pages" });
   show(place, body, foot);
+  let asked = 0;
 
-  async function open() {
-    const found = await read(tokens[tokens.length - 1]);
+  /** Shows the page of the last token; those before it lead back. A page that cannot be read changes nothing. */
+  async function open(tokens) {
+    asked += 1;
+    const turn = asked;
+    const found = await read(tokens.at(-1));
+    if (turn !== asked) return; // another page was asked for meanwhile
     const { rows, next } = found;
     show(body, draw(rows, found));
-    const back = action("Previous", () => { tokens.pop(); return open(); });
-    const forth = action("Next", () => { tokens.push(next); return open(); });
+    const back = action("Previous", () => open(tokens.slice(0, -1)));
+    const forth = action("Next", () => open([...tokens, next]));
     back.disabled = tokens.length === 1;
     forth.disabled = !next;
     const first = (tokens.length - 1) * size;
@@ -28,8 +32,5 @@ export function paged(place, read, draw, size = PAGE_SIZE) {
     show(foot, back, h("span", null, range), forth);
   }
 
-  return async () => {
-    tokens.length = 1;
-    await open();
-  };
+  return () => open([""]);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,32 @@ async def test_server_that_does_not_answer_is_reported(visit: Visit) -> None:
         await relay.up()
         await page.get_by_role("button", name="Try again").click()
         await page.get_by_role("alert").wait_for(state="detached")
+
+
+async def test_late_answer_does_not_replace_a_newer_one(visit: Visit) -> None:
+    for name in ("a-one", "z-one"):
+        await visit.console.client.create_memory(f"late/{name}")
+    page = await visit.sign_in("namespace/late")
+    held, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(route: Any) -> None:
+        if '"namePrefix":"z"' in route.request.post_data:
+            held.set()
+            await released.wait()
+        await route.continue_()
+
+    await page.route("**/memstream.v1.MemoryService/ListMemories", hold)
+    prefix, names = page.get_by_label("Name begins with"), page.locator("table.memories tbody th")
+    await prefix.fill("z")
+    await held.wait()
+    await prefix.fill("a")
+    await page.get_by_text("1 to 1", exact=True).wait_for()
+    assert await names.all_text_contents() == ["a-one"]
+    async with page.expect_response("**/memstream.v1.MemoryService/ListMemories") as late:
+        released.set()
+    await (await late.value).finished()
+    await page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert await names.all_text_contents() == ["a-one"]
 
 
 async def test_live_view_keeps_a_bounded_number_of_rows(visit: Visit) -> None:

@@ -34,6 +34,9 @@ async def test_memories_show_labels_sizes_and_pages(visit: Visit) -> None:
     page = await visit.sign_in("namespace/many")
     rows = page.locator("table.memories tbody tr")
     assert await rows.count() == 100
+    await page.route("**/memstream.v1.MemoryService/ListMemories", lambda route: route.abort(), times=1)
+    await page.get_by_role("button", name="Next").click()
+    await page.get_by_text("The server does not answer.").wait_for()
     await page.get_by_role("button", name="Next").click()
     await page.get_by_text("101 to 103").wait_for()
     filled = rows.filter(has_text="z-filled")
