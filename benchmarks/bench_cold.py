@@ -3,8 +3,9 @@
     python benchmarks/bench_cold.py [--full | --tiny] [--rounds N] [--json FILE]
 
 Two memories of 1,000 and two of 10,000 fragments on a server that keeps one memory in RAM. They are asked alternately,
-so each answer is the first one after an activation. Rounds alternate with the same memory asked again, the same rows
-read directly from the same SQLite file, and a search of a Milvus Lite with the same vectors.
+so each answer is the first one after an activation. Rounds alternate with the same memory asked again, the same
+questions to a server that keeps no images, the same rows read directly from the same SQLite file, and a search of a
+Milvus Lite with the same vectors.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import contextlib
 import sqlite3
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bare import start_milvus_lite
-from claims import Claim, at_most, make_claim, make_pause_claim, run_standalone
+from claims import CPU, Claim, at_most, make_claim, make_pause_claim, run_standalone
 from echo import EchoServer
-from recalls import COLUMNS, P50, P99, BareParts, RecallClient, add_times, fill_memories, measure_lite
+from recalls import COLUMNS, P50, P99, BareParts, RecallClient, Texts, add_times, fill_memories, measure_lite
 from report import PAUSES, Report, Size, own_cpu_s
 from served import BenchServer
 
@@ -30,6 +32,8 @@ SIZES = {Size.TINY: (20,), Size.SHORT: (1_000, 10_000), Size.FULL: (1_000, 10_00
 QUERIES = {Size.TINY: 2, Size.SHORT: 10, Size.FULL: 30}
 ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 5}
 PREFIX = "cold/agent"
+IMAGES_PAY = 10_000
+"""Fragments of the memories for which there is an aim."""
 ROWS = (
     "SELECT payload, access_count, access_time_us, terms FROM fragments WHERE key BETWEEN ? AND ? ORDER BY key",
     "SELECT key, vector FROM vectors WHERE key BETWEEN ? AND ? ORDER BY key",
@@ -54,10 +58,9 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         echo = stack.enter_context(EchoServer(scratch))
-        server = stack.enter_context(BenchServer(scratch / "data", index_flush_interval_s=2, active_memories_max=1))
-        client = await stack.enter_async_context(memstream.connect(server.address))
-        texts = await fill_memories(client, PREFIX, [each for each in sizes for _ in range(2)])
-        recalling = await stack.enter_async_context(RecallClient(server, client, PREFIX))
+        places = [each for each in sizes for _ in range(2)]
+        server, recalling, texts = await _start_server(stack, scratch / "data", places)
+        _, from_rows, _ = await _start_server(stack, scratch / "without", places, images_bytes_max=0)
         parts = BareParts(echo, texts, await recalling.answer(0, texts.draw_question(0)))
         lite = await stack.enter_async_context(start_milvus_lite(scratch / "lite"))
         await lite.fill_collection(parts.vectors)
@@ -68,6 +71,8 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
                 since = time.monotonic()
                 await recalling.measure(report, _cold_row(each), turns)
                 report.add_pause(_loop_row(each), server.longest_pause(since))
+                await from_rows.answer(*turns[1])
+                await from_rows.measure(report, _rows_row(each), turns)
                 warm = [(turns[-1][0], text) for _, text in turns]
                 await recalling.measure(report, _warm_row(each), warm)
                 own = own_cpu_s()
@@ -81,8 +86,23 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
                 report.add_pause(_echo_loop_row(each), parts.longest_pause())
 
 
+async def _start_server(
+    stack: contextlib.AsyncExitStack, data_dir: Path, sizes: Sequence[int], **settings: float
+) -> tuple[BenchServer, RecallClient, Texts]:
+    """A server with room for one memory, filled with memories of these sizes."""
+    server = BenchServer(data_dir, index_flush_interval_s=2, active_memories_max=1, **settings)
+    stack.enter_context(server)
+    client = await stack.enter_async_context(memstream.connect(server.address))
+    texts = await fill_memories(client, PREFIX, sizes)
+    return server, await stack.enter_async_context(RecallClient(server, client, PREFIX)), texts
+
+
 def _cold_row(each: int) -> str:
     return f"memstream, cold, {each:,}"
+
+
+def _rows_row(each: int) -> str:
+    return f"memstream, cold, without images, {each:,}"
 
 
 def _warm_row(each: int) -> str:
@@ -125,6 +145,21 @@ def make_claims(report: Report) -> list[Claim]:
         claims += [
             make_claim(
                 report, f"recall p50, activation included, {suffix}", _cold_row(each), P50, _lite_row(each), at_most(2)
+            ),
+            make_claim(
+                report,
+                f"CPU of recall and activation vs from rows, {suffix}",
+                _cold_row(each),
+                CPU,
+                _rows_row(each),
+                at_most(0.2) if each >= IMAGES_PAY else None,
+            ),
+            make_claim(
+                report,
+                f"recall p50, activation included, vs from rows, {suffix}",
+                _cold_row(each),
+                P50,
+                _rows_row(each),
             ),
             make_claim(report, f"recall p99, activation included, {suffix}", _cold_row(each), P99, _lite_row(each)),
             make_claim(
