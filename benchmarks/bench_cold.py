@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -137,6 +138,24 @@ def run_benchmark(size: Size, rounds: int | None = None) -> Report:
     return report
 
 
+def _make_activation_claim(report: Report, each: int, suffix: str) -> Claim:
+    """CPU of a cold recall less that of a warm one, with images and without."""
+    warm = report.round_values(_warm_row(each), CPU)
+    ours, others = (
+        [cold - less for cold, less in zip(report.round_values(row, CPU), warm, strict=True)]
+        for row in (_cold_row(each), _rows_row(each))
+    )
+    return Claim(
+        f"activation vs from rows, {suffix}",
+        CPU.rpartition(" ")[2],
+        statistics.median(ours),
+        _rows_row(each),
+        statistics.median(others),
+        statistics.median(one / other for one, other in zip(ours, others, strict=True)),
+        at_most(0.2) if each >= IMAGES_PAY else None,
+    )
+
+
 def make_claims(report: Report) -> list[Claim]:
     """Claims about inactive memories."""
     claims: list[Claim] = []
@@ -146,14 +165,7 @@ def make_claims(report: Report) -> list[Claim]:
             make_claim(
                 report, f"recall p50, activation included, {suffix}", _cold_row(each), P50, _lite_row(each), at_most(2)
             ),
-            make_claim(
-                report,
-                f"CPU of recall and activation vs from rows, {suffix}",
-                _cold_row(each),
-                CPU,
-                _rows_row(each),
-                at_most(0.2) if each >= IMAGES_PAY else None,
-            ),
+            _make_activation_claim(report, each, suffix),
             make_claim(
                 report,
                 f"recall p50, activation included, vs from rows, {suffix}",

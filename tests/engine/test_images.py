@@ -234,6 +234,20 @@ async def test_an_unchanged_memory_writes_no_second_image(tmp_path: Path) -> Non
         await check_same(parts.engine)
 
 
+async def test_an_activation_waits_for_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "IMAGE_WAIT_S", 30.0)
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+        before = reads(parts)
+        actor = parts.engine._registry.peek((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
+        assert actor is not None
+        await until_idle(actor)
+        parts.engine._registry._evict_actor(actor)
+        await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
+        assert reads(parts) == {**before, "hit": 1}
+
+
 @pytest.mark.parametrize("fault", Fault)
 async def test_a_failed_commit_leaves_no_wrong_image(tmp_path: Path, fault: Fault) -> None:
     async with assembled(tmp_path) as parts:

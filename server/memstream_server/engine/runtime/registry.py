@@ -49,6 +49,8 @@ NAMES_MAX = 65_536
 """Names kept of memories that are no longer active: a few MB."""
 IMAGE_MIN = 1_000
 """Fragments of the smallest memory of which an image is written: its rows take 15 ms of CPU."""
+IMAGE_WAIT_S = 0.1
+"""How long an activation waits for the memory's image that is being written; 10,000 fragments' rows take as long."""
 IMAGES_AT_STOP_S = 5.0
 """How long a stop may begin to write images; a memory of 10,000 fragments takes 15 ms."""
 CALM_S = 60.0
@@ -88,6 +90,8 @@ class Registry:
         self._losses: dict[str, tuple[float, float]] = {}
         """Per memory: when its actor failed last, and the pause that followed."""
         self._reviving: set[str] = set()
+        self._writing: dict[str, asyncio.Task[None]] = {}
+        """Evictions that write an image."""
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -171,6 +175,8 @@ class Registry:
             task.exception()  # marks it as retrieved: an activation that no caller waits for must leave no warning
 
     async def _activate_memory(self, uid: str) -> Actor:
+        if uid in self._writing:
+            await asyncio.wait({self._writing[uid]}, timeout=IMAGE_WAIT_S)
         try:
             epoch = await self.ownership.take_memory(uid)
             embedding = self._models.embeddings.in_force
@@ -380,7 +386,15 @@ class Registry:
         self._forget_actor(actor)
         if self.ownership.shared:
             self._forget_name(actor.working.record)
-        self._spawn_task(self._retire_actor(actor, self._announce_image(actor)))
+        uid, ticket = actor.uid, self._announce_image(actor)
+        retiring = self._spawn_task(self._retire_actor(actor, ticket))
+        if ticket is not None:
+            self._writing[uid] = retiring
+            retiring.add_done_callback(lambda done: self._forget_writing(uid, done))
+
+    def _forget_writing(self, uid: str, done: asyncio.Task[None]) -> None:
+        if self._writing.get(uid) is done:
+            del self._writing[uid]
 
     def _announce_image(self, actor: Actor) -> int | None:
         """The ticket of an image that the actor's end should write; None if it should write none."""
@@ -405,10 +419,11 @@ class Registry:
         if self._uids.get((record.namespace, record.name)) == record.uid:
             del self._uids[record.namespace, record.name]
 
-    def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 async def _write_image(actor: Actor, ticket: int | None) -> None:
