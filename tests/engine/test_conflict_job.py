@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from memstream_server.engine.operations.transfer.import_memory import Target
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.reading import StoredConflict
+from memstream_server.ports.models import Account, ConflictJudge, Judgement, Statement
 from memstream_server.ports.operations import OperationState
 from memstream_server.settings import Settings
 from tests.engine.conftest import open_engine
@@ -52,8 +55,29 @@ async def llm() -> AsyncIterator[FakeOpenAI]:
         yield endpoint
 
 
+class HeldJudge:
+    """A judge whose answers wait for `released`."""
+
+    def __init__(self, judge: ConflictJudge, released: asyncio.Event) -> None:
+        self._judge = judge
+        self._released = released
+
+    async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
+        answer = await self._judge.judge(newer, older, account)
+        await self._released.wait()
+        return answer
+
+
 @pytest.fixture
-def opened(tmp_path: Path, llm: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> Open:
+def released() -> asyncio.Event:
+    """Clear it to hold answers back."""
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
+@pytest.fixture
+def opened(tmp_path: Path, llm: FakeOpenAI, released: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> Open:
     """An engine on the same data each time, whose LLM decides conflicts and nothing else."""
     monkeypatch.setattr(jobs, "RETRY_S", 0.01)
 
@@ -70,8 +94,10 @@ def opened(tmp_path: Path, llm: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> 
     async def open_again() -> AsyncIterator[Engine]:
         models = models_of(settings, Metrics())
         assert models.close_llm is not None
+        assert models.judge is not None
+        held = replace(models, judge=HeldJudge(models.judge, released))
         try:
-            async with open_engine(settings.data_dir, models=models) as engine:
+            async with open_engine(settings.data_dir, models=held) as engine:
                 yield engine
         finally:
             await models.close_llm()
@@ -121,7 +147,7 @@ def no_jobs(engine: Engine) -> Callable[[], Awaitable[bool]]:
 
 def asked(llm: FakeOpenAI) -> Callable[[], Awaitable[bool]]:
     async def is_asked() -> bool:
-        return bool(llm.in_flight)
+        return bool(llm.seen)
 
     return is_asked
 
@@ -272,24 +298,29 @@ async def turn_off(engine: Engine, _newer: str, _older: str) -> None:
 
 @pytest.mark.parametrize("change", [forget_older, change_newer, change_speaker, end_validity, erase_older, turn_off])
 async def test_an_outdated_answer_decides_nothing(
-    engine: Engine, llm: FakeOpenAI, change: Callable[[Engine, str, str], Awaitable[None]]
+    engine: Engine,
+    llm: FakeOpenAI,
+    released: asyncio.Event,
+    change: Callable[[Engine, str, str], Awaitable[None]],
 ) -> None:
-    llm.fail(Fault(delay_s=0.3))
+    released.clear()
     llm.say(reply("newer"))
     pair = await suspect(engine)
     await until(asked(llm))
     await change(engine, *pair)
+    released.set()
     await until(no_jobs(engine))
     assert await events(engine, EventType.CONFLICT_RESOLVED, EventType.SUPERSEDED) == []
     assert len(llm.seen) == 1
 
 
-async def test_a_decision_of_a_person_stands(engine: Engine, llm: FakeOpenAI) -> None:
-    llm.fail(Fault(delay_s=0.3))
+async def test_a_decision_of_a_person_stands(engine: Engine, llm: FakeOpenAI, released: asyncio.Event) -> None:
+    released.clear()
     llm.say(reply("newer"))
     newer, older = await suspect(engine)
     await until(asked(llm))
     await engine.conflicts.resolve(*NAME, Verdict(newer, older, ConflictDecision.BOTH), None)
+    released.set()
     await until(no_jobs(engine))
     assert [event.conflict_decision for event in await events(engine, EventType.CONFLICT_RESOLVED)] == ["both"]
 
