@@ -18,6 +18,7 @@ Values and decisions:
     supersession: which fragment a newer one corrects, and the chains that follow
     departures: what a fragment that leaves, or returns, does to its chains
     suspicions: which statements of a speaker may not be true together, without a model
+    pick_best: what shares most with each of several things, by arrays
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone

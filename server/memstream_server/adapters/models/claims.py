@@ -63,7 +63,6 @@ class Marks(dict[str, Mark]):
         self._hashes_of = hashes_of
         self._hash_word = hash_word
         self.topic_terms: Mapping[str, frozenset[int]] = self._hash_topics()
-        self.flags: dict[str, int] = {}
 
     def __missing__(self, token: str) -> Mark:
         if len(self) >= _CACHED_MAX:
@@ -136,7 +135,7 @@ def _may_be_pointed(text: str, marks: Marks) -> bool:
     flags = 0
     for part in tokens(text):
         flags |= marks[part].flags
-    return bool(flags & _POINTED) or (bool(flags & _CLAIM) and _INNER_CAPITAL.search(text) is not None)
+    return bool(flags & _CLAIM) and (bool(flags & _POINTED) or _INNER_CAPITAL.search(text) is not None)
 
 
 def _read_clause(clause: str, marks: Marks) -> Claim | None:

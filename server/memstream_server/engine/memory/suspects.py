@@ -8,14 +8,16 @@ memory give the same suspicions. They are committed with the group.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from memstream_server.core.lexical import idf
+from memstream_server.core.pick_best import expand_spans, pick_best, sort_items
 from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import (
     CANDIDATES_MAX,
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
     from memstream_server.ports.models import Analyzer
 
 LATEST_PER_TERM = 64
-"""Fragments looked at for each word: its latest, in order of receipt."""
+"""Fragments compared for each word: its latest, in order of receipt."""
+HASH_BYTES = 8
+NOBODY = -1
+"""Code of a speaker who has no fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,11 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
-    """The candidates of a newcomer, best first, and the words of its group that are common in the memory."""
+class _Wanted:
+    """The words of the claims of newcomers: parallel arrays of distinct pairs, by newcomer and then by word."""
 
-    ids: tuple[str, ...]
-    common: frozenset[int]
+    newcomers: npt.NDArray[np.int64]
+    terms: npt.NDArray[np.uint64]
 
 
 async def find_suspicions(
@@ -71,69 +76,77 @@ async def find_suspicions(
     ]
     if not new:
         return []
-    candidates = _find_candidates(working, new)
-    known = await _read_candidates(working, {id_ for one in candidates for id_ in one.ids}, storage)
+    wanted = _list_wanted(new)
+    candidates, common = _find_candidates(working, new, wanted)
+    known = await _read_candidates(working, {id_ for ids in candidates for id_ in ids}, storage)
 
     def claims_of(fragment: Fragment) -> tuple[Claim, ...]:
         return working.claims.read(fragment, lambda: analyzer.claims(fragment.content, language, namespace))
 
+    for one in new:  # as candidates of later ones
+        working.claims.read(one.fragment, partial(_claims_of, one))
     found: list[Suspicion] = []
-    group = _Group(gathered)
-    for one, near in zip(new, candidates, strict=True):
-        others = [known[id_] for id_ in near.ids if id_ in known]
+    for one, ids, before in zip(new, candidates, _find_in_group(gathered, new, wanted), strict=True):
+        others = [known[id_] for id_ in ids if id_ in known]
         now_us, retention = one.fragment.create_time_us, record.policy.retention
-        for other in [*(each for each in others if not is_expired(each, now_us, retention)), *group.near_before(one)]:
-            found += _compare(one, _Read(other, claims_of(other)), near.common)
+        for other in [*(each for each in others if not is_expired(each, now_us, retention)), *before]:
+            found += _compare(one, other, claims_of, common)
     return found
 
 
-class _Group:
-    """The observations of a group by term, for comparisons within it."""
-
-    def __init__(self, gathered: Sequence[EnrichedFragment]) -> None:
-        self._fragments = [part.fragment for part in gathered]
-        self._number = {fragment.id: number for number, fragment in enumerate(self._fragments)}
-        self._having: dict[int, list[int]] = {}
-        for number, part in enumerate(gathered):
-            if may_be_suspected(part.fragment):
-                for term in np.frombuffer(part.terms.hashes, "<u8").tolist():
-                    self._having.setdefault(term, []).append(number)
-
-    def near_before(self, one: _Read) -> list[Fragment]:
-        """Those before it of the same speaker that share most terms with its claims, the latest first."""
-        end, speaker = self._number[one.fragment.id], one.fragment.speaker
-        shared: Counter[int] = Counter()
-        for term in {term for claim in one.claims for term in claim.terms}:
-            shared.update(number for number in self._having.get(term, ()) if number < end)
-        mine = [number for number in shared if self._fragments[number].speaker == speaker]
-        best = sorted(mine, key=lambda number: (-shared[number], -number))[:CANDIDATES_MAX]
-        return [self._fragments[number] for number in best]
+def _claims_of(one: _Read) -> tuple[Claim, ...]:
+    return one.claims
 
 
-def _find_candidates(working: WorkingSet, new: Sequence[_Read]) -> list[_Near]:
-    """Candidates of each, by the idf of the words that they share; one lookup for the whole group."""
+def _list_wanted(new: Sequence[_Read]) -> _Wanted:
+    words = [sorted({term for claim in one.claims for term in claim.terms}) for one in new]
+    newcomers = np.repeat(np.arange(len(new)), [len(mine) for mine in words])
+    return _Wanted(newcomers, np.array([term for mine in words for term in mine], np.uint64))
+
+
+def _find_candidates(
+    working: WorkingSet, new: Sequence[_Read], wanted: _Wanted
+) -> tuple[list[tuple[str, ...]], frozenset[int]]:
+    """Candidates of each, best first by the idf of the words that they share, and the words that are common in the
+    memory; one lookup for the whole group.
+    """
     columns, lexical = working.columns, working.lexical
-    wanted = [sorted({term for claim in one.claims for term in claim.terms}) for one in new]
-    terms = np.array(sorted(set().union(*wanted)), np.uint64)
+    terms, place = np.unique(wanted.terms, return_inverse=True)
     which, slots = lexical.sharing(terms)
-    order = np.lexsort((slots, which))
-    which, slots = which[order], slots[order]
+    slots = sort_items(which, slots)
     having = np.bincount(which, minlength=len(terms))
-    ends = np.cumsum(having)
     weight = idf(lexical.live, having)
     common = having > max(COMMON_MIN, COMMON_SHARE * lexical.live)
-    found: list[_Near] = []
-    for one, mine in zip(new, wanted, strict=True):
-        codes = columns.speakers.find_codes([one.fragment.speaker])
-        sums: dict[int, float] = {}
-        for place in np.searchsorted(terms, np.array(mine, np.uint64)).tolist() if codes else ():
-            for slot in slots[ends[place] - having[place] : ends[place]][-LATEST_PER_TERM:].tolist():
-                sums[slot] = sums.get(slot, 0.0) + float(weight[place])
-        same = [slot for slot in sums if columns.speaker[slot] == codes[0] and not columns.asks[slot]]
-        best = sorted(same, key=lambda slot: (-sums[slot], -slot))[:CANDIDATES_MAX]
-        shared = frozenset(terms[common].tolist())
-        found.append(_Near(tuple(columns.ids[slot] for slot in best), shared))
-    return found
+    ends = np.cumsum(having)[place]
+    pair, at = expand_spans(ends - np.minimum(having[place], LATEST_PER_TERM), ends)
+    codes = [columns.speakers.find_codes([one.fragment.speaker]) for one in new]
+    speakers = np.array([found[0] if found else NOBODY for found in codes])
+    newcomers, sharing = wanted.newcomers[pair], slots[at]
+    mine = (columns.speaker[sharing] == speakers[newcomers]) & ~columns.asks[sharing]
+    best = pick_best(newcomers[mine], sharing[mine], weight[place[pair[mine]]], len(new), CANDIDATES_MAX)
+    return [tuple(columns.ids[slot] for slot in each) for each in best], frozenset(terms[common].tolist())
+
+
+def _find_in_group(gathered: Sequence[EnrichedFragment], new: Sequence[_Read], wanted: _Wanted) -> list[list[Fragment]]:
+    """For each newcomer, those before it in its group, of the same speaker, that share most words with its claims; of
+    equal ones the latest first.
+    """
+    if len(gathered) == 1:
+        return [[]]
+    number = {part.fragment.id: place for place, part in enumerate(gathered)}
+    codes: dict[str, int] = {}
+    speaker = np.array([codes.setdefault(part.fragment.speaker, len(codes)) for part in gathered])
+    hashes = [part.terms.hashes if may_be_suspected(part.fragment) else b"" for part in gathered]
+    having = np.repeat(np.arange(len(gathered)), [len(each) // HASH_BYTES for each in hashes])
+    terms = np.frombuffer(b"".join(hashes), "<u8")
+    order = np.argsort(terms, kind="stable")
+    terms, having = terms[order], having[order]
+    pair, at = expand_spans(np.searchsorted(terms, wanted.terms), np.searchsorted(terms, wanted.terms, side="right"))
+    newcomers, sharing = wanted.newcomers[pair], having[at]
+    own = np.array([number[one.fragment.id] for one in new])[newcomers]
+    mine = (sharing < own) & (speaker[sharing] == speaker[own])
+    best = pick_best(newcomers[mine], sharing[mine], np.ones(np.count_nonzero(mine)), len(new), CANDIDATES_MAX)
+    return [[gathered[place].fragment for place in each] for each in best]
 
 
 async def _read_candidates(working: WorkingSet, ids: set[str], storage: Storage) -> dict[str, Fragment]:
@@ -159,12 +172,19 @@ def may_be_suspected(fragment: Fragment) -> bool:
     )
 
 
-def _compare(one: _Read, other: _Read, common: frozenset[int]) -> list[Suspicion]:
-    newer, older = (one, other) if is_newer(one.fragment, other.fragment) else (other, one)
-    if newer.fragment.id == older.fragment.id or newer.fragment.content == older.fragment.content:
+def _compare(
+    one: _Read, other: Fragment, claims_of: Callable[[Fragment], tuple[Claim, ...]], common: frozenset[int]
+) -> list[Suspicion]:
+    own = one.fragment
+    if own.id == other.id or own.content == other.content:
         return []
-    if is_one_occasion(newer.fragment, older.fragment) and not any(claim.changed for claim in newer.claims):
+    later = is_newer(own, other)
+    listed = is_one_occasion(own, other)
+    if listed and later and not any(claim.changed for claim in one.claims):
         return []
-    reason = find_reason(newer.claims, older.claims, common)
-    time_us = one.fragment.create_time_us
-    return [] if reason is None else [Suspicion(newer.fragment.id, older.fragment.id, reason, time_us)]
+    read = claims_of(other)
+    if listed and not later and not any(claim.changed for claim in read):
+        return []
+    newer, older = (own, other) if later else (other, own)
+    reason = find_reason(one.claims, read, common) if later else find_reason(read, one.claims, common)
+    return [] if reason is None else [Suspicion(newer.id, older.id, reason, own.create_time_us)]
