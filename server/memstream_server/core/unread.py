@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from memstream_server.core.candidates import best
+from memstream_server.core.candidates import best, best_of
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines
 
@@ -25,6 +25,8 @@ class Unread:
         self.errors = errors
         self.wanted: set[int] = set()
         """Slots whose vectors the ranking needs."""
+        self._near: list[tuple[Mask, Slots]] = []
+        """What the rankings so far found: the allowed slots, and those of them that can be among the best."""
         self._most = float(errors.max(initial=0.0))
 
     def resolve(self, exact: Mapping[int, float]) -> None:
@@ -40,15 +42,23 @@ class Unread:
 
     def best(self, cosines: Cosines, allowed: Mask, count: int) -> Slots:
         """As candidates.best of `self.cosines`; wants all slots that the bounds neither rule in nor rule out."""
-        chosen = best(cosines, allowed, count)
-        if len(chosen) < count:
-            return chosen
-        least = cosines[chosen].min() - np.float32(2.001 * self._most)
-        near = np.flatnonzero((cosines >= least) & allowed)
+        near = self._find_near(cosines, allowed, count)
         if len(near) > count:
             errors, place = self.errors[near], len(near) - count
             low, high = cosines[near] - errors, cosines[near] + errors
             in_any = np.partition(low, place)[place]
             in_none = np.partition(high, place - 1)[place - 1]  # a slot that is surely above it is among the best
             self.want(near[(high >= in_any) & (low <= in_none)])
-        return chosen
+        return best_of(cosines, near, count)
+
+    def _find_near(self, cosines: Cosines, allowed: Mask, count: int) -> Slots:
+        """All slots that can be among the best. The next ranking asks again: it takes no further pass over all."""
+        for mask, near in self._near:
+            if np.array_equal(mask, allowed) and not np.isnan(cosines[near]).any():
+                return near
+        near = best(cosines, allowed, count)
+        if len(near) == count:
+            least = cosines[near].min() - np.float32(2.001 * self._most)
+            near = np.flatnonzero((cosines >= least) & allowed)
+        self._near.append((allowed, near))
+        return near
