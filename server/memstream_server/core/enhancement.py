@@ -103,9 +103,8 @@ def _find_near(
     if policy.similarity_rule is not SimilarityRule.COSINE:
         return [place for place, _ in given]
     wanted = similarity_min if policy.similarity_min is None else policy.similarity_min
-    cosines = np.array([one for _, one in given]) @ np.array(known).T
-    near = np.flatnonzero((cosines >= wanted - _ROUNDING).any(axis=1))
-    return [given[at][0] for at in near.tolist()]
+    best = (np.array([one for _, one in given]) @ np.array(known).T).max(axis=1).tolist()
+    return [place for (place, _), cosine in zip(given, best, strict=True) if cosine >= wanted - _ROUNDING]
 
 
 def take_back(draft: Draft, gone: Iterable[str]) -> None:

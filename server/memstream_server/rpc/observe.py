@@ -161,9 +161,7 @@ class ObserveStream:
                         raise ended
                     if self._grace_over:
                         raise self._drain.shutdown_error()
-                    if due:
-                        self._wake.set()  # more responses may be pending by now
-                    elif self._is_finished(reader):
+                    if not self._wake.is_set() and self._is_finished(reader):  # else more may be pending by now
                         break
             if self._closing:
                 await asyncio.wait({reader}, timeout=AFTER_CLOSE_S)
@@ -323,6 +321,8 @@ class ObserveStream:
             self._received = max(self._received, batch.last)
 
     def _complete_flushes(self) -> None:
+        if not self._flushes:
+            return
         reached = {
             AckLevel.RECEIVED: self._received,
             AckLevel.STORED: self._stored,
