@@ -7,8 +7,9 @@ own and waits for its answer before it asks the next one. Lone observations are 
 memories. Texts are drawn before the clock starts. Every round measures all numbers of workers in turn, so that other
 work on the machine affects all of them.
 
-*turns* is the number of answers to all workers between a question and its own answer, divided by the number of workers:
-1 means that nobody overtakes. Unlike p99 it does not depend on pauses of the machine, which hold up all calls in flight.
+*turns* is the number of answers to all workers between a question and its own answer, divided by the number of
+workers: 1 means that nobody overtakes. Unlike p99 it does not depend on pauses of the machine, which hold up all calls
+in flight.
 """
 
 from __future__ import annotations
