@@ -151,8 +151,8 @@ def make_claims(report: Report) -> list[Claim]:
         row = row_name(kind, WORKERS[-1])
         claims.append(make_claim(report, f"{row}, vs the best rate of the round", row, RATE, best_row(kind), least))
         claims.append(make_claim(report, f"{row}, p99 vs p50", row, P99, row, most, P50))
-        turns = f"{row}, answers to all until its own, per worker"
-        claims.append(make_claim(report, turns, row, TURNS, "", at_most(1.5, "turns")))
+        alone, turns = row_name(kind, WORKERS[0]), f"{row}, answers to all until its own, per worker"
+        claims.append(make_claim(report, turns, row, TURNS, alone, at_most(1.5)))
     return claims
 
 
