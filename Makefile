@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers bench-servers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
 
 bench-peers: $(STAMP)  ## beside DB-GPT, LangChain, LangGraph, mem0 and LlamaIndex, which are installed into .cache/
 	$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
+
+bench-servers: $(STAMP)  ## beside Chroma, PostgreSQL with pgvector, Redis Stack and Milvus, which are installed into .cache/
+	$(BIN)/python -m benchmarks.peers.servers $(BENCH_ARGS)
 
 sbom: $(STAMP)  ## what a server is made of, as CycloneDX, in dist/sbom.json
 	@mkdir -p dist

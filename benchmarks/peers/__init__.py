@@ -16,6 +16,7 @@ peer's own environment.
     langgraph: runner of LangGraph's stores
     llamaindex: runner of LlamaIndex's vector index
     mem0: runner of mem0
+    servers: the comparison with servers, a program of its own
 """
 
 import sys

@@ -37,13 +37,17 @@ class Memstream:
 
     async def add(self, memory: str, items: Sequence[Item]) -> None:
         stream = self._observing[memory]
-        for item in items:
+        # All before the first is sent: the server must not work while the clock stands still.
+        vectors: Sequence[list[float] | None] = [None] * len(items)
+        if self._given.variant == "given":
+            vectors = self._given.vectors.look_up([item.line for item in items])
+        for item, vector in zip(items, vectors, strict=True):
             said = memstream.Observation(
                 item.text,
                 speaker=item.speaker,
                 session=item.session,
                 observe_time=_to_datetime(item.time_s),
-                embedding=self._given.vectors.look_up_one(item.line) if self._given.variant == "given" else None,
+                embedding=vector,
             )
             await stream.send(said)
         await stream.flush()
@@ -58,6 +62,11 @@ class Memstream:
 
     async def lines(self, memory: str) -> list[str]:
         return [_fragment_line(one) async for one in self._memories[memory].list_fragments()]
+
+    @property
+    def server_pid(self) -> int:
+        """Process id of the server."""
+        return self._server.pid
 
     def processes(self) -> Processes:
         """The server, Milvus Lite (which ends with it) and this process, the client side."""
@@ -88,12 +97,17 @@ def _fragment_line(fragment: memstream.Fragment) -> str:
     return format_line(fragment.content, fragment.speaker, fragment.observe_time)
 
 
-async def make_peer(given: PeerOptions) -> Memstream:
+async def open_server(given: PeerOptions, *, probed: bool) -> BenchServer:
+    """Start a server over the directory; return when its index is loaded."""
     settings = {"embedding": "onnx", "embedding_model_dir": given.model} if given.model else {}
-    server = BenchServer(given.directory / "data", **settings).start()
+    server = BenchServer(given.directory / "data", probed=probed, **settings).start()
     async with memstream.connect(server.address) as client:
         await _wait_for_index(client)
-    return Memstream(given, server)
+    return server
+
+
+async def make_peer(given: PeerOptions) -> Memstream:
+    return Memstream(given, await open_server(given, probed=True))
 
 
 async def _wait_for_index(client: memstream.Client) -> None:

@@ -4,7 +4,7 @@ Standard library only, and nothing of memstream: it runs in each peer's environm
 
     {"do": "open", "memory": "m"}                               {}
     {"do": "add", "memory": "m", "items": [...]}                {"ms": [...]}               one call for all of them
-    {"do": "add_each", "memory": "m", "items": [...]}           {"ms": [...]}               a call for each
+    {"do": "add_each", "memory": "m", "items": [...], "batch": 1}   {"ms": [...]}           a call for each batch
     {"do": "recall", "memory": "m", "queries": [...], "k": 10}  {"ms": [...], "found": [[line, ...], ...], "errors": []}
     {"do": "lines", "memory": "m"}                              {"lines": [...]}            all lines that it lists
     {"do": "processes"}                                         {"pids": [...], "resident_mb": 1.0, "cpu_s": 1.0}
@@ -58,6 +58,8 @@ class Processes:
     pids: list[int]
     resident_mb: float
     cpu_s: float
+    proportional_mb: float = 0.0
+    """Proportional set size: memory that processes share is divided among them. Zero where it is not measured."""
 
 
 class Peer(Protocol):
@@ -191,7 +193,8 @@ async def _answer_request(peer: Peer, vectors: Vectors, request: dict[str, Any])
             return {"ms": [await _time_call(vectors, partial(peer.add, memory, items))]}
         case "add_each":
             items = [Item(**item) for item in request["items"]]
-            return {"ms": [await _time_call(vectors, partial(peer.add, memory, [item])) for item in items]}
+            batches = [items[at : at + request["batch"]] for at in range(0, len(items), request["batch"])]
+            return {"ms": [await _time_call(vectors, partial(peer.add, memory, batch)) for batch in batches]}
         case "recall":
             return await _answer_recall(
                 peer, vectors, memory, [Query(**query) for query in request["queries"]], request["k"]

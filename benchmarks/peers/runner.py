@@ -96,9 +96,9 @@ class Runner:
         (ms,) = self._request("add", memory, items=[asdict(one) for one in items])["ms"]
         return float(ms)
 
-    def add_each(self, memory: str, items: Sequence[Item]) -> list[float]:
-        """Milliseconds of each item, one at a time."""
-        ms: list[float] = self._request("add_each", memory, items=[asdict(one) for one in items])["ms"]
+    def add_each(self, memory: str, items: Sequence[Item], batch: int = 1) -> list[float]:
+        """Milliseconds of each batch of items, one at a time."""
+        ms: list[float] = self._request("add_each", memory, items=[asdict(one) for one in items], batch=batch)["ms"]
         return ms
 
     def recall(self, memory: str, queries: Sequence[Query], k: int) -> Recalled:

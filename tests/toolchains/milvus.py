@@ -63,12 +63,15 @@ def _check_namespaces() -> None:
 
 
 class MilvusServer:
-    """A running server with empty data; clients connect to `uri`."""
+    """A running server; clients connect to `uri`. Its data are empty, unless `folder` has those of an earlier one."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         _check_namespaces()
         program = install_server()
-        self.folder = Path(tempfile.mkdtemp(prefix="memstream-mv-", dir="/tmp"))  # short: sockets' paths are limited
+        # short: sockets' paths are limited
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="memstream-mv-", dir="/tmp"))
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        (self.folder / "socket").unlink(missing_ok=True)  # of a server that was killed
         self.uri = f"unix:{self.folder / 'socket'}"
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -98,6 +101,11 @@ class MilvusServer:
                 if self._process.poll() is not None or time.monotonic() > until:
                     raise Absent(f"Milvus did not start ({error.message}): {self.log()[-500:]}") from error
                 time.sleep(0.5)
+
+    @property
+    def pid(self) -> int:
+        """Process id of its first process, the parent of all others."""
+        return self._process.pid
 
     def remove(self) -> None:
         """Ends it and its child processes, and removes its data."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,19 @@ def _user() -> str | None:
 
 
 class Cluster:
-    """A running cluster. It listens on a socket in a directory that is closed to everybody else."""
+    """A running cluster. It listens on a socket in a directory that is closed to everybody else.
 
-    def __init__(self) -> None:
-        self._binaries = find_binaries()
-        self.folder = Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))  # short: sockets' paths are limited
+    `folder` may have the data of an earlier cluster. `settings` replace those of the tests.
+    """
+
+    def __init__(
+        self, binaries: Path | None = None, folder: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._binaries = binaries or find_binaries()
+        self._settings = _CONFIGURATION | dict(settings or {})
+        # short: sockets' paths are limited
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="memstream-pg-", dir="/tmp"))
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         user = _user()
@@ -71,6 +80,8 @@ class Cluster:
             entry = pwd.getpwnam(user)
             os.chown(self.folder, entry.pw_uid, entry.pw_gid)
             self._as = ("setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups")
+        if (self.folder / "data").exists():
+            return
         initdb = [str(self._binaries / "initdb"), "--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]
         made = subprocess.run(
             [*self._as, *initdb, "--username=memstream", f"--pgdata={self.folder / 'data'}"],
@@ -85,7 +96,7 @@ class Cluster:
 
     def start(self) -> None:
         """Starts it and returns when it answers."""
-        chosen = _CONFIGURATION | {"unix_socket_directories": str(self.folder)}
+        chosen = self._settings | {"unix_socket_directories": str(self.folder)}
         settings = [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -100,6 +111,12 @@ class Cluster:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise Absent(f"PostgreSQL did not start: {self.log()[-500:]}")
             time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running cluster's first process."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stops it: SIGINT in order, SIGQUIT like a crash."""
@@ -129,7 +146,7 @@ class Cluster:
 
     def url(self, database: str) -> str:
         """Returns the URL of a database of the cluster."""
-        return f"postgresql://memstream@/{database}?host={self.folder}"
+        return f"postgresql://memstream@/{database}?host={self.folder}&port={self._settings.get('port', '5432')}"
 
     def execute(self, database: str, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Runs one statement outside of transactions and returns its rows. `database` is a name or a URL."""

@@ -1,0 +1,56 @@
+"""Compare memstream's server with Chroma, PostgreSQL with pgvector, Redis Stack and Milvus: same texts and vectors.
+
+    python -m benchmarks.peers.servers [--only NAME ...] [--texts N] [--rounds N] [--out DIR]
+
+Each runs over loopback with durable writes, in its own environment in .cache/, installed on first use. SERVERS.md and
+SERVERS.json are written to --out. Takes about five minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from report import describe_machine
+
+from benchmarks.peers.load import made_up
+from benchmarks.peers.servers.compare import FRESH, compare_servers
+from benchmarks.peers.servers.contenders import MEMSTREAM, ONCE, SERVERS
+from benchmarks.peers.servers.results import format_page, make_record
+
+QUESTIONS, LONE = 100, 200
+
+
+def main() -> int:
+    """The exit code: 0 when every server could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, default=10_000, help="texts in the memory that is asked")
+    parser.add_argument("--rounds", type=int, default=3, help="number of interleaved rounds; medians are shown")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="servers whose title contains one of these"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1], help="directory for the results")
+    arguments = parser.parse_args()
+    chosen = [name.lower() for name in arguments.only]
+    wanted = [
+        one for one in SERVERS if one == MEMSTREAM or not chosen or any(each in one.title.lower() for each in chosen)
+    ]
+    load, on = made_up(arguments.texts, QUESTIONS, LONE + FRESH), describe_machine()
+    with tempfile.TemporaryDirectory() as scratch:
+        outcomes = compare_servers(wanted, load, arguments.rounds, Path(scratch), ONCE)
+    if hasattr(os, "getloadavg"):
+        on["load after"] = f"{os.getloadavg()[0]:.1f}"
+    text = format_page(outcomes, load, arguments.rounds, on)
+    (arguments.out / "SERVERS.md").write_text(text, "utf-8")
+    figures = json.dumps(make_record(outcomes, load, on), indent=1)
+    (arguments.out / "SERVERS.json").write_text(figures + "\n", "utf-8")
+    print(text)
+    return 1 if any(one.failed for one in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
