@@ -71,7 +71,7 @@ async def measure_rounds(report: Report, count: int, rounds: int) -> None:
     """Run all rounds; each erases ten fragments."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        with BenchServer(scratch / "data", index_flush_interval_s=2) as server:
+        with BenchServer(scratch / "data", index_flush_interval_s=2, index_from_fragments=0) as server:
             async with memstream.connect(server.address, timeout_s=600) as client:
                 memory = await client.create_memory("bench/full", kind=MemoryKind.LONG_TERM)
                 other = await client.create_memory("bench/other", kind=MemoryKind.LONG_TERM)

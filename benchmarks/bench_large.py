@@ -28,7 +28,7 @@ import memstream
 COUNT = {Size.TINY: 60, Size.SHORT: 20_000, Size.FULL: 100_000}
 IN_MEMORY_MAX = 10
 """Vectors per memory that the server may keep in RAM when it is to search the index."""
-SETTINGS: dict[str, Any] = {"index_flush_interval_s": 2}
+SETTINGS: dict[str, Any] = {"index_flush_interval_s": 2, "index_from_fragments": 0}
 QUERIES = {Size.TINY: 3, Size.SHORT: 50, Size.FULL: 200}
 ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 3}
 PREFIX = "large/agent"

@@ -289,7 +289,9 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
         await measure_lite(report, material, scratch / "lite")
         with (
             EchoServer(scratch) as echo,
-            BenchServer(scratch / "data", index_flush_interval_s=FLUSH_INTERVAL_S[size]) as server,
+            BenchServer(
+                scratch / "data", index_flush_interval_s=FLUSH_INTERVAL_S[size], index_from_fragments=0
+            ) as server,
         ):
             await observe_round(server, [material.observations[:500]], "warm")
             for number in range(rounds):

@@ -181,6 +181,7 @@ async def _serve_requests(
         _send_reply(replies, reply)
         if request["do"] == "close":
             return
+    await peer.close()  # the driver has ended: no server of the peer may stay
 
 
 async def _answer_request(peer: Peer, vectors: Vectors, request: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ async def open_engine(
     metrics = Metrics()
     used = models or models_of(chosen, metrics)
     space, embedding = await record_space(journal, used.embedder, chosen)
-    index = await choose_index(chosen).open()
+    index = await choose_index(chosen).open(journal.count_largest_memory, chosen.dense_in_memory_max // 2)
     engine = Engine(engine_parts(chosen, journal, index, used, embedding, metrics, now), space)
     await engine.start()
     try:

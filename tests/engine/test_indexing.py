@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,23 @@ from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import Point
 from memstream_server.ports.journal.records import IndexEntry
+from tests.engine import conftest
 from tests.engine.assembled import assembled
-from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
 from tests.support.memory_index import MemoryIndex
 from tests.support.waiting import until
 
+open_engine = partial(conftest.open_engine, index_from_fragments=0)
+"""An engine whose index is filled from the first fragment."""
 TEXTS = [f"{animal} number {number} eats {food}" for number, (animal, food) in enumerate(
     (animal, food) for animal in ("otter", "heron", "badger", "lynx") for food in ("fish", "frogs", "roots", "hares")
 )]  # fmt: skip
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with open_engine(tmp_path / "data") as opened:
+        yield opened
 
 
 async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:

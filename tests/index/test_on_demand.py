@@ -1,15 +1,16 @@
-"""An embedded index starts its Milvus Lite process with the first row, not before."""
+"""An embedded index starts its Milvus Lite process when a memory needs it, not before."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from memstream_server.adapters.milvus.index import open_lite
 from memstream_server.adapters.milvus.on_demand import OnDemandIndex
-from memstream_server.ports.index import IndexUnavailable, Point
+from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.spaces import Space
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 from tests.index.processes import children
@@ -19,8 +20,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the child
 OTHER = Space("another model", 8, 4)
 
 
-async def create_index(data_dir: Path) -> OnDemandIndex:
-    return OnDemandIndex(await open_lite(data_dir, lock_timeout_s=0.2), data_dir / "milvus")
+async def create_index(data_dir: Path, counts: Sequence[int] = (0,), needed_from: int = 0) -> OnDemandIndex:
+    """`counts`: of the fragments of the largest memory, one for each time that they are counted."""
+    left = iter(counts)
+
+    async def count_largest() -> int:
+        return next(left)
+
+    return OnDemandIndex(await open_lite(data_dir, lock_timeout_s=0.2), data_dir / "milvus", count_largest, needed_from)
 
 
 async def test_first_row_starts_milvus_lite(tmp_path: Path) -> None:
@@ -83,4 +90,47 @@ async def test_the_only_space_cannot_be_removed(tmp_path: Path) -> None:
     await index.open(SPACE)
     with pytest.raises(IndexUnavailable, match="only one"):
         await index.remove_space(SPACE)
+    await index.close()
+
+
+async def test_rows_start_nothing_while_memories_are_small(tmp_path: Path) -> None:
+    index = await create_index(tmp_path, [10, 20, 30], needed_from=80)
+    assert not await index.open(SPACE), "nothing is to be filled in"
+    assert not await index.add_space(OTHER)
+    for _ in range(20):  # counted again after ten rows, an eighth of 80
+        await index.upsert(points("m", unit_vectors(1)))
+    await index.delete("m", [fragment_id(1)])
+    await index.flush()
+    assert (index.is_idle, await index.is_healthy(), await index.list_ids("m")) == (True, True, [])
+    assert (children(tmp_path), (tmp_path / "milvus").exists()) == ([], False)
+    await index.close()
+
+
+async def test_grown_memory_has_the_index_filled(tmp_path: Path) -> None:
+    index = await create_index(tmp_path, [10, 100], needed_from=80)
+    assert not await index.open(SPACE)
+    await index.upsert(points("m", unit_vectors(9)))
+    with pytest.raises(IndexLost, match="grown"):
+        await index.upsert(points("m", unit_vectors(1)))
+    assert (index.is_idle, children(tmp_path)) == (False, [])
+    await index.upsert(points("m", unit_vectors(3)))
+    assert (await index.count("m"), len(children(tmp_path))) == (3, 1)
+    await index.close()
+
+
+async def test_search_of_an_idle_index_has_it_filled(tmp_path: Path) -> None:
+    index = await create_index(tmp_path, [10], needed_from=80)
+    assert not await index.open(SPACE)
+    with pytest.raises(IndexLost, match="does not fit"):
+        await index.search("m", unit_vectors(1)[0], 5)
+    assert not index.is_idle
+    await index.upsert(points("m", unit_vectors(1)))
+    assert await index.count("m") == 1
+    await index.close()
+
+
+async def test_large_memory_is_filled_in_at_the_start(tmp_path: Path) -> None:
+    index = await create_index(tmp_path, [80], needed_from=80)
+    assert await index.open(SPACE)
+    assert (index.is_idle, children(tmp_path)) == (False, [])
     await index.close()

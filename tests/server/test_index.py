@@ -268,3 +268,39 @@ async def test_milvus_lite_starts_with_first_long_term_row(make_server: MakeServ
         await until(lambda: indexed(client, lasting))
         assert len(server.children()) == 1
         await check_index(server, lasting)
+
+
+@linux
+async def test_grown_memory_starts_and_fills_milvus_lite(make_server: MakeServer) -> None:
+    """The rows that were dropped before are in the index too, also those of a memory that stays small."""
+    server = await started(make_server(index_from_fragments=40))
+    async with memstream.connect(server.address) as client:
+        small = await client.create_memory("index/small", kind=memstream.MemoryKind.LONG_TERM)
+        grown = await client.create_memory("index/grown", kind=memstream.MemoryKind.LONG_TERM)
+        for memory in (small, grown):
+            await memory.observe_batch([about(number) for number in range(20)])
+            await until(lambda memory=memory: indexed(client, memory))  # type: ignore[misc]  # defaults bind the loop's values
+        assert server.children() == []
+        await grown.observe_batch([about(number) for number in range(20, 60)])
+        await until(lambda: _has_child(server))
+        await until(lambda: indexed(client, grown))
+        answer = await grown.recall_once("island number 70", limit=1, reinforce=False)
+        assert (answer[0].fragment.content, answer.degraded) == (about(10), "")
+        uid = (await small.describe()).uid
+        await check_index(server, grown)
+    assert len(await in_index(server.data_dir, uid)) == 20
+
+
+@linux
+async def test_restart_with_small_memories_starts_no_lite(make_server: MakeServer) -> None:
+    server = make_server(index_from_fragments=40)
+    for number in range(2):
+        await started(server)
+        async with memstream.connect(server.address) as client:
+            memory = await client.create_memory("index/small", kind=memstream.MemoryKind.LONG_TERM, exist_ok=True)
+            await memory.observe_batch([about(number)])
+            await until(lambda client=client, memory=memory: indexed(client, memory))  # type: ignore[misc]  # defaults bind the loop's values
+            assert (await client.server_info()).degraded == ""
+            assert (server.children(), len(await contents(memory))) == ([], number + 1)
+        assert await stopped(server) == 0
+    assert not (server.data_dir / "milvus").exists()

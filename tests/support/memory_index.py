@@ -29,7 +29,7 @@ class MemoryIndex:
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since the last `fail_at`; empty if none."""
-        self.keeps_deleted = False
+        self.keeps_deleted = self.is_idle = False
         self.drops = 0
         self.drop_s = 0.0
         """How long a drop takes."""

@@ -45,7 +45,7 @@ def engine_parts(
     from memstream_server.rpc.errors import failure_of
     from memstream_server.rpc.info import server_version
 
-    limits, analyzer = _build_limits(settings), SnowballAnalyzer()
+    limits, analyzer = build_limits(settings), SnowballAnalyzer()
     seen, stored = models, cast("Journal", journal)
     if tracing is not None:
         stored, index = tracing.wrap_part(stored, "journal", always=False), tracing.wrap_part(index, "index")
@@ -93,7 +93,8 @@ def _build_reranking(reranker: Reranker | None, settings: Settings) -> Reranking
     )
 
 
-def _build_limits(settings: Settings) -> Limits:
+def build_limits(settings: Settings) -> Limits:
+    """The engine's limits."""
     return Limits(
         active_memories_max=settings.active_memories_max,
         active_bytes_max=settings.active_bytes_max,

@@ -9,18 +9,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import TypeAlias
 
 from memstream_server.app.errors import StartError
 from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
 from memstream_server.settings import Settings
+
+CountLargest: TypeAlias = Callable[[], Awaitable[int]]
+"""Counts the fragments of the largest memory of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexChoice:
     """An index that the settings choose, not open yet."""
 
-    open: Callable[[], Awaitable[VectorIndex]]
-    """Make the index; its own `open` connects."""
+    open: Callable[[CountLargest, int], Awaitable[VectorIndex]]
+    """Make the index; its own `open` connects. An embedded one stays idle until the largest memory of the journal has
+    the given number of fragments, or `index_from_fragments` if that is less.
+    """
     shared: bool
     """Whether several servers can use it at once. Otherwise a server holds its journal alone."""
     layout: int
@@ -28,7 +34,7 @@ class IndexChoice:
 
 
 def choose_index(settings: Settings) -> IndexChoice:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started with its first row.
+    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started when a memory needs it.
 
     Raises StartError if Milvus Lite is needed and not installed.
     """
@@ -39,7 +45,7 @@ def choose_index(settings: Settings) -> IndexChoice:
     return IndexChoice(partial(_open_lite, settings), shared=False, layout=settings.index_partitions)
 
 
-async def _connect_milvus(settings: Settings) -> VectorIndex:
+async def _connect_milvus(settings: Settings, _count: CountLargest, _fragments_max: int) -> VectorIndex:
     from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import connect_milvus
 
@@ -47,10 +53,12 @@ async def _connect_milvus(settings: Settings) -> VectorIndex:
     return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
 
 
-async def _open_lite(settings: Settings) -> VectorIndex:
+async def _open_lite(settings: Settings, count_largest: CountLargest, fragments_max: int) -> VectorIndex:
     from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import open_lite
     from memstream_server.adapters.milvus.on_demand import OnDemandIndex
 
     timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
-    return OnDemandIndex(await open_lite(settings.data_dir, timeouts=timeouts), settings.data_dir / INDEX_FOLDER)
+    index = await open_lite(settings.data_dir, timeouts=timeouts)
+    needed_from = min(settings.index_from_fragments, fragments_max)
+    return OnDemandIndex(index, settings.data_dir / INDEX_FOLDER, count_largest, needed_from)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from memstream_server.app.dependencies import engine_parts
+from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.errors import StartError
 from memstream_server.app.images import open_images
 from memstream_server.app.indexes import IndexChoice, choose_index
@@ -75,7 +75,8 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         _close_models_with(stack, used)
         used, space, embedding = await choose_space(journal, used, settings)
         used = record_models(used, embedding, metrics)
-        index = await chosen.open()
+        half = build_limits(settings).dense_max(embedding.dimension) // 2  # filled before a memory searches it
+        index = await chosen.open(journal.count_largest_memory, half)
         stack.push_async_callback(index.close)
         images = await stack.enter_async_context(open_images(settings, metrics))
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)

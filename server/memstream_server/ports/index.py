@@ -60,6 +60,12 @@ class VectorIndex(Protocol):
         """Whether deleted rows stay in this process's files until `drop`."""
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it keeps no rows, because no memory needs it: its emptiness is not a difference from the journal. It
+        accepts and drops rows. When a memory needs it, it raises IndexLost."""
+        ...
+
     async def open(self, space: Space, beside: Space | None = None) -> bool:
         """Connect and create the collections of `space` and, if given, of a second space. True if they must be filled:
         one is new or empty (a crash may have prevented its filling). Raises IndexUnavailable; the caller then calls it

@@ -16,6 +16,14 @@ class IndexSettings(BaseModel):
     index_partitions: int = setting(
         64, "hash partitions of a new embedded collection; fixed at its creation", "partitions", 1, 4_096
     )
+    index_from_fragments: int = setting(
+        50_000,
+        "fragments of one memory from which Milvus Lite is started and filled; at most half of those whose vectors a "
+        "memory keeps in RAM. 0: with the first fragment",
+        "fragments",
+        0,
+        10_000_000,
+    )
     index_flush_interval_s: float = setting(
         15.0, "longest time that a vector waits for the index", "seconds", 0.05, 3_600
     )

@@ -50,8 +50,11 @@ class Indexing:
             row(fragment(2, Tier.SHORT_TERM)),
             row(fragment(3, forget_time_us=5)),
         )
-        await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(0).id),)))
+        assert await journal.count_largest_memory() == 0
         await journal.commit(replace(transition(1, rows=(row(fragment(7)),)), memory="u2"))
+        assert await journal.count_largest_memory() == 1
+        await journal.commit(transition(1, rows=rows, index=(IndexEntry("u1", fragment(0).id),)))
+        assert await journal.count_largest_memory() == 4
         assert await journal.outbox_refill() == 2
         found = await journal.read_outbox(9)
         assert sorted((entry.memory, entry.fragment) for entry, _ in found) == [

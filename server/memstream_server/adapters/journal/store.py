@@ -342,6 +342,9 @@ class SqlJournal:
     async def list_indexable(self, uid: str) -> list[str]:
         return await self._read(outbox.list_indexable, uid, self._model)
 
+    async def count_largest_memory(self) -> int:
+        return await self._read(outbox.count_largest_memory)
+
     async def outbox_refill(self) -> int:
         return await self._write(outbox.enter_all, 1_000, True)
 

@@ -3,7 +3,7 @@
 Invariant: nothing is in the index only. Whatever is lost or damaged is filled again from the journal.
 
 index: `MilvusIndex`: sessions, restarts and generations; `open_lite` and `connect_milvus`
-on_demand: starts an embedded index with its first row
+on_demand: starts an embedded index when a memory needs it
 session: a connection to one start of Milvus, with its collections
 collection: one collection: pymilvus' blocking calls
 columns: bulk inserts into Milvus Lite as columns

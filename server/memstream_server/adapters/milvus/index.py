@@ -82,6 +82,10 @@ class MilvusIndex:
         return self._description
 
     @property
+    def is_idle(self) -> bool:
+        return False
+
+    @property
     def keeps_deleted(self) -> bool:
         """True for Lite, which only marks rows as deleted; a server compacts its files itself."""
         return self._remove_files is not None

@@ -34,10 +34,13 @@ class IndexReconciler:
         self._made = 0
 
     async def reconcile_next(self) -> int:
-        """Compare the next memory; returns how many entries it needed.
+        """Compare the next memory; returns how many entries it needed. An idle index is not compared.
 
         After IndexUnavailable or JournalError the next call starts with the first memory.
         """
+        if self._storage.index.is_idle:
+            self.done = True
+            return 0
         uids, self._uids = self._uids or _list_uids(self._storage), None
         uid = await anext(uids, None)
         if uid is None:

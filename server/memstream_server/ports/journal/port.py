@@ -299,6 +299,10 @@ class Journal(Protocol):
         """Ids that belong in the index: live long-term fragments with a vector. Empty if the memory is gone."""
         ...
 
+    async def count_largest_memory(self) -> int:
+        """Fragments, in any tier and forgotten or not, of the memory that has most; 0 if there is none."""
+        ...
+
     async def outbox_refill(self) -> int:
         """Enter all live long-term fragments with a vector, to rebuild the index; returns their number."""
         ...

@@ -89,6 +89,9 @@ _INDEXABLE = (
     .order_by(fragments.c.key)
     .limit(_limit)
 )
+_LARGEST = (
+    select(func.count()).select_from(fragments).group_by(fragments.c.memory).order_by(func.count().desc()).limit(1)
+)
 
 
 # ---- written
@@ -169,3 +172,7 @@ def list_indexable(connection: Connection, uid: str, model: str | None) -> list[
     except Conflict:
         return []
     return [name for _, name in fetch_pages(connection, _INDEXABLE, *key_range(memory.number), model=model)]
+
+
+def count_largest_memory(connection: Connection) -> int:
+    return connection.execute(_LARGEST).scalar_one_or_none() or 0
