@@ -117,9 +117,7 @@ class Metrics:
             "observations_rejected", "Observations refused before they were received, by reason.", "reason"
         )
         self.transitions = self._counter("transitions", "Steps of fragments between tiers, by type of event.", "event")
-        self.recalls = self._counter(
-            "recalls", "Recalls answered, by outcome: ok, degraded, cancelled, error.", "outcome"
-        )
+        self.recalls = self._counter("recalls", "Recalls, by outcome: ok, degraded, cancelled, error.", "outcome")
         self.received_seconds = self._histogram("received_seconds", "From an observation's arrival to received.")
         self.stored_seconds = self._histogram("stored_seconds", "From an observation's arrival to stored.")
         self.indexed_seconds = self._histogram(
