@@ -234,6 +234,26 @@ async def test_an_unchanged_memory_writes_no_second_image(tmp_path: Path) -> Non
         await check_same(parts.engine)
 
 
+async def test_an_unusable_folder_stops_no_server(tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(b"no folder")
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+        await leave_ram(parts.engine)
+        answer = await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
+        assert len(answer.recollections) == 1
+
+
+async def test_a_bound_of_zero_removes_all_images(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+    assert len(files(tmp_path)) == 1
+    async with assembled(tmp_path, images_bytes_max=0) as parts:
+        await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
+    assert not (tmp_path / "images").exists()
+
+
 async def test_an_activation_waits_for_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "IMAGE_WAIT_S", 30.0)
     async with assembled(tmp_path) as parts:

@@ -8,10 +8,14 @@ import platform
 import shutil
 from collections.abc import AsyncIterator
 
+import structlog
+
 from memstream_server.adapters.images import FolderImages
 from memstream_server.observability import Metrics
 from memstream_server.ports.images import IMAGE_FOLDER, NO_IMAGES, Images
 from memstream_server.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -34,9 +38,14 @@ async def open_images(settings: Settings, metrics: Metrics) -> AsyncIterator[Ima
         settings.disk_free_min_bytes,
         lambda outcome: metrics.image_reads.labels(outcome).inc(),
     )
-    metrics.image_bytes.set_function(lambda: images.size_bytes)
     try:
-        await images.open()
+        try:
+            await images.open()
+        except OSError as error:  # a cache keeps no server from starting
+            log.warning("images_not_usable", folder=folder, error=error)
+            yield NO_IMAGES
+            return
+        metrics.image_bytes.set_function(lambda: images.size_bytes)
         yield images
     finally:
         await images.close()
