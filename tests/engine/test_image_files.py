@@ -156,6 +156,24 @@ async def test_a_removal_cancels_a_write_in_progress(tmp_path: Path) -> None:
         assert files(tmp_path) == []
 
 
+async def test_a_removal_waits_for_no_other_memory(tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def pack() -> Parts:
+        go_on.wait()
+        return parts()
+
+    async with opened(tmp_path) as images:
+        await write(images)
+        writing = asyncio.create_task(images.write(images.announce("m2"), replace(KEY, memory="m2"), pack))
+        await asyncio.sleep(0)
+        await images.remove("m1")
+        assert files(tmp_path) == []
+        go_on.set()
+        await writing
+        assert images.has("m2")
+
+
 async def test_without_space_nothing_is_written(tmp_path: Path) -> None:
     async with opened(tmp_path, free_min_bytes=1 << 60) as images:
         await write(images)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ from tests.support.waiting import until
 __all__ = ["hasty"]
 pytestmark = [pytest.mark.usefixtures("hasty", "small"), only_sqlite("images")]
 
+opened = partial(assembled, access_flush_interval_s=3_600)
+"""Accesses are written by `leave_ram` only, not between the two loads of a comparison."""
 NOW_US = 1_900_000_000_000_000
 QUERIES = [
     Query("where did Bob move with the blue bike", now_us=NOW_US, explain=True, near_misses=5),
@@ -139,7 +142,7 @@ async def check_same(engine: Engine, name: str = "joy") -> None:
 @pytest.mark.parametrize("kind", [*POLICIES, "dated"])
 async def test_random_histories_answer_the_same(tmp_path: Path, kind: str, seed: int) -> None:
     clock, drawn = SettableClock(), random.Random(seed)
-    async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), access_flush_interval_s=3_600) as parts:
+    async with opened(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:
         policy = {**POLICIES, "dated": DATED}[kind]
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, policy))
         walked = Walk(parts.engine, clock, random.Random(seed))
@@ -162,7 +165,7 @@ async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
         made = [observation(" ".join(drawn.choices(WORDS, k=5)) + f" {drawn.random()}") for _ in range(count)]
         return await observe(parts.engine, *made)
 
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, SMALL))
         ids = await add(1_500)
         await leave_ram(parts.engine)
@@ -202,13 +205,13 @@ async def test_image_with_int8_copies_answers_the_same(tmp_path: Path, monkeypat
 
 
 async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) -> None:
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"), observation("Ann sold the garden", session="s"))
         assert files(tmp_path) == []
     (image,) = files(tmp_path)
     assert (image.stat().st_mode & 0o777, image.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await check_same(parts.engine)
         answer = await parts.engine.recall(NAMESPACE, "joy", Query("who likes tea"))
         assert answer.recollections[0].fragment.content == "Bob likes tea"
@@ -216,12 +219,12 @@ async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) ->
         earlier = answer.recollections[0].fragment.id
         await observe(parts.engine, observation("Bob likes tea no more", supersedes=(earlier,)))
         assert files(tmp_path) == []  # a changed memory has no image
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await check_same(parts.engine)
 
 
 async def test_an_unchanged_memory_writes_no_second_image(tmp_path: Path) -> None:
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
         await leave_ram(parts.engine)
@@ -236,7 +239,7 @@ async def test_an_unchanged_memory_writes_no_second_image(tmp_path: Path) -> Non
 
 async def test_an_unusable_folder_stops_no_server(tmp_path: Path) -> None:
     (tmp_path / "images").write_bytes(b"no folder")
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
         await leave_ram(parts.engine)
@@ -245,18 +248,18 @@ async def test_an_unusable_folder_stops_no_server(tmp_path: Path) -> None:
 
 
 async def test_a_bound_of_zero_removes_all_images(tmp_path: Path) -> None:
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
     assert len(files(tmp_path)) == 1
-    async with assembled(tmp_path, images_bytes_max=0) as parts:
+    async with opened(tmp_path, images_bytes_max=0) as parts:
         await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
     assert not (tmp_path / "images").exists()
 
 
 async def test_an_activation_waits_for_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "IMAGE_WAIT_S", 30.0)
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
         before = reads(parts)
@@ -270,7 +273,7 @@ async def test_an_activation_waits_for_the_image(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("fault", Fault)
 async def test_a_failed_commit_leaves_no_wrong_image(tmp_path: Path, fault: Fault) -> None:
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
         await leave_ram(parts.engine)
@@ -287,7 +290,7 @@ async def test_a_failed_commit_leaves_no_wrong_image(tmp_path: Path, fault: Faul
 
 @pytest.mark.parametrize("way", ["erase", "clear", "purge", "delete"])
 async def test_no_image_keeps_what_leaves_for_good(tmp_path: Path, way: str) -> None:
-    async with assembled(tmp_path) as parts:
+    async with opened(tmp_path) as parts:
         engine = parts.engine
         await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         said = observation(

@@ -1,6 +1,7 @@
 """The files of images: one per memory, replaced atomically.
 
-Rule 1. One thread writes and removes, in the order of the calls.
+Rule 1. One thread writes, in the order of the calls. A removal waits for it only if a write of that memory waits there:
+a commit must not wait for images of other memories.
 Rule 2. A file that another version of the software wrote has another name, and the next start removes it.
 """
 
@@ -11,6 +12,7 @@ import contextlib
 import os
 import re
 import shutil
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -54,14 +56,16 @@ class FolderImages:
         """The latest announced write of a memory, until it is done."""
         self._last_ticket = 0
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        """Bytes by memory, in order of writing. Changed only by the thread."""
+        """Bytes by memory, in order of writing; changed under `_changing`."""
+        self._changing = threading.Lock()
         self._unsynced = False
         """Whether a removal may not be durable."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all images."""
-        return sum(list(self._sizes.values()))
+        with self._changing:
+            return sum(self._sizes.values())
 
     async def open(self) -> None:
         """Find the images of an earlier process; remove what this software cannot read."""
@@ -106,9 +110,10 @@ class FolderImages:
 
     async def remove(self, memory: str, durable: bool = False) -> None:
         """See Images."""
-        if self.has(memory):
-            self._tickets.pop(memory, None)
+        if self._tickets.pop(memory, None) is not None:
             await self._run(self._remove_file, memory)
+        elif memory in self._sizes:
+            await asyncio.to_thread(self._remove_file, memory)
         if durable and self._unsynced:
             await self._run(self._sync_folder)
 
@@ -117,7 +122,7 @@ class FolderImages:
         self._tickets.clear()
         await self._run(self._remove_files)
 
-    # ---- in the thread
+    # ---- in threads
     async def _run(self, work: Callable[..., None], *arguments: object) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
@@ -155,8 +160,9 @@ class FolderImages:
             with open(part, "wb", opener=partial(os.open, mode=0o600)) as file:
                 file.writelines(pieces)
             if self._tickets.get(key.memory) == ticket:
-                self._sizes[key.memory] = size
-                self._sizes.move_to_end(key.memory)
+                with self._changing:
+                    self._sizes[key.memory] = size
+                    self._sizes.move_to_end(key.memory)
                 part.replace(self._path(key.memory))
         except OSError as error:
             log.warning("image_not_written", memory=key.memory, error=error)
@@ -171,11 +177,14 @@ class FolderImages:
         if inode is not None and (not path.exists() or path.stat().st_ino != inode):
             return
         path.unlink(missing_ok=True)
-        self._sizes.pop(memory, None)
+        with self._changing:
+            self._sizes.pop(memory, None)
         self._unsynced = True
 
     def _remove_files(self) -> None:
-        for memory in list(self._sizes):
+        with self._changing:
+            memories = list(self._sizes)
+        for memory in memories:
             self._remove_file(memory)
         self._sync_folder()
 
@@ -189,7 +198,9 @@ class FolderImages:
 
     def _enforce_bound(self) -> None:
         while self.size_bytes > self._bytes_max:
-            self._remove_file(next(iter(self._sizes)))
+            with self._changing:
+                first = next(iter(self._sizes), "")
+            self._remove_file(first)
 
 
 def _read_file(path: Path) -> tuple[npt.NDArray[np.uint8], int]:
