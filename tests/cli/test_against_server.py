@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import COMMAND, environment, run
+from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import DATABASE, only_sqlite
 from tests.support.processes import run_process
 from tests.support.server import ServerProcess
 
 
 def held(server: ServerProcess, memory: str) -> list[str]:
-    done = run("list", memory, "--json", target=server.address)
+    done = call("list", memory, "--json", target=server.address)
     assert done.returncode == 0, done.stderr
     return [json.loads(line)["content"] for line in done.stdout.splitlines()]
 
 
 def revision(server: ServerProcess, memory: str) -> int:
     """The memory's revision; 0 if there is no such memory."""
-    stats = run("stats", memory, "--json", target=server.address)
+    stats = call("stats", memory, "--json", target=server.address)
     return int(json.loads(stats.stdout)["revision"]) if stats.returncode == 0 else 0
 
 
@@ -40,7 +40,7 @@ def written(directory: Path, name: str, *lines: str) -> str:
 def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path: Path, flags: tuple[str]) -> None:
     memory = f"followed/{flags[0].strip('-')}"
     assert (
-        run("observe", "--create", memory, written(tmp_path, "a", "the key is lost"), target=server.address).returncode
+        call("observe", "--create", memory, written(tmp_path, "a", "the key is lost"), target=server.address).returncode
         == 0
     )
     words = [*COMMAND, "recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
@@ -49,7 +49,7 @@ def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path
         first = following.stdout.readline()
         assert "the key is lost" in first
         file = written(tmp_path, "b", "where is the key? the key is under the mat")
-        assert run("observe", memory, file, target=server.address).returncode == 0
+        assert call("observe", memory, file, target=server.address).returncode == 0
         told = ""
         while "under the mat" not in told:
             told += following.stdout.readline()
@@ -71,7 +71,7 @@ def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path
 
 def test_follow_rejects_unsupported_flags() -> None:
     for flag in ("--working", "--reinforce"):
-        done = run("recall", "demo/chat", "who?", "--follow", flag)
+        done = call("recall", "demo/chat", "who?", "--follow", flag)
         assert (done.returncode, "--follow" in done.stderr) == (2, True)
 
 
@@ -83,12 +83,12 @@ def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path)
         '{"text": "I keep bees on the roof", "speaker": "Bob", "metadata": {"page": 5}, "importance": 0.9}',
         '{"text": "The train leaves at noon", "speaker": "Ann", "time": "2020-01-01T00:00:00Z"}',
     )
-    done = run("observe", "--create", "demo/chat", file, target=server.address)
+    done = call("observe", "--create", "demo/chat", file, target=server.address)
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 observations stored in demo/chat" in done.stdout
 
     asked = ["who kept bees before May 2023?", "--time-zone", "Europe/Berlin", "--weak-below", "1"]
-    told = run("recall", "demo/chat", *asked, "-n", "1", "--explain", "--working", target=server.address)
+    told = call("recall", "demo/chat", *asked, "-n", "1", "--explain", "--working", target=server.address)
     assert told.returncode == 0
     assert 'interpreted: "before May 2023" is before 2023-04-30 22:00' in told.stdout
     assert "(weak)" in told.stdout
@@ -98,7 +98,7 @@ def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path)
     assert "working memory" in told.stdout
 
     answer = json.loads(
-        run("recall", "demo/chat", "who keeps bees?", "--explain", "--json", target=server.address).stdout
+        call("recall", "demo/chat", "who keeps bees?", "--explain", "--json", target=server.address).stdout
     )
     best = answer["recollections"][0]
     assert best["fragment"]["content"] == "I keep bees on the roof"
@@ -115,13 +115,13 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
         '{"text": "bees in june", "speaker": "Ann", "session": "s2", "time": "2026-06-08", "metadata": {"page": "5"}}',
         '{"text": "bees in july", "speaker": "Bob", "session": "s2", "time": "2026-07-08", "metadata": {"page": 6}}',
     )
-    assert run("observe", "--create", "demo/filters", file, target=server.address).returncode == 0
+    assert call("observe", "--create", "demo/filters", file, target=server.address).returncode == 0
 
     def chosen(command: str, *flags: str) -> list[str]:
         if command == "list":
-            done = run("list", "demo/filters", "--json", *flags, target=server.address)
+            done = call("list", "demo/filters", "--json", *flags, target=server.address)
             return sorted(json.loads(line)["content"] for line in done.stdout.splitlines())
-        done = run("recall", "demo/filters", "bees", "--json", *flags, target=server.address)
+        done = call("recall", "demo/filters", "bees", "--json", *flags, target=server.address)
         return sorted(hit["fragment"]["content"] for hit in json.loads(done.stdout)["recollections"])
 
     for command in ("list", "recall"):
@@ -141,11 +141,11 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
 def test_file_resumes_where_the_last_run_stopped(server: ServerProcess, tmp_path: Path) -> None:
     lines = [f"line number {number}" for number in range(150)]
     file = written(tmp_path, "log.txt", *lines[:100])
-    assert run("observe", "--create", "demo/log", file, "--json", target=server.address).returncode == 0
+    assert call("observe", "--create", "demo/log", file, "--json", target=server.address).returncode == 0
     written(tmp_path, "log.txt", *lines)
-    again = json.loads(run("observe", "demo/log", file, "--json", target=server.address).stdout)
+    again = json.loads(call("observe", "demo/log", file, "--json", target=server.address).stdout)
     assert (again["feeds"][0]["skipped"], again["feeds"][0]["stored"]) == (100, 50)
-    third = run("observe", "demo/log", file, target=server.address)
+    third = call("observe", "demo/log", file, target=server.address)
     assert "0 observations stored" in third.stdout
     assert "150 skipped" in third.stdout
     assert held(server, "demo/log") == lines
@@ -159,7 +159,7 @@ def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path
         deadline = time.monotonic() + 60
         while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
             pass
-    done = run(*words, "--json", target=server.address)
+    done = call(*words, "--json", target=server.address)
     assert done.returncode == 0, done.stderr
     feed = json.loads(done.stdout)["feeds"][0]
     assert feed["skipped"] + feed["stored"] == len(lines)
@@ -194,10 +194,10 @@ def test_corrected_fact_is_recalled_alone_until_undone(server: ServerProcess) ->
         {"text": "Ann lives in Rome", "valid_until": "2020-01-01"},
     ]
     said = "".join(f"{json.dumps(line)}\n" for line in lines)
-    assert run("observe", "--create", "demo/moved", stdin=said, target=server.address).returncode == 0
+    assert call("observe", "--create", "demo/moved", stdin=said, target=server.address).returncode == 0
 
     def recalled(*options: str) -> str:
-        done = run("recall", "demo/moved", "where does Ann live?", "--no-reinforce", *options, target=server.address)
+        done = call("recall", "demo/moved", "where does Ann live?", "--no-reinforce", *options, target=server.address)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -211,38 +211,38 @@ def test_corrected_fact_is_recalled_alone_until_undone(server: ServerProcess) ->
     assert "superseded by" in recalled("--explain")
     (paris,) = [
         json.loads(line)["id"]
-        for line in run("list", "demo/moved", "--json", target=server.address).stdout.splitlines()
+        for line in call("list", "demo/moved", "--json", target=server.address).stdout.splitlines()
         if "Paris" in line
     ]
-    assert "1 current again" in run("supersede", "demo/moved", paris, "--undo", target=server.address).stdout
+    assert "1 current again" in call("supersede", "demo/moved", paris, "--undo", target=server.address).stdout
     assert "Paris" in recalled("--truth", "current")
-    done = run("supersede", "demo/moved", paris, "--by-external-id", "berlin", "--json", target=server.address)
+    done = call("supersede", "demo/moved", paris, "--by-external-id", "berlin", "--json", target=server.address)
     assert json.loads(done.stdout) == {"memory": "demo/moved", "superseded": 1}
     for words in ((paris,), (paris, "--by", paris, "--undo"), ("--by", paris), (paris, "--by", paris)):
-        assert run("supersede", "demo/moved", *words, target=server.address).returncode == 2, words
-    unknown = run("supersede", "demo/moved", "--external-id", "nobody", "--by", paris, target=server.address)
+        assert call("supersede", "demo/moved", *words, target=server.address).returncode == 2, words
+    unknown = call("supersede", "demo/moved", "--external-id", "nobody", "--by", paris, target=server.address)
     assert unknown.returncode == 4
     assert "nobody" in unknown.stderr
 
 
 def test_a_suspicion_is_listed_and_decided(server: ServerProcess) -> None:
     said = "I live in Paris.\nI moved to Berlin.\n"
-    assert run("observe", "--create", "demo/doubts", stdin=said, target=server.address).returncode == 0
-    found = json.loads(run("conflicts", "demo/doubts", "--json", target=server.address).stdout)["suspicion"]
+    assert call("observe", "--create", "demo/doubts", stdin=said, target=server.address).returncode == 0
+    found = json.loads(call("conflicts", "demo/doubts", "--json", target=server.address).stdout)["suspicion"]
     pair = (found["newer_id"], found["older_id"])
-    listed = run("conflicts", "demo/doubts", target=server.address).stdout
+    listed = call("conflicts", "demo/doubts", target=server.address).stdout
     assert "Berlin" in listed.split("older")[0]
-    done = run("conflicts", "demo/doubts", *pair, "--decide", "newer", "--note", "asked", target=server.address)
+    done = call("conflicts", "demo/doubts", *pair, "--decide", "newer", "--note", "asked", target=server.address)
     assert done.stdout == "decided: newer\n"
-    assert "decided: newer (asked)" in run("conflicts", "demo/doubts", "--decided", target=server.address).stdout
-    assert "no open conflict" in run("conflicts", "demo/doubts", target=server.address).stdout
-    assert run("conflicts", "demo/doubts", "--decide", "both", target=server.address).returncode == 2
-    assert run("conflicts", "demo/doubts", *pair[::-1], "--decide", "both", target=server.address).returncode == 4
+    assert "decided: newer (asked)" in call("conflicts", "demo/doubts", "--decided", target=server.address).stdout
+    assert "no open conflict" in call("conflicts", "demo/doubts", target=server.address).stdout
+    assert call("conflicts", "demo/doubts", "--decide", "both", target=server.address).returncode == 2
+    assert call("conflicts", "demo/doubts", *pair[::-1], "--decide", "both", target=server.address).returncode == 4
 
 
 def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> None:
     for _ in range(2):
-        done = run(
+        done = call(
             "observe", "--create", "demo/pipe", "--kind", "long_term", stdin="the same words\n", target=server.address
         )
         assert done.returncode == 0, done.stderr
@@ -250,19 +250,19 @@ def test_two_pipes_with_same_content_are_both_kept(server: ServerProcess) -> Non
     assert held(server, "demo/pipe") == [
         "the same words"
     ]  # the second counts as a repeated observation, not as a resend
-    (line,) = run("list", "demo/pipe", "--json", target=server.address).stdout.splitlines()
+    (line,) = call("list", "demo/pipe", "--json", target=server.address).stdout.splitlines()
     assert json.loads(line)["duplicate_count"] == 1
 
 
 def test_rejected_lines_are_named_others_stored(server: ServerProcess, tmp_path: Path) -> None:
     file = written(tmp_path, "mixed.txt", "kept one", "x" * 70_000, "kept two")
-    done = run("observe", "--create", "demo/rejected", file, target=server.address)
+    done = call("observe", "--create", "demo/rejected", file, target=server.address)
     assert done.returncode == 3
     assert "2 observations stored" in done.stdout
     assert "1 rejected" in done.stdout
     assert f"{file}:2: INVALID_FIELD" in done.stderr
     assert held(server, "demo/rejected") == ["kept one", "kept two"]
-    assert run("observe", "demo/rejected", file, target=server.address).returncode == 0
+    assert call("observe", "demo/rejected", file, target=server.address).returncode == 0
 
 
 def test_pipe_skips_and_names_malformed_lines(server: ServerProcess) -> None:
@@ -294,7 +294,7 @@ def shell(line: str, server: ServerProcess) -> subprocess.CompletedProcess[str]:
 
 
 def test_standard_stream_may_be_closed(server: ServerProcess) -> None:
-    assert run("observe", "--create", "closed/joy", stdin="one\ntwo\n", target=server.address).returncode == 0
+    assert call("observe", "--create", "closed/joy", stdin="one\ntwo\n", target=server.address).returncode == 0
     assert shell("echo three | memstream observe closed/joy 2>&-", server).returncode == 0
     for line in ("observe closed/joy <&-", "list closed/joy >&-", "export closed/joy >&-", "info <&- 2>&-"):
         done = shell(f"memstream {line}", server)
@@ -305,7 +305,7 @@ def test_standard_stream_may_be_closed(server: ServerProcess) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("words", ["list full/joy --json", "list full/joy", "show full/joy", "export full/joy"])
 def test_failed_write_of_output_is_reported_in_one_line(server: ServerProcess, words: str) -> None:
-    run("observe", "--create", "full/joy", stdin="one\n", target=server.address)
+    call("observe", "--create", "full/joy", stdin="one\n", target=server.address)
     done = shell(f"memstream {words} > /dev/full", server)
     assert done.returncode == 1
     assert done.stderr.startswith('{"error": ' if "--json" in words else "memstream: ")
@@ -314,51 +314,51 @@ def test_failed_write_of_output_is_reported_in_one_line(server: ServerProcess, w
 
 
 def test_broken_pipe_ends_the_command_quietly(server: ServerProcess) -> None:
-    run("observe", "--create", "pipe/joy", stdin="words\n" * 5_000, target=server.address)
+    call("observe", "--create", "pipe/joy", stdin="words\n" * 5_000, target=server.address)
     for words in ("list pipe/joy --json", "export pipe/joy"):
         done = shell(f"memstream {words} | head -c 10", server)
         assert (len(done.stdout), done.stderr) == (10, ""), words
 
 
 def test_list_show_stats_info(server: ServerProcess) -> None:
-    run("observe", "--create", "shelf/one", "--profile", "dbgpt", stdin="alpha\nbeta\ngamma\n", target=server.address)
+    call("observe", "--create", "shelf/one", "--profile", "dbgpt", stdin="alpha\nbeta\ngamma\n", target=server.address)
     assert {"name": "shelf", "memories": 1} in [
-        json.loads(line) for line in run("list", "--json", target=server.address).stdout.splitlines()
+        json.loads(line) for line in call("list", "--json", target=server.address).stdout.splitlines()
     ]
-    assert "shelf/one" in run("list", "shelf", target=server.address).stdout
-    assert "no memory with these labels" in run("list", "shelf", "--label", "team=core", target=server.address).stderr
-    assert "there are more" in run("list", "shelf/one", "--limit", "2", target=server.address).stderr
-    fragment = json.loads(run("list", "shelf/one", "--json", "--limit", "1", target=server.address).stdout)
-    assert "alpha" in run("show", "shelf/one", fragment["id"], target=server.address).stdout
-    memory = json.loads(run("show", "shelf/one", "--json", target=server.address).stdout)
+    assert "shelf/one" in call("list", "shelf", target=server.address).stdout
+    assert "no memory with these labels" in call("list", "shelf", "--label", "team=core", target=server.address).stderr
+    assert "there are more" in call("list", "shelf/one", "--limit", "2", target=server.address).stderr
+    fragment = json.loads(call("list", "shelf/one", "--json", "--limit", "1", target=server.address).stdout)
+    assert "alpha" in call("show", "shelf/one", fragment["id"], target=server.address).stdout
+    memory = json.loads(call("show", "shelf/one", "--json", target=server.address).stdout)
     assert memory["policy"]["profile"] == "dbgpt"
-    assert "recall.limit" in run("show", "shelf/one", target=server.address).stdout
-    stats = json.loads(run("stats", "shelf/one", "--json", target=server.address).stdout)
+    assert "recall.limit" in call("show", "shelf/one", target=server.address).stdout
+    stats = json.loads(call("stats", "shelf/one", "--json", target=server.address).stdout)
     assert stats["sensory"] + stats["short_term"] + stats["long_term"] == 3
-    info = json.loads(run("info", "--json", target=server.address).stdout)
+    info = json.loads(call("info", "--json", target=server.address).stdout)
     assert info["embedding"]["dimension"] == 384
-    assert ("postgresql" if DATABASE else "sqlite") in run("info", target=server.address).stdout
+    assert ("postgresql" if DATABASE else "sqlite") in call("info", target=server.address).stdout
 
 
 @only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
 def test_backup_of_running_server_can_be_restored(server: ServerProcess, tmp_path: Path) -> None:
-    run("observe", "--create", "demo/saved", stdin="the bees are on the roof\n", target=server.address)
+    call("observe", "--create", "demo/saved", stdin="the bees are on the roof\n", target=server.address)
     copy, place = str(tmp_path / "copy"), str(tmp_path / "data")
-    made = run("backup", copy, "--data", str(server.data_dir), "--json")
+    made = call("backup", copy, "--data", str(server.data_dir), "--json")
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["bytes"] == Path(copy).stat().st_size
-    assert run("backup", copy, "--data", str(server.data_dir)).returncode == 2
+    assert call("backup", copy, "--data", str(server.data_dir)).returncode == 2
 
-    running = run("restore", copy, "--data", str(server.data_dir), "--force")
+    running = call("restore", copy, "--data", str(server.data_dir), "--force")
     assert running.returncode == 1
     assert "in use" in running.stderr
 
-    assert run("restore", copy, "--data", place).returncode == 0
-    assert run("restore", copy, "--data", place).returncode == 2
-    forced = run("restore", copy, "--data", place, "--force")
+    assert call("restore", copy, "--data", place).returncode == 0
+    assert call("restore", copy, "--data", place).returncode == 2
+    forced = call("restore", copy, "--data", place, "--force")
     assert "the previous journal was replaced" in forced.stdout
     with ServerProcess(Path(place)) as other:
-        told = json.loads(run("recall", "demo/saved", "bees", "--json", target=other.address).stdout)
+        told = json.loads(call("recall", "demo/saved", "bees", "--json", target=other.address).stdout)
         assert told["recollections"][0]["fragment"]["content"] == "the bees are on the roof"
         assert other.stop() == 0
 
@@ -387,10 +387,10 @@ def test_serve_rejects_newer_format_and_used_port(server: ServerProcess, tmp_pat
 
 
 def test_create_rejects_existing_memory_of_other_kind(server: ServerProcess) -> None:
-    made = run("observe", "--create", "--kind", "sensory", "kinds/joy", stdin="one\n", target=server.address)
+    made = call("observe", "--create", "--kind", "sensory", "kinds/joy", stdin="one\n", target=server.address)
     assert made.returncode == 0, made.stderr
-    again = run("observe", "--create", "kinds/joy", stdin="two\n", target=server.address)
+    again = call("observe", "--create", "kinds/joy", stdin="two\n", target=server.address)
     assert again.returncode == 0, again.stderr
-    other = run("observe", "--create", "--kind", "hybrid", "kinds/joy", stdin="three\n", target=server.address)
+    other = call("observe", "--create", "--kind", "hybrid", "kinds/joy", stdin="three\n", target=server.address)
     assert other.returncode == 1
     assert "kinds/joy exists and differs in kind (sensory, not hybrid)" in other.stderr

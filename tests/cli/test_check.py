@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.cli.commands import run
+from tests.cli.commands import call
 from tests.support.server import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,23 +35,23 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_example_of_the_letters_passes() -> None:
-    done = run("check", str(ROOT / "examples/letters_check.yaml"))
+    done = call("check", str(ROOT / "examples/letters_check.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed, 0 failed" in done.stdout
 
 
 def test_met_expectations_exit_with_0(server: ServerProcess, tmp_path: Path) -> None:
-    done = run("check", str(write(tmp_path, GOOD)), "--address", server.address, "--json")
+    done = call("check", str(write(tmp_path, GOOD)), "--address", server.address, "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     assert [(result["passed"], result["place"]) for result in results] == [(True, 1), (True, 1), (True, None)]
-    assert run("list", "check", target=server.address).stdout.count("check/") == 0, "the memory of the check is left"
+    assert call("list", "check", target=server.address).stdout.count("check/") == 0, "the memory of the check is left"
 
 
 def test_failed_expectations_exit_with_1_and_show_answers(server: ServerProcess, tmp_path: Path) -> None:
     text = GOOD.replace("id: train, first: 1", "id: bees").replace("id: bees, absent", "id: train, absent")
     junit = tmp_path / "results.xml"
-    done = run("check", str(write(tmp_path, text)), "--address", server.address, "--junit", str(junit))
+    done = call("check", str(write(tmp_path, text)), "--address", server.address, "--junit", str(junit))
     assert done.returncode == 1, done.stderr
     assert "1 passed, 2 failed" in done.stdout
     assert "1. The train to Ulm leaves at noon" in done.stdout
@@ -67,7 +67,7 @@ def test_mark_of_a_weak_answer_is_judged(server: ServerProcess, tmp_path: Path, 
     for expected in (True, False):
         text = GOOD[: GOOD.index("questions:")]
         text += f"questions:\n  - question: {asked}\n    weak: {str(expected).lower()}\n"
-        done = run("check", str(write(tmp_path, text)), "--address", server.address)
+        done = call("check", str(write(tmp_path, text)), "--address", server.address)
         assert done.returncode == (0 if expected is weak else 1), done.stdout + done.stderr
         assert ("answer is weak" if expected else "answer is not weak") in done.stdout
 
@@ -76,7 +76,7 @@ def test_repeated_observation_counts_as_the_first_one(server: ServerProcess, tmp
     text = GOOD.replace(
         "now: 2026-06-01", "  - {id: again, text: The train to Ulm leaves at noon, speaker: ann}\nnow: 2026-06-01"
     ).replace("{contains: AT NOON}", "{id: again, first: 1}")
-    done = run("check", str(write(tmp_path, text)), "--address", server.address)
+    done = call("check", str(write(tmp_path, text)), "--address", server.address)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -96,7 +96,7 @@ questions:
       - {id: paris, current: true}
       - {id: berlin, current: false}
 """
-    done = run("check", str(write(tmp_path, text)), "--address", server.address, "--json")
+    done = call("check", str(write(tmp_path, text)), "--address", server.address, "--json")
     assert done.returncode == 1, done.stderr
     results = json.loads(done.stdout)["results"]
     assert [result["passed"] for result in results] == [True, True, True, True, False, False]
@@ -110,8 +110,8 @@ def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) 
     policy = tmp_path / "policy.yaml"
     policy.write_text("recall:\n  min_relevance: 1.0\n", "utf-8")
     words = ("check", str(write(tmp_path, GOOD)), "--address", server.address)
-    assert run(*words).returncode == 0
-    strict = run(*words, "--policy", str(policy))
+    assert call(*words).returncode == 0
+    strict = call(*words, "--policy", str(policy))
     assert strict.returncode == 1
     assert "train in the first 1" in strict.stdout
 
@@ -144,14 +144,14 @@ def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) 
 def test_wrong_file_names_line_and_key(
     server: ServerProcess, tmp_path: Path, before: str, after: str, problem: str
 ) -> None:
-    done = run("check", str(write(tmp_path, GOOD.replace(before, after, 1))), "--address", server.address)
+    done = call("check", str(write(tmp_path, GOOD.replace(before, after, 1))), "--address", server.address)
     assert done.returncode == 2, done.stdout + done.stderr
     assert problem in done.stderr
     assert "file.yaml" in done.stderr or "none.yaml" in done.stderr
 
 
 def test_missing_file_and_unreachable_server_are_told_apart(tmp_path: Path) -> None:
-    assert run("check", str(tmp_path / "none.yaml")).returncode == 2
-    done = run("check", str(write(tmp_path, GOOD)), "--address", "127.0.0.1:1")
+    assert call("check", str(tmp_path / "none.yaml")).returncode == 2
+    done = call("check", str(write(tmp_path, GOOD)), "--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert "no server answers at 127.0.0.1:1" in done.stderr

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from memstream.local_files import Directory
-from tests.cli.commands import COMMAND, environment, run
+from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import only_sqlite
 from tests.support.processes import run_process
 
@@ -32,7 +32,7 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
         console = next(line for line in lines if line.strip().startswith("console")).split()[1]
         assert "<title>memstream</title>" in httpx2.get(console, timeout=30).text
         words = shlex.split(next(line for line in lines if line.strip().startswith("memstream recall")))
-        recalled = run(*words[1:])
+        recalled = call(*words[1:])
         assert "delayed by the Great Fire" in " ".join(recalled.stdout.split()), recalled.stderr
         text = "".join(lines)
         host = json.loads(text[text.index("{") : text.rindex("}") + 1])

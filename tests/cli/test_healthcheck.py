@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.commands import call
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess
 
@@ -32,15 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def checked(*flags: str, **settings: str) -> tuple[int, str]:
     """Exit code and standard error of a check with these settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "memstream_server", "healthcheck", *flags],
-        env=kept | {f"MEMSTREAM_{name.upper()}": value for name, value in settings.items()},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = call("healthcheck", *flags, **settings)
     return done.returncode, done.stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.commands import run
+from tests.cli.commands import call
 from tests.cli.test_against_server import held, revision
 from tests.support.server import ServerProcess
 
@@ -12,7 +12,7 @@ MEMORY = "history/joy"
 
 
 def told(server: ServerProcess, *words: str) -> str:
-    done = run(*words, target=server.address)
+    done = call(*words, target=server.address)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -20,7 +20,7 @@ def told(server: ServerProcess, *words: str) -> str:
 def put(server: ServerProcess, content: str) -> int:
     """Observe under one external_id; returns the revision after it."""
     line = json.dumps({"content": content, "external_id": "home"})
-    done = run("observe", "--create", MEMORY, "-", stdin=f"{line}\n", target=server.address)
+    done = call("observe", "--create", MEMORY, "-", stdin=f"{line}\n", target=server.address)
     assert done.returncode == 0, done.stderr
     return revision(server, MEMORY)
 
@@ -39,24 +39,24 @@ def test_history_is_shown_read_and_restored(server: ServerProcess) -> None:
         assert "Rome" in told(server, *words)
     told(server, "history", MEMORY, "--external-id", "home", "--restore", str(version["version"]))
     assert held(server, MEMORY) == ["Bob lives in Paris"]
-    refused = run("list", MEMORY, "--as-of", "9999", target=server.address)
+    refused = call("list", MEMORY, "--as-of", "9999", target=server.address)
     assert (refused.returncode, "in the future" in refused.stderr) == (1, True)
-    unknown = run("history", MEMORY, "--external-id", "home", "--restore", "1", target=server.address)
+    unknown = call("history", MEMORY, "--external-id", "home", "--restore", "1", target=server.address)
     assert (unknown.returncode, "has no version 1" in unknown.stderr) == (4, True)
 
 
 def test_as_of_rejects_what_it_cannot_mean() -> None:
     for words in (("recall", "a/b", "x", "--as-of", "soon"), ("show", "a/b", "--as-of", "7"), ("history", "a/b")):
-        assert run(*words).returncode == 2, words
-    followed = run("recall", "a/b", "x", "--follow", "--as-of", "7")
+        assert call(*words).returncode == 2, words
+    followed = call("recall", "a/b", "x", "--follow", "--as-of", "7")
     assert (followed.returncode, "--as-of" in followed.stderr) == (2, True)
 
 
 def test_receipts_are_listed_and_replayed(server: ServerProcess) -> None:
     memory = "history/receipts"
-    said = run("observe", "--create", memory, "-", stdin="Bob lives in Paris\n", target=server.address)
+    said = call("observe", "--create", memory, "-", stdin="Bob lives in Paris\n", target=server.address)
     assert said.returncode == 0, said.stderr
-    assert "no receipt" in run("receipts", memory, target=server.address).stderr
+    assert "no receipt" in call("receipts", memory, target=server.address).stderr
     receipt = json.loads(told(server, "recall", memory, "where is Bob?", "--receipt", "--json"))["receipt_id"]
     figures = told(server, "recall", memory, "Paris?", "--receipt")
     latest, first = map(json.loads, told(server, "receipts", memory, "--json").splitlines())
@@ -71,11 +71,11 @@ def test_receipts_are_listed_and_replayed(server: ServerProcess) -> None:
     (id_,) = [one["fragment_id"] for one in first["ranking"]]
     told(server, "erase", memory, id_, "--wait", "--yes")
     assert "(erased)" in told(server, "receipts", memory)
-    gone = run("replay", memory, receipt, target=server.address)
+    gone = call("replay", memory, receipt, target=server.address)
     assert (gone.returncode, f"fragment erased: {id_}" in gone.stdout, "query erased" in gone.stdout) == (1, True, True)
-    assert run("replay", memory, "0" * 26, target=server.address).returncode == 4
+    assert call("replay", memory, "0" * 26, target=server.address).returncode == 4
 
 
 def test_a_followed_answer_has_no_receipt() -> None:
-    refused = run("recall", "a/b", "x", "--follow", "--receipt")
+    refused = call("recall", "a/b", "x", "--follow", "--receipt")
     assert (refused.returncode, "--receipt" in refused.stderr) == (2, True)

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.commands import run
+from tests.cli.commands import call
 from tests.support.server import ServerProcess
 
 
 def test_erase_selects_fragments_and_prints_operation(server: ServerProcess) -> None:
     target = server.address
-    run("observe", "--create", "erasing/joy", "-", stdin="Bob likes tea\nBob likes rain\n", target=target)
-    listed = [json.loads(line) for line in run("list", "erasing/joy", "--json", target=target).stdout.splitlines()]
-    refused = run("erase", "erasing/joy", listed[0]["id"], stdin="n\n", target=target)
+    call("observe", "--create", "erasing/joy", "-", stdin="Bob likes tea\nBob likes rain\n", target=target)
+    listed = [json.loads(line) for line in call("list", "erasing/joy", "--json", target=target).stdout.splitlines()]
+    refused = call("erase", "erasing/joy", listed[0]["id"], stdin="n\n", target=target)
     assert refused.returncode == 1
-    assert run("erase", "erasing/joy", "--yes", target=target).returncode == 2
-    done = run("erase", "erasing/joy", listed[0]["id"], "--yes", "--wait", "--json", target=target)
+    assert call("erase", "erasing/joy", "--yes", target=target).returncode == 2
+    done = call("erase", "erasing/joy", listed[0]["id"], "--yes", "--wait", "--json", target=target)
     assert done.returncode == 0, done.stderr
     operation = json.loads(done.stdout)
     assert (operation["type"], operation["state"], operation["done"]) == ("erase", "succeeded", 1)
     left = [
-        json.loads(line)["content"] for line in run("list", "erasing/joy", "--json", target=target).stdout.splitlines()
+        json.loads(line)["content"] for line in call("list", "erasing/joy", "--json", target=target).stdout.splitlines()
     ]
     assert left == ["Bob likes rain"]
-    shown = run("operations", "get", operation["id"], target=target).stdout
+    shown = call("operations", "get", operation["id"], target=target).stdout
     assert "succeeded" in shown
     assert "1 of 1 fragments" in shown
-    assert operation["id"] in run("operations", "list", "erasing", target=target).stdout
+    assert operation["id"] in call("operations", "list", "erasing", target=target).stdout
 
 
 def test_purge_and_reindex_can_be_awaited(server: ServerProcess) -> None:
     target = server.address
-    begun = run("purge", "nobody", target=target)
+    begun = call("purge", "nobody", target=target)
     assert begun.returncode == 0, begun.stderr
     id = begun.stderr.split()[-1]
-    waited = run("operations", "wait", id, target=target)
+    waited = call("operations", "wait", id, target=target)
     assert waited.returncode == 0
     assert "succeeded" in waited.stdout
-    assert json.loads(run("operations", "cancel", id, "--json", target=target).stdout)["state"] == "succeeded"
-    reindexed = run("reindex", "--wait", target=target)
+    assert json.loads(call("operations", "cancel", id, "--json", target=target).stdout)["state"] == "succeeded"
+    reindexed = call("reindex", "--wait", target=target)
     assert reindexed.returncode == 0, reindexed.stderr
     assert "reindex" in reindexed.stdout
-    unknown = run("operations", "get", "01J00000000000000000000000", target=target)
+    unknown = call("operations", "get", "01J00000000000000000000000", target=target)
     assert unknown.returncode == 4

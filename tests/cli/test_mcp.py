@@ -20,7 +20,7 @@ from mcp.client.streamable_http import create_mcp_http_client, streamable_http_c
 from mcp.types import ContentBlock, TextContent
 
 import memstream
-from tests.cli.commands import COMMAND, environment, run
+from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.pages import ROOT
 from tests.support.server import ServerProcess, free_address
 
@@ -343,12 +343,12 @@ def test_mcp_rejects_invalid_command_line(server: ServerProcess, tmp_path: Path)
     assert (named.returncode, named.stdout) == (2, "")
     assert "nonsense" in named.stderr
     for listen in ("7710", "127.0.0.1:99999", "127.0.0.1:x"):
-        ended = run("mcp", "--memory", "a/b", "--transport", "http", "--listen", listen, target=server.address)
+        ended = call("mcp", "--memory", "a/b", "--transport", "http", "--listen", listen, target=server.address)
         assert ended.returncode == 2
         assert "127.0.0.1:7710" in ended.stderr
     for token in ("", "short", "two words of a token", "twelve\nand twelve", "ä" * 20):
         (tmp_path / "token").write_text(token, "utf-8")
-        ended = run("mcp", "--memory", "a/b", "--http-token-file", str(tmp_path / "token"), target=server.address)
+        ended = call("mcp", "--memory", "a/b", "--http-token-file", str(tmp_path / "token"), target=server.address)
         assert ended.returncode in (1, 2)
         assert "token" in ended.stderr
     taken = run("mcp", "--memory", "a/b", "--transport", "http", "--listen", server.address, target=server.address)

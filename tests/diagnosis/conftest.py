@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import run
+from tests.cli.commands import call
 from tests.diagnosis.lived import live
 from tests.server.conftest import make_server
 
@@ -51,7 +51,7 @@ def entries(folder: Path) -> dict[str, Entry]:
 def looked(command: str, data_dir: Path, *flags: str) -> tuple[int, dict[str, Any]]:
     """Exit code and answer of `memstream COMMAND --json`, which leaves the directory as it was."""
     before = entries(data_dir) if data_dir.is_dir() else {}
-    ended = run(command, "--data", str(data_dir), "--json", *flags)
+    ended = call(command, "--data", str(data_dir), "--json", *flags)
     assert (entries(data_dir) if data_dir.is_dir() else {}) == before
     assert "Traceback" not in ended.stderr, ended.stderr
     answer: dict[str, Any] = json.loads(ended.stdout or ended.stderr)

@@ -17,7 +17,7 @@ from memstream_server.adapters.journal.verify.read_only_open import open_data_di
 from memstream_server.adapters.journal.verify.verify import verify_journal
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
-from tests.cli.commands import run
+from tests.cli.commands import call
 from tests.diagnosis.conftest import asked, changed, looked
 from tests.server.conftest import MakeServer, started, stopped
 
@@ -38,13 +38,13 @@ def test_server_data_verifies(data_dir: Path) -> None:
 
 def test_damaged_backup_does_not_verify(data_dir: Path, tmp_path: Path) -> None:
     backup = tmp_path / "monday.memstream"
-    assert run("backup", str(backup), "--data", str(data_dir)).returncode == 0
-    ended = run("verify", str(backup))
+    assert call("backup", str(backup), "--data", str(data_dir)).returncode == 0
+    ended = call("verify", str(backup))
     assert ended.returncode == 0, ended.stderr
     assert "everything is as its events say" in ended.stdout
     with closing(sqlite3.connect(backup)) as connection, connection:
         connection.execute("DELETE FROM fragments WHERE key = (SELECT max(key) FROM fragments)")
-    ended = run("verify", str(backup))
+    ended = call("verify", str(backup))
     assert ended.returncode == 1
     assert "does not exist, its events say it is in" in ended.stdout
 
@@ -438,7 +438,7 @@ def test_unfinished_operation_is_reported(data_dir: Path) -> None:
     told = answer["unfinished"][id_]
     assert told.startswith("purge of lived/keyed, running, 3 of 1,000 fragments, asked for at 2")
     assert told.endswith(", to be cancelled, by server number 77, which is gone")
-    assert f"operation {id_} has not ended: {told}" in run("verify", "--data", str(data_dir)).stdout
+    assert f"operation {id_} has not ended: {told}" in call("verify", "--data", str(data_dir)).stdout
     code, answer = looked("doctor", data_dir)
     (note,) = [one for one in answer["findings"] if one["subject"] == "operations"]
     assert (code, note["level"], note["text"]) == (0, "note", f"{id_} has not ended: {told}")
@@ -452,7 +452,7 @@ def test_unverifiable_file_is_an_error(data_dir: Path, tmp_path: Path) -> None:
     code, answer = looked("verify", data_dir)
     assert (code, "no journal" in answer["error"]["message"]) == (1, True)
     (tmp_path / "notes").write_text("mine")
-    assert run("verify", str(tmp_path / "notes")).returncode == 1
+    assert call("verify", str(tmp_path / "notes")).returncode == 1
 
 
 async def test_data_after_an_erasure_verifies(make_server: MakeServer, tmp_path: Path) -> None:
