@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.forked import start_memstream
 from tests.support.journals import journal_url
 
 PEER_SECRET = "the secret of a test's servers, long enough"
@@ -35,7 +35,7 @@ class ServerProcess:
         self.address = ""
         self._listen = listen
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
         self._files = data_dir.parent / f"{data_dir.name}.process"
 
     def __enter__(self) -> Self:
@@ -50,11 +50,12 @@ class ServerProcess:
     def pid(self) -> int:
         """Process id of the last start."""
         assert self._process is not None, "the server was never started"
+        assert self._process.pid is not None
         return self._process.pid
 
     def is_running(self) -> bool:
         """Whether it was started and has not exited."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.exitcode is None
 
     def start(self, timeout_s: float = 120.0) -> Self:
         """Returns once the server is serving. Raises AssertionError with its log if it exits or takes too long."""
@@ -62,10 +63,7 @@ class ServerProcess:
         self._files.mkdir(parents=True, exist_ok=True)
         port_file = self._files / "address"
         port_file.unlink(missing_ok=True)  # a killed server leaves it behind
-        with self._log.open("ab") as out:
-            self._process = subprocess.Popen(
-                self._command(port_file), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=self._environment()
-            )
+        self._process = start_memstream(self._words(port_file), self._environment(), self._log)
         until = time.monotonic() + timeout_s
         while not port_file.exists():
             if not self.is_running() or time.monotonic() > until:
@@ -79,14 +77,16 @@ class ServerProcess:
         """Send SIGTERM; returns the exit code after the drain."""
         assert self._process is not None, "the server was never started"
         if self.is_running():
-            self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout_s)
+            os.kill(self.pid, signal.SIGTERM)
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, f"the server does not stop:\n{self.log()}"
+        return self._process.exitcode
 
     def kill(self) -> None:
         """SIGKILL: the server stops at once and writes nothing more."""
         if self._process is not None and self.is_running():
             self._process.kill()
-            self._process.wait(30)
+            self._process.join(30)
 
     def restart(self) -> Self:
         """SIGKILL, then start over the same data."""
@@ -110,10 +110,9 @@ class ServerProcess:
     def _log(self) -> Path:
         return self._files / "log"
 
-    def _command(self, port_file: Path) -> list[str]:
+    def _words(self, port_file: Path) -> list[str]:
         return [
-            *(sys.executable, "-m", "memstream_server", "serve"),
-            *("--listen", self._listen),
+            *("serve", "--listen", self._listen),
             *("--port-file", str(port_file)),
             *("--data", str(self.data_dir)),
         ]
