@@ -64,6 +64,11 @@ def test_aims_compare_with_the_named_servers() -> None:
     assert "| Chroma | 1,000 (0.50) | 8.00 (4.00) | 1.50 (0.75) | 1.50 (0.75) | 150 (1.00) | 150 (1.00) |" in page
 
 
+def test_page_says_why_a_killed_server_does_not_serve() -> None:
+    row = Outcome(CHROMA, [Round(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, "it does not load")])
+    assert "| 100% | unknown: it does not load |" in format_page([row], made_up(10, 2, FRESH), 1, {"cores": "2"})
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_that_of_a_server_and_its_descendants() -> None:
     inner = "import time; held = bytes(range(256)) * 120_000; print(); time.sleep(60)"

@@ -13,12 +13,13 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from report import describe_machine
 
-from benchmarks.peers.load import made_up
-from benchmarks.peers.servers.compare import FRESH, compare_servers
+from benchmarks.peers.load import Load, made_up
+from benchmarks.peers.servers.compare import FRESH, Outcome, compare_servers
 from benchmarks.peers.servers.contenders import MEMSTREAM, ONCE, SERVERS
 from benchmarks.peers.servers.results import format_page, make_record
 
@@ -41,15 +42,18 @@ def main() -> int:
     ]
     load, on = made_up(arguments.texts, QUESTIONS, LONE + FRESH), describe_machine()
     with tempfile.TemporaryDirectory() as scratch:
-        outcomes = compare_servers(wanted, load, arguments.rounds, Path(scratch), ONCE)
-    if hasattr(os, "getloadavg"):
-        on["load after"] = f"{os.getloadavg()[0]:.1f}"
-    text = format_page(outcomes, load, arguments.rounds, on)
-    (arguments.out / "SERVERS.md").write_text(text, "utf-8")
-    figures = json.dumps(make_record(outcomes, load, on), indent=1)
-    (arguments.out / "SERVERS.json").write_text(figures + "\n", "utf-8")
-    print(text)
+        save = partial(_save, load=load, rounds=arguments.rounds, on=on, out=arguments.out)
+        outcomes = compare_servers(wanted, load, arguments.rounds, Path(scratch), ONCE, save)
+    print((arguments.out / "SERVERS.md").read_text("utf-8"))
     return 1 if any(one.failed for one in outcomes) else 0
+
+
+def _save(outcomes: list[Outcome], load: Load, rounds: int, on: dict[str, str], out: Path) -> None:
+    """Write what is measured so far: an interrupted run leaves its rows."""
+    if hasattr(os, "getloadavg"):
+        on = on | {"load after": f"{os.getloadavg()[0]:.1f}"}
+    (out / "SERVERS.md").write_text(format_page(outcomes, load, rounds, on), "utf-8")
+    (out / "SERVERS.json").write_text(json.dumps(make_record(outcomes, load, on), indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from report import percentile
@@ -45,7 +45,9 @@ class Round:
     fresh: float
     """Share of the lone writes that the next recall finds."""
     kept: float | None
-    """Share of the lone writes that are listed after kill -9; None: not tried in this round."""
+    """Share of the lone writes that are listed after kill -9; None: not tried in this round, or not possible."""
+    unopened: str = ""
+    """Why a new server over the directory does not serve after kill -9."""
 
 
 @dataclass
@@ -70,10 +72,15 @@ class Outcome:
 
 
 def compare_servers(
-    contenders: Iterable[Contender], load: Load, rounds: int, scratch: Path, once: Collection[Contender] = ()
+    contenders: Iterable[Contender],
+    load: Load,
+    rounds: int,
+    scratch: Path,
+    once: Collection[Contender] = (),
+    save: Callable[[list[Outcome]], None] = lambda _outcomes: None,
 ) -> list[Outcome]:
     """Run all rounds, with those of `once` in the first only. A server that cannot be installed or fails has the reason
-    in its row, and no further rounds.
+    in its row, and no further rounds. `save` is called with all rows after every measurement.
 
     `load.single` are the lone writes, into the memory that already has `load.items`.
     """
@@ -92,6 +99,7 @@ def compare_servers(
                 if number and outcome.contender in once:
                     continue
                 _try_round(outcome, load, table, scratch / f"{number}-{outcomes.index(outcome)}", number)
+                save(outcomes)
     finally:
         table.close()
     return outcomes
@@ -144,7 +152,7 @@ def measure_round(contender: Contender, load: Load, table: Table, directory: Pat
             found += item.line in texts
         if first:
             runner.kill()
-    return Round(
+    measured = Round(
         texts_per_s=len(load.items) / sum(batch_ms) * 1e3,
         lone_p50_ms=percentile(lone_ms, 0.5),
         recall_p50_ms=percentile(asked.ms, 0.5),
@@ -152,8 +160,14 @@ def measure_round(contender: Contender, load: Load, table: Table, directory: Pat
         resident_mb=used.resident_mb if first else None,
         proportional_mb=used.proportional_mb if first else None,
         fresh=found / len(fresh),
-        kept=_kept_share(contender, load, table, directory) if first else None,
+        kept=None,
     )
+    if not first:
+        return measured
+    try:
+        return replace(measured, kept=_kept_share(contender, load, table, directory))
+    except Failed as reason:
+        return replace(measured, unopened=str(reason))
 
 
 def _kept_share(contender: Contender, load: Load, table: Table, directory: Path) -> float:

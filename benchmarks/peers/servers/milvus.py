@@ -14,6 +14,8 @@ from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, run_p
 from benchmarks.peers.servers.processes import list_tree, measure, name_of
 from tests.toolchains.milvus import MilvusServer
 
+LOAD_MAX_S = 20.0
+"""Limit of loading a collection after a kill, which has taken longer than 15 minutes."""
 _PAGE = 16_000
 """Rows that a query may return at most, minus a few."""
 
@@ -26,7 +28,7 @@ class Milvus:
 
     async def open(self, memory: str) -> None:
         if self._client.has_collection(memory):
-            self._client.load_collection(memory)
+            self._client.load_collection(memory, timeout=LOAD_MAX_S)
             return
         schema = MilvusClient.create_schema(auto_id=True)
         schema.add_field("id", DataType.INT64, is_primary=True)

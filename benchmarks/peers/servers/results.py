@@ -96,12 +96,17 @@ def _table_lines(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _row_cells(one: Outcome, ours: Outcome | None) -> list[str]:
     if not one.rounds:
-        return [one.contender.title, *["-"] * (len(_COLUMNS) + 1), f"not measured: {one.failed}"]
+        return [
+            one.contender.title,
+            *["-"] * (len(_COLUMNS) + 1),
+            f"not measured: {one.failed or 'the run has not ended'}",
+        ]
     cells = [one.contender.title]
     for _, figure, digits in _COLUMNS:
         ratio = "" if ours is None or one is ours else f" ({one.ratio(figure, ours):.2f})"
         cells.append(f"{one.median(figure):,.{digits}f}{ratio}")
-    kept = f"{one.median('kept'):.0%}"
+    unopened = next((each.unopened for each in one.rounds if each.unopened), "")
+    kept = f"unknown: {unopened}" if unopened else f"{one.median('kept'):.0%}"
     return [*cells, f"{one.median('fresh'):.0%}", f"{kept}; {one.failed}" if one.failed else kept]
 
 
