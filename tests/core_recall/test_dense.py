@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memstream_server.core.arrays import BLOCK
+from memstream_server.core.arrays import BLOCK, Parts
 from memstream_server.core.dense import DenseMatrix, multiply_rows
 from memstream_server.core.values import Vector
 
@@ -54,6 +54,13 @@ def test_growth_and_compaction_keep_the_rows() -> None:
     assert np.isnan(at_once.cosines(query)[2])
     assert len(at_once) == 3
     assert at_once.bytes < one_by_one.bytes
+    for matrix in (one_by_one, at_once):
+        restored = DenseMatrix(4)
+        restored.unpack(matrix.pack())
+        np.testing.assert_array_equal(restored.cosines(query), matrix.cosines(query))
+    parts = at_once.pack()
+    with pytest.raises(ValueError, match="slots without a row"):
+        DenseMatrix(4).unpack(Parts({**parts.arrays, "vectors": parts.arrays["vectors"][1:]}, {}))
 
 
 def test_many_blocks_are_one_matrix() -> None:

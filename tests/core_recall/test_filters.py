@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
+from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.filters import Filter, mask, passes, visible
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
@@ -78,7 +80,23 @@ def test_the_mask_is_what_the_filter_says_of_each(
     assert found(columns, chosen, now_us) == expected
     slots = np.array([slot for slot in range(len(afters)) if slot % 2 == 0], np.int64)
     columns.keep(slots)
-    assert found(columns, chosen, now_us) == [each for each in expected if int(each) % 2 == 0]
+    expected = [each for each in expected if int(each) % 2 == 0]
+    assert found(columns, chosen, now_us) == expected
+    restored = Columns()
+    packed = columns.pack()
+    restored.unpack(Parts(packed.arrays, msgpack.decode(msgpack.encode(packed.values))))  # as an image keeps them
+    assert found(restored, chosen, now_us) == expected
+    assert restored.ids == columns.ids
+
+
+def test_parts_of_other_lengths_are_refused() -> None:
+    packed = columns_of(Fragment("a", ""), Fragment("b", "")).pack()
+    for values, arrays in (
+        ({"ids": ["a"]}, {}),
+        ({}, {"_importance": np.zeros(1, np.float32)}),
+    ):
+        with pytest.raises(ValueError, match=r"values|longer|shorter"):
+            Columns().unpack(Parts({**packed.arrays, **arrays}, {**packed.values, **values}))
 
 
 def test_true_is_not_one() -> None:

@@ -74,6 +74,14 @@ class LexicalMachine(RuleBasedStateMachine):
         self.index.keep(np.array([slot for slot, doc in enumerate(self.docs) if doc.alive], np.int64))
         self.docs = [doc for doc in self.docs if doc.alive]
 
+    @rule()
+    def restore_from_image(self) -> None:
+        sessions = np.array([doc.session for doc in self.docs], np.int32)
+        alive = np.array([doc.alive for doc in self.docs], np.bool_)
+        restored = LexicalIndex()
+        restored.unpack(self.index.pack(), sessions, alive)
+        self.index = restored
+
     @invariant()
     def legs_are_the_formulas(self) -> None:
         for terms in ((0, 1, 2, 9), (3, 4, 5, 6, 7), ()):

@@ -128,6 +128,14 @@ def test_estimates_follow_changes() -> None:
     slots = np.flatnonzero(np.arange(len(rows)) % 3 != 1)
     matrix.keep(slots)
     check_estimates(matrix, rows[slots], present[slots], query)
+    restored = DenseMatrix(DIMENSION)
+    restored.unpack(matrix.pack())
+    assert restored.quantized == matrix.quantized
+    check_estimates(restored, rows[slots], present[slots], query)
+    restored.set(3, rows[0])  # not a view of the image
+    exact = DenseMatrix(DIMENSION, quantizes=False)
+    with pytest.raises(ValueError, match="int8 copies"):
+        exact.unpack(matrix.pack())
 
 
 @pytest.mark.usefixtures("small_blocks")

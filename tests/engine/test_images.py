@@ -202,6 +202,7 @@ async def test_image_with_int8_copies_answers_the_same(tmp_path: Path, monkeypat
             async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
                 assert actor.working.dense is not None
                 assert actor.working.dense.quantized >= 16
+                assert actor.working.image_revision > 0
 
 
 async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) -> None:

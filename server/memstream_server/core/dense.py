@@ -131,7 +131,7 @@ class DenseMatrix:
             raise ValueError("int8 copies instead of vectors")
         self._copies.unpack(Parts(copies, {}))
         present, vectors = parts.arrays["present"], parts.arrays["vectors"]
-        if len(self) + len(vectors) != len(present):
+        if self.quantized + len(vectors) != len(present):
             raise ValueError("slots without a row")
         for start in range(0, len(vectors), BLOCK):
             self._vectors.adopt(vectors[start : start + BLOCK])
