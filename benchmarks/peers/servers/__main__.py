@@ -3,7 +3,7 @@
     python -m benchmarks.peers.servers [--only NAME ...] [--texts N] [--rounds N] [--out DIR]
 
 Each runs over loopback with durable writes, in its own environment in .cache/, installed on first use. SERVERS.md and
-SERVERS.json are written to --out. Takes about five minutes on two idle cores.
+SERVERS.json are written to --out. Takes several minutes on two idle cores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Milvus server (PyPI's milvus, as the project's tests start it) through pymilvus, with one collection a memory.
 
 Variant: the consistency level of searches. It runs in a network namespace, so its client reaches it through a unix
-socket and a forwarder in Python, which adds about 0.2 ms to each call. The forwarder is not measured.
+socket and a forwarder in Python. Its time is in every call; its memory is not counted.
 """
 
 from __future__ import annotations
