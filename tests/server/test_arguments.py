@@ -187,7 +187,8 @@ def test_blocking_calls_succeed_or_are_refused(target: str) -> None:
     with memstream.sync.connect(target, timeout_s=1.0) as client:
         memory = client.create_memory(name)
         talk = client.conversation(name)
-        with memory.observe("blocking") as observing, memory.recall() as recalling:
+        # A call may delete the memory, and then the end of its streams raises.
+        with only_memstream_errors(), memory.observe("blocking") as observing, memory.recall() as recalling:
             owners = (client, memory, talk, observing, recalling, memstream.sync.agent.AgentMemory(memory, talk))
             arguments = [each for owner in owners for each in arguments_of(owner)]
 
