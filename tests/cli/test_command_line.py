@@ -22,6 +22,7 @@ from memstream_server.cli.options import metadata_readings, parse_time
 from memstream_server.cli.serve import serve_command
 from memstream_server.settings import Settings
 from tests.cli.commands import environment
+from tests.support.journals import only_sqlite
 
 HEAVY = ("sqlalchemy", "pymilvus", "milvus_lite", "openai", "grpc", "numpy", "pydantic", "rich", "connectrpc")
 
@@ -69,6 +70,7 @@ def test_help_of_a_command_imports_no_store(name: str) -> None:
     assert imported(name, "--help") & {"sqlalchemy", "pymilvus", "milvus_lite", "openai"} == set()
 
 
+@only_sqlite("its imports are those of the default settings")
 def test_serve_imports_no_rich_and_no_http_application(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         used = f"127.0.0.1:{taken.getsockname()[1]}"  # so serve ends, after all but the announcement
