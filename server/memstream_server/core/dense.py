@@ -126,13 +126,16 @@ class DenseMatrix:
 
     def unpack(self, parts: Parts) -> None:
         """Become what was packed, from empty. Raises ValueError if it has int8 copies and this one may not."""
-        copies = {name[7:]: array for name, array in parts.arrays.items() if name.startswith("copies.")}
+        prefix = "copies."
+        copies = {name.removeprefix(prefix): array for name, array in parts.arrays.items() if name.startswith(prefix)}
         if copies and not self._quantizes:
             raise ValueError("int8 copies instead of vectors")
         self._copies.unpack(Parts(copies, {}))
         present, vectors = parts.arrays["present"], parts.arrays["vectors"]
         if self.quantized + len(vectors) != len(present):
             raise ValueError("slots without a row")
+        if copies:
+            vectors = vectors.copy()  # a view of these few rows would keep the whole image in RAM
         for start in range(0, len(vectors), BLOCK):
             self._vectors.adopt(vectors[start : start + BLOCK])
         self._present.extend(present)
