@@ -116,7 +116,7 @@ class Case:
             case {"send": stream}:
                 await self._send(stream, step)
             case {"receive": stream, "message": message}:
-                await asyncio.wait_for(self._receive(stream, message), READ_S)
+                await self._receive(stream, message)
             case {"finish": stream}:
                 await asyncio.wait_for(self._finish(stream, step.get("error")), READ_S)
             case {"cancel": stream}:
@@ -167,13 +167,16 @@ class Case:
 
     async def _receive(self, stream: str, expected: Any) -> None:
         """Reads until a message matches."""
-        seen = []
+        seen: list[Any] = []
         call = self._streams[stream][0]
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                seen.append(json_format.MessageToDict(message))
-                if not differs(expected, seen[-1]):
-                    return
+            async with asyncio.timeout(READ_S):
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    seen.append(json_format.MessageToDict(message))
+                    if not differs(expected, seen[-1]):
+                        return
+        except TimeoutError:
+            raise Wrong(f"nothing came for {READ_S:.0f} s that is {expected}; before: {seen}") from None
         except grpc.aio.AioRpcError as error:
             raise Wrong(f"the stream ended: {error.code().name} {error.details()}; before: {seen}") from None
         raise Wrong(f"the stream ended; before: {seen}")
