@@ -24,8 +24,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.with_index
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the child process in /proc")
-SEARCHES_MILVUS = {"dense_in_memory_max": 0}
-"""No vectors in RAM: the dense leg is Milvus plus rows that are not flushed yet."""
+SEARCHES_MILVUS = {"dense_in_memory_max": 0, "drain_grace_s": 60.0}
+"""No vectors in RAM: the dense leg is Milvus plus rows that are not flushed yet. A stop has time to flush them."""
 
 
 def about(number: int) -> str:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-INDEX_GRACE_S = 5.0
-"""How long a stop may spend on writing pending rows to the index; the rest stays in the outbox."""
 ADDRESS_FILE = "address"
 """In the data directory, for memstream.local. A killed server leaves it behind; the directory's lock says which."""
 OUTBOX_LOOK_S = 10.0
@@ -80,7 +78,7 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         stack.push_async_callback(index.close)
         images = await stack.enter_async_context(open_images(settings, metrics))
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)
-        engine = await _start_engine(stack, parts, space, journal, used)
+        engine = await _start_engine(stack, parts, space, journal, used, settings)
         conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
@@ -152,7 +150,12 @@ def _close_models_with(stack: contextlib.AsyncExitStack, models: Models) -> None
 
 
 async def _start_engine(
-    stack: contextlib.AsyncExitStack, parts: EngineParts, space: Space, journal: SqlJournal, models: Models
+    stack: contextlib.AsyncExitStack,
+    parts: EngineParts,
+    space: Space,
+    journal: SqlJournal,
+    models: Models,
+    settings: Settings,
 ) -> Engine:
     engine = Engine(
         parts,
@@ -163,7 +166,7 @@ async def _start_engine(
         spent=models.spent,
     )
     await engine.start()
-    stack.push_async_callback(engine.stop, INDEX_GRACE_S)
+    stack.push_async_callback(engine.stop, settings.drain_grace_s)
     return engine
 
 

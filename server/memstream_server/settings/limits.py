@@ -89,4 +89,6 @@ class StreamSettings(BaseModel):
         0.1,
         86_400,
     )
-    drain_grace_s: float = setting(10.0, "how long streams may finish after SIGTERM", "seconds", 0, 600)
+    drain_grace_s: float = setting(
+        10.0, "how long streams may finish after SIGTERM, and then the index's backlog", "seconds", 0, 600
+    )
