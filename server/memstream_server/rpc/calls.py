@@ -27,7 +27,7 @@ REQUEST_ID = "x-request-id"
 DEADLINE_MARGIN_S = 0.5
 """A waiting call gives up this long before its deadline (at most a fifth of its time), so that the status arrives in
 time."""
-AFTER_CLOSE_S = 0.02
+AFTER_CLOSE_S = 0.2
 """How long a stream waits, after `close`, for the end of the request stream; it refuses messages that arrive instead.
 """
 _REQUEST_ID_FORMAT = re.compile(r"[\x21-\x7e]{1,64}")
