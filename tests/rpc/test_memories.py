@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -23,7 +24,9 @@ from memstream.v1 import stream_service_pb2 as streams
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.server import build_server
+from tests.rpc.conftest import GRACE_S
 from tests.rpc.wire import Wire, refused
+from tests.support.waiting import skip_time
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 NAMED = {"namespace": "ns", "memory": "m"}
@@ -460,8 +463,10 @@ async def test_health_watch_reports_services_and_ends_with_server(wire: Wire) ->
     assert (await refused(stub.Check(health_pb2.HealthCheckRequest(service="x")))).code is grpc.StatusCode.NOT_FOUND
     watching = stub.Watch(health_pb2.HealthCheckRequest(service="memstream.v1.StreamService"))
     assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
-    await wire.server.stop(0.1)
+    stopping = asyncio.create_task(wire.server.stop(GRACE_S))
     assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watching.cancel()
+    await stopping
 
 
 async def test_a_port_in_use_is_refused(engine: Any) -> None:
@@ -475,9 +480,11 @@ async def test_a_port_in_use_is_refused(engine: Any) -> None:
 
 async def test_stop_ends_streams_in_band_first(wire: Wire) -> None:
     call = await wire.observe()
-    await wire.server.stop(1.0)
+    stopping = asyncio.create_task(wire.server.stop(2 * GRACE_S))
     assert (await call.next()).HasField("going_away")
+    skip_time(GRACE_S)
     assert (await call.error()).reason == "SHUTTING_DOWN"
+    await stopping
 
 
 async def test_streams_are_bounded(engine: Any) -> None:

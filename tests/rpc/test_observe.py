@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -12,6 +11,7 @@ from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import ListFragmentsRequest
 from memstream_server.engine.errors import BacklogFull, StorageIsFull
+from memstream_server.rpc.observe import ObserveStream
 from tests.rpc.wire import ObserveCall, Wire, refused, unpacked, until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -325,24 +325,38 @@ async def test_newer_stream_of_producer_ends_the_older(wire: Wire) -> None:
     await newer.ack(lambda ack: ack.stored == 1)
 
 
-async def test_more_than_the_window_is_refused(wire: Wire, script: Any) -> None:
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of observations in the batches that streams have compared with their window so far."""
+    seen: list[int] = []
+    check = ObserveStream._check_window
+
+    def noted(stream: ObserveStream, count: int, size: int) -> None:
+        seen.append(count)
+        check(stream, count, size)
+
+    monkeypatch.setattr(ObserveStream, "_check_window", noted)
+    return seen
+
+
+async def test_more_than_the_window_is_refused(wire: Wire, script: Any, checked: list[int]) -> None:
     script.receiving.clear()
     call = await wire.observe()
     await call.batch(1, *["x"] * 16)
     await call.batch(17, *["x"] * 16)
     await call.batch(33, "x")
-    await asyncio.sleep(0.3)  # the server reads it before it receives the others
+    await until(lambda: checked == [16, 16, 1])  # the server reads it before it receives the others
     script.receiving.set()
     error = await call.error()
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "WINDOW_EXCEEDED")
 
 
-async def test_the_window_counts_bytes_too(wire: Wire, script: Any) -> None:
+async def test_the_window_counts_bytes_too(wire: Wire, script: Any, checked: list[int]) -> None:
     script.receiving.clear()
     call = await wire.observe()
     await call.batch(1, *["x" * 2_048] * 16)
     await call.batch(17, *["x" * 2_048] * 16)
-    await asyncio.sleep(0.3)
+    await until(lambda: checked == [16, 16])
     script.receiving.set()
     error = await call.error()
     assert (error.reason, "bytes" in error.message) == ("WINDOW_EXCEEDED", True)
@@ -386,7 +400,10 @@ async def test_a_malformed_batch_ends_the_stream(wire: Wire, first: int, count: 
         ],
     ],
 )
-async def test_messages_out_of_order_are_refused(wire: Wire, messages: list[dict[str, Any]]) -> None:
+async def test_messages_out_of_order_are_refused(
+    wire: Wire, messages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memstream_server.rpc.observe.AFTER_CLOSE_S", 60.0)
     call = wire.streams.Observe()
     for message in messages:
         await call.write(pb.ObserveRequest(**message))
@@ -469,6 +486,8 @@ async def test_draining_notifies_stream_and_still_stores(wire: Wire) -> None:
 async def test_stream_is_ended_after_the_grace_period(wire: Wire) -> None:
     call = await wire.observe()
     wire.drain.begin()
+    assert (await call.next()).WhichOneof("message") == "going_away"
+    wire.end_grace()
     error = await call.error()
     assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
     # Writes nothing: grpc.aio's client reports INTERNAL for a write into a call that has just ended.

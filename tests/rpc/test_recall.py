@@ -12,7 +12,9 @@ import pytest
 
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.rpc.calls import wait_limit_s
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
+from tests.support.waiting import skip_time
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -349,7 +351,8 @@ async def test_timeout_of_single_query(told: Wire, script: Any) -> None:
 
 
 @pytest.mark.parametrize("late", ["query", "cancel", "close", "open"])
-async def test_message_after_close_is_refused(told: Wire, late: str) -> None:
+async def test_message_after_close_is_refused(told: Wire, late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstream_server.rpc.recall.AFTER_CLOSE_S", 60.0)
     messages: dict[str, Any] = {
         "query": pb.RecallQuery(query_id="q", text="fact"),
         "cancel": pb.RecallCancel(query_id="q"),
@@ -460,6 +463,7 @@ async def test_draining_notifies_and_answers_queries_in_flight(told: Wire, scrip
     assert (await call.next()).HasField("going_away")
     script.recalling.set()
     await answer(call, "q")
+    told.end_grace()
     assert (await call.error()).reason == "SHUTTING_DOWN"
 
 
@@ -477,10 +481,20 @@ async def test_one_query_by_itself(told: Wire) -> None:
     assert list((await refused(told.streams.RecallOnce(once(limit=-1)))).fields) == ["query.limit"]
 
 
-async def test_unreached_revision_names_current_revision(told: Wire) -> None:
+async def test_unreached_revision_names_current_revision(told: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = asyncio.Event()
+
+    def noted(time_remaining_s: float) -> float:
+        waiting.set()
+        return wait_limit_s(time_remaining_s)
+
+    monkeypatch.setattr("memstream_server.rpc.recall.wait_limit_s", noted)
     request = pb.RecallOnceRequest(
         namespace="ns", memory="m", query=pb.RecallQuery(text="fact", min_revision=1_000_000)
     )
-    error = await refused(told.streams.RecallOnce(request, timeout=3))
+    asked = asyncio.ensure_future(refused(told.streams.RecallOnce(request, timeout=60)))
+    await waiting.wait()
+    skip_time(60)  # for the server; the client's time limit is measured by gRPC, and must come later than the answer
+    error = await asked
     assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "REVISION_NOT_REACHED")
     assert 0 < int(error.metadata["revision"]) < 1_000_000

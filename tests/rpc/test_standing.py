@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -13,6 +12,7 @@ from memstream.v1 import memory_service_pb2, server_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.recall import standing_query
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
+from tests.support.waiting import skip_time
 
 pytestmark = pytest.mark.usefixtures("real")
 
@@ -96,15 +96,17 @@ async def test_standing_query_holds_its_id_and_a_slot(wire: Wire) -> None:
     assert (failed.query_id, unpacked(failed.status).reason) == ("q0", "QUERY_ID_IN_USE")
 
 
-async def test_timeout_of_standing_query_is_for_first_answer(wire: Wire) -> None:
+async def test_timeout_of_standing_query_is_for_first_answer(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     await observe(wire, "fact one")
     call = await wire.recall(done_in_recollections=True)
-    await call.query("late", "fact", subscribe=True, min_revision=1_000, timeout={"nanos": 50_000_000})
-    failed = (await call.next()).failed
+    with monkeypatch.context() as patched:
+        patched.setattr("memstream_server.rpc.recall.wait_limit_s", lambda _: 0.0)
+        await call.query("late", "fact", subscribe=True, min_revision=1_000, timeout={"seconds": 60})
+        failed = (await call.next()).failed
     assert (failed.query_id, unpacked(failed.status).reason) == ("late", "REVISION_NOT_REACHED")
-    await call.query("q", "fact", subscribe=True, timeout={"seconds": 1})
+    await call.query("q", "fact", subscribe=True, timeout={"seconds": 60})
     await change(call)
-    await asyncio.sleep(1.1)  # longer than its timeout
+    skip_time(61)
     await observe(wire, "fact two")
     assert (await change(call))[0].query_id == "q"
 
@@ -166,4 +168,5 @@ async def test_a_server_that_goes_away_says_so_and_ends(wire: Wire) -> None:
     await change(call)
     wire.drain.begin()
     assert (await call.next()).HasField("going_away")
+    wire.end_grace()
     assert (await call.error()).reason == "SHUTTING_DOWN"

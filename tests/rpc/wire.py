@@ -19,6 +19,7 @@ from memstream.v1.server_service_pb2_grpc import ServerServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.server import RpcServer
+from tests.support.waiting import skip_time
 
 T = TypeVar("T")
 
@@ -48,6 +49,13 @@ class Wire:
         call.opened = (await call.next()).opened
         return call
 
+    def end_grace(self) -> None:
+        """End the grace period of streams that drain, and that of streams that begin to drain later."""
+        grace_s = self.drain.grace_s
+        for drain in (self.drain, self.drain.memories):
+            drain.grace_s = 0.0
+        skip_time(grace_s)
+
     async def recall(self, **given: Any) -> RecallCall:
         """An open Recall stream."""
         call = RecallCall(self.streams.Recall())
@@ -68,7 +76,7 @@ class _Call:
 
     async def next(self) -> Any:
         """The next message; the call's error if it has ended with one; None at its end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             message = await self.call.read()
         return None if message is grpc.aio.EOF else message
 
@@ -121,8 +129,8 @@ class Refused:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits, at most five seconds, for a condition that other tasks fulfil."""
-    for _ in range(500):
+    """Waits, at most a minute, for a condition that other tasks fulfil."""
+    for _ in range(6_000):
         if condition():
             return
         await asyncio.sleep(0.01)
