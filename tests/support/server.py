@@ -17,11 +17,23 @@ from tests.support.journals import journal_url
 PEER_SECRET = "the secret of a test's servers, long enough"
 
 
+PORTS = range(20_000, 30_000)
+"""Ports that the kernel gives to no socket of its own choice: those begin at 32,768, on macOS at 49,152."""
+
+
 def free_address() -> str:
-    """A currently free loopback address, for a server that keeps its address across restarts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    """A loopback address for a server that keeps it across restarts. Only one process of tests gets it."""
+    for number in range(len(PORTS)):
+        port = PORTS[(os.getpid() * 101 + number) % len(PORTS)]
+        with socket.socket() as probe, socket.socket(type=socket.SOCK_DGRAM) as reservation:
+            try:
+                reservation.bind(("127.0.0.1", port))  # UDP: the server's own socket is TCP
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            reservation.detach()  # it stays open until this process ends
+            return f"127.0.0.1:{port}"
+    raise AssertionError("no port is free")
 
 
 class ServerProcess:
