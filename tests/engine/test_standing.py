@@ -25,6 +25,7 @@ from tests.engine.assembled import NAMESPACE, Assembled, assembled
 from tests.engine.memory import SettableClock, observation
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.scripts import until
+from tests.support.waiting import skip_time
 
 TEA = "Bob likes tea more than anything"
 QUERY = Query(text="What does Bob like?", limit=3)
@@ -172,11 +173,14 @@ async def test_edited_fragment_is_sent_again_forgotten_one_retracted(tmp_path: P
 
 
 async def test_expired_fragment_is_retracted_without_a_commit(tmp_path: Path) -> None:
-    settable = SettableClock()
-    async with memory(tmp_path, clock=Clock(settable.now_us)) as parts:
-        await observe(parts.engine, TEA, ttl_us=300_000)
+    settable, ttl_s = SettableClock(), 3_600
+    async with memory(tmp_path, clock=Clock(settable.now_us), maintenance_interval_s=10.0 * ttl_s) as parts:
+        parts.engine._watchers.quiet_s = 10.0 * ttl_s
+        await observe(parts.engine, TEA, ttl_us=ttl_s * 1_000_000)
         async with following(parts.engine) as follower:
             assert follower.contents == [TEA]
+            settable.offset_us += ttl_s * 1_000_000
+            skip_time(ttl_s)
             await until(lambda: follower.contents == [])
 
 
