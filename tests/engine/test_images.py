@@ -32,7 +32,7 @@ from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import observe
-from tests.engine.test_past import POLICIES, SMALL, WORDS, Walk, listed
+from tests.engine.test_past import POLICIES, SMALL, STEP_US, WORDS, Walk, listed
 from tests.support.faulty_journal import Fault
 from tests.support.journals import only_sqlite
 from tests.support.waiting import until
@@ -150,7 +150,7 @@ async def test_random_histories_answer_the_same(tmp_path: Path, kind: str, seed:
             for _ in range(drawn.randint(1, 6)):
                 await walked.step()
                 await parts.engine.recall(NAMESPACE, "joy", Query(walked.text()))
-                clock.offset_us += 1_000_000
+                clock.offset_us += STEP_US
             await leave_ram(parts.engine)
             if files(tmp_path):
                 await check_same(parts.engine)

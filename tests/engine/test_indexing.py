@@ -253,7 +253,7 @@ async def test_reconcile_finds_missing_rows_during_steady_writes(
 class SlowlyRead(MemoryIndex):
     """Lists a memory's ids slowly."""
 
-    async def ids(self, memory: str, model: str = "") -> list[str]:
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
         await asyncio.sleep(0.1)
         return await super().list_ids(memory, model)
 

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 WORDS = ["tea", "coffee", "Bob", "Ann", "moved", "Paris", "Rome", "likes", "sold", "garden?", "Monday", "blue", "7"]
 STEPS = 40
+STEP_US = 100_000_000
+TTL_US = 1_950_000_000
+"""Between two steps, so that the time that a busy machine takes expires nothing."""
 CERTAIN = with_value(DEFAULT, "conflicts.suspect", False)
 """Without suspicions: a change ends one, and the log does not say whether it changed words."""
 SMALL = with_value(with_value(CERTAIN, "short_term.capacity", 3), "history.versions", 100)
@@ -84,12 +87,12 @@ class Walk:
         await self.engine.wait_for_reinforcement()
 
     async def observe(self, *_: Sequence[Fragment]) -> None:
-        ttl_us = self.random.choice([None, None, 20_000_000])
+        ttl_us = self.random.choice([None, None, TTL_US])
         session = self.random.choice(["s", "t"])
         await observe(self.engine, observation(self.text(), session=session, ttl_us=ttl_us, speaker="Bob"))
 
     async def repeat(self, *_: Sequence[Fragment]) -> None:
-        await observe(self.engine, observation("Bob likes tea", ttl_us=20_000_000), observation("Ann likes tea"))
+        await observe(self.engine, observation("Bob likes tea", ttl_us=TTL_US), observation("Ann likes tea"))
 
     async def observe_key(self, *_: Sequence[Fragment]) -> None:
         key = self.random.choice(["k", "l"])
@@ -141,7 +144,7 @@ class Walk:
             self.clock.now_us(),
         )
         self.seen.setdefault(answers.recalled.revision, answers)
-        self.clock.offset_us += self.random.choice([0, 1_000_000])
+        self.clock.offset_us += self.random.choice([0, STEP_US])
 
 
 async def listed(engine: Engine, forgotten: bool, as_of: AsOf | None = None) -> list[Fragment]:

@@ -212,7 +212,11 @@ async def test_cancelled_open_still_supersedes_and_leaves_no_session(parts: Asse
     older = await opened(parts.engine)
     release = parts.journal.hold("open_producer")
     given_up = asyncio.create_task(opened(parts.engine))
-    await asyncio.sleep(0.01)
+
+    async def held() -> bool:
+        return parts.journal.written.count("open_producer") == 2
+
+    await until(held)
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     release()
