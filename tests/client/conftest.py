@@ -9,7 +9,7 @@ import pytest
 import memstream
 from tests.support.scripted_server import ScriptedServer
 
-RETRY = memstream.Retry(first_s=5.0, later_s=10.0, delay_min_s=0.01, delay_max_s=0.1)
+RETRY = memstream.Retry(first_s=60.0, later_s=60.0, delay_min_s=0.01, delay_max_s=0.1)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 @pytest.fixture
 async def client(server: ScriptedServer) -> AsyncIterator[memstream.Client]:
-    async with memstream.connect(server.target, token="secret", timeout_s=10.0, retry=RETRY) as connected:
+    async with memstream.connect(server.target, token="secret", timeout_s=60.0, retry=RETRY) as connected:
         yield connected
 
 

@@ -110,7 +110,7 @@ async def test_failing_source_ends_the_import(
         raise broken
 
     with pytest.raises(raised):
-        await asyncio.wait_for(client.import_("ns", source()), 5)
+        await asyncio.wait_for(client.import_("ns", source()), 60)
 
 
 async def test_call_retries_are_limited_by_time(server: ScriptedServer) -> None:

@@ -136,7 +136,7 @@ async def test_repeats_respect_a_smaller_window(memory: memstream.Memory, server
         server.window_observations, server.in_flight_max = 8, 0
         server.acking.set()
         await server.start(server.target)
-        await asyncio.wait_for(asyncio.gather(*sent[:-1]), 10)
+        await asyncio.wait_for(asyncio.gather(*sent[:-1]), 60)
         with pytest.raises(memstream.InvalidRequest):
             await sent[-1]
         assert (stream.received, server.in_flight_max) == (20, 8)
@@ -155,7 +155,7 @@ async def test_observation_over_a_smaller_window_is_rejected(memory: memstream.M
         server.acking.set()
         await server.start(server.target)
         with pytest.raises(memstream.InvalidRequest):
-            await asyncio.wait_for(blocked, 10)
+            await asyncio.wait_for(blocked, 60)
         assert (await stream.send("z")).sequence == 2
     assert [len(each) for each in server.contents()] == [400, 1]
 
@@ -213,7 +213,7 @@ async def test_stored_level_arrives_after_a_break(memory: memstream.Memory, serv
         await server.stop()
         server.storing.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # the new connection sends nothing
+        await asyncio.wait_for(sent, 60)  # the new connection sends nothing
         assert (stream.stored, stream.revision) == (1, 1)
 
 
@@ -226,9 +226,9 @@ async def test_indexed_level_arrives_after_a_break(memory: memstream.Memory, ser
         await server.stop()
         server.indexing.set()
         await server.start(server.target)
-        await asyncio.wait_for(flush, 10)
+        await asyncio.wait_for(flush, 60)
     async with memory.observe("p", ack_level=memstream.AckLevel.INDEXED) as stream:
-        await asyncio.wait_for(stream.flush(), 10)  # of an earlier process
+        await asyncio.wait_for(stream.flush(), 60)  # of an earlier process
 
 
 async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memory, server: ScriptedServer) -> None:
@@ -240,7 +240,7 @@ async def test_repeats_are_stored_before_they_are_indexed(memory: memstream.Memo
         await server.stop()
         server.acking.set()
         await server.start(server.target)
-        await asyncio.wait_for(sent, 10)  # must not wait for the index, which may be unavailable
+        await asyncio.wait_for(sent, 60)  # must not wait for the index, which may be unavailable
         assert (stream.received, stream.stored) == (1, 1)
 
 
@@ -252,7 +252,7 @@ async def test_flush_waiting_for_index_ends_with_stream(memory: memstream.Memory
         await until(lambda: stream.stored == 1)
         await stream.close()  # waits for the last acknowledgement
         with pytest.raises(memstream.StreamClosed):
-            await asyncio.wait_for(flush, 10)
+            await asyncio.wait_for(flush, 60)
 
 
 async def test_rejected_items_are_distinguished(memory: memstream.Memory, server: ScriptedServer) -> None:

@@ -67,7 +67,7 @@ async def contents(parts: Assembled, name: str = "joy") -> list[str]:
 
 async def eventually(parts: Assembled, items: Sequence[NewObservation], **given: str) -> Progress:
     """Repeat the call until it is answered, as a client does."""
-    for _ in range(200):
+    for _ in range(3_000):
         try:
             return await batch(parts, items, **given)
         except JournalUnavailable:

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 T = TypeVar("T")
 Item = NewObservation | Refusal
-TRIES_MAX = 50
+TRIES_MAX = 2_000
 READS_MAX = 2
 """Failing reads per method: background tasks read now and then, so there is no last one."""
 BATCH = 3

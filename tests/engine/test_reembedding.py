@@ -52,7 +52,7 @@ async def test_cancel_then_kill_leaves_no_second_space(tmp_path: Path) -> None:
     async with assembled(tmp_path, models=models()) as parts:
         ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
-        await until(lambda: alone(parts.engine), deadline_s=5)
+        await until(lambda: alone(parts.engine))
 
 
 async def test_cancel_during_retry_pause_leaves_no_second_space(
@@ -72,7 +72,7 @@ async def test_cancel_during_retry_pause_leaves_no_second_space(
         await parts.engine.operations.cancel(operation.id)
         ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED
-        await until(lambda: alone(parts.engine), deadline_s=5)
+        await until(lambda: alone(parts.engine))
 
 
 async def test_missing_vector_behind_pages_of_refused_is_made_later(

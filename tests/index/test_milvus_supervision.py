@@ -89,7 +89,7 @@ async def test_failed_start_is_retried(starts: Starts) -> None:
     async def again() -> bool:
         return len(starts.children) == 2 and await index.is_healthy()
 
-    await until(again, deadline_s=5)
+    await until(again)
     await index.close()
 
 
