@@ -118,7 +118,9 @@ async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
 
 async def _indexed(metrics: str) -> bool:
     seen = await asyncio.to_thread(scrape_metrics, metrics)
-    return seen["memstream_indexed_seconds_count"] > 0 and seen["memstream_owned_memories"] == 1
+    indexed = seen["memstream_indexed_seconds_count"] > 0 and seen["memstream_outbox_depth"] == 0
+    ended = seen['memstream_streams{rpc="Observe"}'] == 0 and 'memstream_calls_total{code="OK",rpc="Observe"}' in seen
+    return indexed and ended and seen["memstream_owned_memories"] == 1
 
 
 def test_no_label_can_hold_what_a_user_names() -> None:

@@ -167,7 +167,7 @@ async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeSe
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("defects/joy")
             await memory.observe_batch([Observation("Bob likes tea", embedding=vector)])
-            fake.latency_s = 3.0
+            fake.hold()
             async with memory.observe("joy") as stream:
                 sent = await stream.send("Ann likes coffee")
                 await until(lambda: _asked(fake))
@@ -176,6 +176,7 @@ async def test_model_call_blocks_no_read_and_no_other_memory(make_server: MakeSe
                 await memory.update(labels={"mood": "calm"})  # an unrelated transition passes as well
                 assert await contents(memory) == ["Bob likes tea"]
                 assert not sent.done
+                fake.release()
                 await sent
             assert sorted(await contents(memory)) == ["Ann likes coffee", "Bob likes tea"]
 

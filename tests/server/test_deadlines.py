@@ -105,12 +105,12 @@ async def test_query_timeout_ends_work_of_model(server: ServerProcess, fake: Fak
 
 async def test_received_is_stored_after_caller_left(server: ServerProcess, fake: FakeOpenAI, path: str) -> None:
     async with memstream.connect(server.address) as client:
-        await client.create_memory(path)
-    fake.latency_s = 3.0
-    async with memstream.connect(server.address, timeout_s=1.0) as client:
-        memory = client.memory(path)
-        with pytest.raises(memstream.DeadlineExceeded):
-            await CALLS["ObserveBatch"](memory)
+        memory = await client.create_memory(path)
+        fake.hold()
+        async with memstream.connect(server.address, timeout_s=1.0) as hasty:
+            with pytest.raises(memstream.DeadlineExceeded):
+                await CALLS["ObserveBatch"](hasty.memory(path))
+        fake.release()
         await until(lambda: _holds(memory, ["Bob likes tea"]))
 
 

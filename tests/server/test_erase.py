@@ -7,7 +7,7 @@ import json
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import grpc.aio
@@ -41,7 +41,9 @@ def files_with(data_dir: Path, needles: Mapping[str, bytes]) -> dict[str, set[st
     """The needles found, with the names of the data files that contain them."""
     found: dict[str, set[str]] = {}
     for path in data_dir.rglob("*"):
-        if path.is_file():
+        if not path.is_file():
+            continue
+        with suppress(FileNotFoundError):  # the server removes files meanwhile
             data = path.read_bytes()
             for name, needle in needles.items():
                 if needle in data:

@@ -101,7 +101,7 @@ def using(make_server: MakeServer, fake: FakeOpenAI, **settings: str | float) ->
         "llm_base_url": fake.base_url,
         "llm_api_key": "sk-llm",
         "llm_retries": 0,
-        "llm_timeout_s": 2.0,
+        "llm_timeout_s": 60.0,
     }
     return make_server(**(given | settings))
 

@@ -95,10 +95,11 @@ async def test_scorer_that_recovers_is_shown_so(make_server: MakeServer) -> None
         server = await started(make_server(**settings))
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("status/joy")
-            fake.fail(*[Fault(status=503)] * 3)
+            fake.fail(*[Fault(status=503)] * 10_000)
             await memory.observe_batch(["Bob likes tea"])
             failing = await status_of(client, "scorer")
             assert (failing.state, failing.last_error) == (ModelState.FAILING, "HTTP 503 (scripted)")
+            fake.heal()
             await until(lambda: is_serving(client, "scorer"))  # the server retries its job
             recovered = await status_of(client, "scorer")
             assert (recovered.consecutive_failures, recovered.last_error) == (0, "")

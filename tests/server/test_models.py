@@ -36,7 +36,7 @@ def settings_for(fake: FakeOpenAI, **settings: str | float) -> dict[str, str | f
         "embedding_model": "fake-16",
         "embedding_api_key": "sk-test",
         "embedding_retries": 0,
-        "embedding_timeout_s": 1.0,
+        "embedding_timeout_s": 60.0,
     }
     return given | settings
 
@@ -106,7 +106,7 @@ async def test_dbgpt_profile_keeps_observations_received(make_server: MakeServer
         told = await memory.observe_batch(["one", "two"], producer="joy", first_sequence=1, ack_level=AckLevel.RECEIVED)
         assert (told.received, told.stored) == (2, 0)
         with pytest.raises(memstream.DeadlineExceeded):
-            await memory.observe_batch(["three"], producer="joy", first_sequence=3, timeout_s=1.0)
+            await memory.observe_batch(["three"], producer="joy", first_sequence=3, timeout_s=3.0)
         assert (await memory.stats()).backlog == 3
         with pytest.raises(memstream.BacklogFull) as raised:
             await memory.observe_batch(["four"], producer="joy", first_sequence=4, timeout_s=20)
@@ -137,7 +137,7 @@ async def test_slow_endpoint_delays_no_ack_and_no_other_memory(make_server: Make
     async with memstream.connect(server.address) as client:
         slow = await client.create_memory("models/slow")
         other = await client.create_memory("models/other")
-        fake.latency_s = 3.0
+        fake.hold()
         async with slow.observe("joy", ack_level=AckLevel.RECEIVED) as stream:
             sent = await stream.send("Bob likes tea")
             await stream.flush()
@@ -147,6 +147,7 @@ async def test_slow_endpoint_delays_no_ack_and_no_other_memory(make_server: Make
             assert [one.fragment.content for one in answer] == ["Ann likes coffee"]
             assert len(await slow.recall_once("tea", embedding=vector)) == 0
             assert not sent.done  # the model is still working: nothing above waited for it
+            fake.release()
             await sent
         assert await contents(slow) == ["Bob likes tea"]
 

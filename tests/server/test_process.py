@@ -66,7 +66,7 @@ async def test_a_killed_server_is_replaced_at_once(make_server: MakeServer) -> N
 
 
 async def test_sigterm_notifies_streams_and_exits_zero(make_server: MakeServer) -> None:
-    server = await started(make_server())
+    server = await started(make_server(drain_grace_s=60.0))
     async with memstream.connect(server.address) as client:
         await client.create_memory("process/joy")
     async with grpc.aio.insecure_channel(server.address) as channel:

@@ -47,7 +47,7 @@ def next_model(fake: FakeOpenAI, prefix: str = "next_") -> dict[str, str | float
         f"{prefix}embedding_base_url": fake.base_url,
         f"{prefix}embedding_model": NEXT,
         "embedding_retries": 0,
-        "embedding_timeout_s": 2.0,
+        "embedding_timeout_s": 60.0,
         "index_partitions": 2,
         "dense_in_memory_max": 40,
     }

@@ -90,6 +90,8 @@ class FakeOpenAI:
         self._faults: deque[Fault] = deque()
         self._now: Fault | None = None
         self._answers: deque[str] = deque()
+        self._released = asyncio.Event()
+        self._released.set()
         self._runner: web.AppRunner | None = None
         self.base_url = ""
 
@@ -104,6 +106,14 @@ class FakeOpenAI:
     def heal(self) -> None:
         """Drop the remaining faults."""
         self._faults.clear()
+
+    def hold(self) -> None:
+        """Answer nothing until `release`."""
+        self._released.clear()
+
+    def release(self) -> None:
+        """Answer the requests held, and later ones at once."""
+        self._released.set()
 
     def say(self, *answers: str) -> None:
         """Queue one answer for each of the next chat requests."""
@@ -148,6 +158,7 @@ class FakeOpenAI:
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
         try:
             await asyncio.sleep(self.latency_s + fault.delay_s)
+            await self._released.wait()
             if fault.endless_s is not None:
                 return await _send_endlessly(request, fault.endless_s)
             if (failed := self._fault_response(request, fault)) is not None:
