@@ -334,9 +334,14 @@ async def test_external_id_that_is_not_yet_received_may_be_superseded(tmp_path: 
         await create(parts.engine)
         release = parts.journal.hold("receive")
         calls = []
-        for item in (observation(PARIS, external_id="a"), observation(BERLIN, supersedes=("a",))):
-            calls.append(asyncio.create_task(observe(parts.engine, item, level=AckLevel.RECEIVED)))
-            await asyncio.sleep(0.05)
+        async with parts.engine._registry.use(*NAMED) as actor:
+            for item in (observation(PARIS, external_id="a"), observation(BERLIN, supersedes=("a",))):
+                calls.append(asyncio.create_task(observe(parts.engine, item, level=AckLevel.RECEIVED)))
+
+                async def submitted() -> bool:
+                    return actor.ingest.backlog == len(calls)
+
+                await until(submitted)
         release()
         await asyncio.gather(*calls)
         await until(lambda: _has(parts, 2))
