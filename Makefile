@@ -56,12 +56,12 @@ test-all: $(STAMP)  ## the tests that take long or need another toolchain; each 
 	  $(PYTEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
-	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
+	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} MEMSTREAM_CRASH_SEED=$${MEMSTREAM_CRASH_SEED:-0} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
 
 fuzz: $(STAMP)  ## 200,000 hostile calls by gRPC, 50,000 by HTTP, attacks of 10 s (FUZZ_CALLS, HTTP_FUZZ_CALLS, MEMSTREAM_FUZZ_SEED, MEMSTREAM_ATTACK_S)
 	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} MEMSTREAM_HTTP_FUZZ_CALLS=$${HTTP_FUZZ_CALLS:-50000} \
-	  MEMSTREAM_ATTACK_S=$${MEMSTREAM_ATTACK_S:-10} $(BIN)/python -m pytest -rA -n 2 --timeout 14400 \
+	  MEMSTREAM_FUZZ_SEED=$${MEMSTREAM_FUZZ_SEED:-0} MEMSTREAM_ATTACK_S=$${MEMSTREAM_ATTACK_S:-10} $(BIN)/python -m pytest -rA -n 2 --timeout 14400 \
 	  tests/rpc/test_fuzz_server.py tests/http_port/test_fuzz_http.py tests/access/test_attacks.py $(PYTEST_ARGS)
 
 check: $(STAMP)  ## style, types, layers, contract, generated files

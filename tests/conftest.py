@@ -19,9 +19,12 @@ stop_ignoring_interrupts()
 # A server that has to compile the package takes 0.3 s of CPU longer to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Two busy cores decide how long an example takes.
-settings.register_profile("untimed", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Two busy cores decide how long an example takes. A push fails for its own changes, not for an example that no earlier
+# run had drawn: those are for `--hypothesis-profile exploring`.
+untimed = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("exploring", untimed)
+settings.register_profile("repeatable", untimed, derandomize=True, database=None)
+settings.load_profile("repeatable")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

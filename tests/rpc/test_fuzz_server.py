@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from tests.server.conftest import WITH_INDEX
 from tests.support.fuzz_run import Caller, Report, run_calls
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.processes import resident_mib
+from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess
 
 CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
-SEED = int(os.environ.get("MEMSTREAM_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+SEED = seed_of("MEMSTREAM_FUZZ_SEED")
 SETTINGS: dict[str, str | float] = {
     **WITH_INDEX,
     "log_format": "json",

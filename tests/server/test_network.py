@@ -19,10 +19,11 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT, Producer, words
 from tests.support.relay import Relay
+from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
-SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+SEED = seed_of("MEMSTREAM_CRASH_SEED")
 CUTS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5")) * 4
 BYTES_MEAN = 6_000
 """Between two faults of a connection, in each direction: a few messages with their frames."""

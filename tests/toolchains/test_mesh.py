@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from tests.server.listing import contents
 from tests.server.producing import PATIENT
 from tests.support.certificates import Authority
 from tests.support.metrics import scrape_metrics
+from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
@@ -34,7 +34,7 @@ from tests.toolchains.programs import Absent
 
 pytestmark = pytest.mark.toolchain
 
-SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+SEED = seed_of("MEMSTREAM_CRASH_SEED")
 
 GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
 """The default time for calls to end."""

@@ -22,6 +22,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
+from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 from tests.toolchains.cable import Cable
@@ -30,7 +31,7 @@ from tests.toolchains.fleet import SHORT, Fleet, connect_clients
 pytestmark = pytest.mark.toolchain
 
 ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "4"))
-SEED = int(os.environ.get("MEMSTREAM_CRASH_SEED", random.randrange(10**6)))
+SEED = seed_of("MEMSTREAM_CRASH_SEED")
 
 
 # ---- servers that end
