@@ -115,9 +115,11 @@ async def test_delayed_refusal_meets_deadline_and_takes_no_slot(tmp_path: Path, 
     server = await started(make_server(**settings, caller_requests_per_s=1.0, calls_in_flight_max=2))
     async with (
         memstream.connect(server.address, token=keys["alice"], timeout_s=0.5) as alice,
+        memstream.connect(server.address, token=keys["alice"]) as patient,
         memstream.connect(server.address, token=keys["bob"]) as bob,
     ):
-        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        await patient.create_memory("a/joy")
+        mine, other = alice.memory("a/joy"), await bob.create_memory("b/joy")
         await until(lambda: refused_in_time(mine, other))
 
 
@@ -142,9 +144,11 @@ async def test_excess_requests_wait_on_streams_else_refused(tmp_path: Path, make
     loop = asyncio.get_running_loop()
     async with (
         memstream.connect(server.address, token=keys["alice"], timeout_s=1) as alice,
+        memstream.connect(server.address, token=keys["alice"]) as patient,
         memstream.connect(server.address, token=keys["bob"]) as bob,
     ):
-        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        await patient.create_memory("a/joy")
+        mine, other = alice.memory("a/joy"), await bob.create_memory("b/joy")
         began_s = loop.time()
         async with mine.recall() as stream:
             answers = [asyncio.create_task(stream.query(f"number {number}", timeout_s=60)) for number in range(60)]
@@ -163,9 +167,11 @@ async def test_each_ranking_of_a_standing_query_is_a_request(tmp_path: Path, mak
     server = await started(make_server(**settings, caller_requests_per_s=20.0))
     async with (
         memstream.connect(server.address, token=keys["alice"]) as alice,
+        memstream.connect(server.address, token=keys["alice"]) as patient,
         memstream.connect(server.address, token=keys["bob"]) as bob,
     ):
-        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        await patient.create_memory("a/joy")
+        mine, other = alice.memory("a/joy"), await bob.create_memory("b/joy")
         async with mine.observe("p") as teller, mine.recall() as recalls, AsyncExitStack() as stack:
             for number in range(40):
                 await stack.enter_async_context(recalls.subscribe(f"number {number}"))
@@ -198,9 +204,11 @@ async def test_excess_stream_data_is_slowed_and_kept(tmp_path: Path, make_server
     loop = asyncio.get_running_loop()
     async with (
         memstream.connect(server.address, token=keys["alice"]) as alice,
+        memstream.connect(server.address, token=keys["alice"]) as patient,
         memstream.connect(server.address, token=keys["bob"]) as bob,
     ):
-        mine, other = await alice.create_memory("a/joy"), await bob.create_memory("b/joy")
+        await patient.create_memory("a/joy")
+        mine, other = alice.memory("a/joy"), await bob.create_memory("b/joy")
         began_s = loop.time()
         async with mine.observe("p") as stream:
             for number in range(150):

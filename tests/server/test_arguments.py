@@ -147,7 +147,8 @@ def test_asynchronous_calls_succeed_or_are_refused(target: str) -> None:
         memory, conversation = client.memory(name), client.conversation("fuzz/talk")
 
         async def opened() -> list[Argument]:
-            await client.create_memory(name)
+            async with memstream.connect(target) as patient:
+                await patient.create_memory(name)
             observing = await stack.enter_async_context(memory.observe("fuzz"))
             recalling = await stack.enter_async_context(memory.recall())
             agent = memstream.agent.AgentMemory(memory, conversation)
@@ -184,8 +185,10 @@ ENTERED = (
 
 def test_blocking_calls_succeed_or_are_refused(target: str) -> None:
     name = f"fuzz/{uuid.uuid4().hex}"
+    with memstream.sync.connect(target) as patient:
+        patient.create_memory(name)
     with memstream.sync.connect(target, timeout_s=1.0) as client:
-        memory = client.create_memory(name)
+        memory = client.memory(name)
         talk = client.conversation(name)
         # A call may delete the memory, and then the end of its streams raises.
         with only_memstream_errors(), memory.observe("blocking") as observing, memory.recall() as recalling:
