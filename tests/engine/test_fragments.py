@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -304,32 +305,31 @@ async def test_reindexed_fragment_is_found_before_the_index_shows_it(tmp_path: P
         tmp_path, clock=clock, dense_in_memory_max=0, index_overlay_s=overlay_s, lease_s=600.0
     ) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
-
-        async def check_written(rows: int) -> None:
-            """The indexer has written so many rows and has noted when, which it does last."""
-            await check_index(parts, "joy")
-
-            async def noted() -> bool:
-                return parts.engine._indexer._written >= rows
-
-            await until(noted)
-
         id_, *others = await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons")))
-        await check_written(2)
         async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+            overlays = parts.engine._indexer.overlays
+
+            async def flushed(*ids: str) -> None:
+                """Wait until the overlay's time of these has started: shortly after the outbox is empty."""
+
+                async def timed() -> bool:
+                    return Counter(overlays.list_unsettled(actor.uid)) >= Counter(ids)
+
+                await check_index(parts, "joy")
+                await until(timed)
 
             async def left() -> list[str]:
                 return [one for one in (id_, *others) if one in actor.working.fresh]
 
             async def at(part: float, text: str) -> None:
                 now_s[0] = part * overlay_s
-                await observe(parts.engine, text)  # the indexer checks the time when it has work
-                await check_index(parts, "joy")
+                await flushed(*await observe(parts.engine, text))  # the indexer checks the time when it has work
 
+            await flushed(id_, *others)
             assert await left() == [id_, *others]
             now_s[0] = 0.5 * overlay_s
             await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
-            await check_written(3)
+            await flushed(id_, id_, *others)
             await at(1.1, "foxes bark")
 
             async def others_let_go() -> bool:

@@ -27,9 +27,9 @@ REQUEST_ID = "x-request-id"
 DEADLINE_MARGIN_S = 0.5
 """A waiting call gives up this long before its deadline (at most a fifth of its time), so that the status arrives in
 time."""
-AFTER_CLOSE_S = 0.25
+AFTER_CLOSE_S = 0.2
 """How long a stream waits, after `close`, for the end of the request stream; it refuses messages that arrive instead.
-The clients end it at once. Between two messages of a client that makes this error, a busy machine may stall."""
+"""
 _REQUEST_ID_FORMAT = re.compile(r"[\x21-\x7e]{1,64}")
 _OUR_PREFIX = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]
