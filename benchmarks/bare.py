@@ -152,14 +152,16 @@ class Messages:
             formula="",
         )
 
+    def build(self) -> list[pb.RecallResponse]:
+        """The answer's messages."""
+        done = queries.done_response("1", self._answer, False)
+        parts = queries.recollection_responses("1", self._answer, False, done)
+        return [pb.RecallResponse(recollections=part) for part in parts]
+
     def time_round_trip(self) -> float:
         """Seconds to build, serialise, parse and read one answer."""
         began = time.perf_counter()
-        done = queries.done_response("1", self._answer, False)
-        sent = [
-            pb.RecallResponse(recollections=part)
-            for part in queries.recollection_responses("1", self._answer, False, done)
-        ]
+        sent = self.build()
         read = [pb.RecallResponse.FromString(each.SerializeToString()).recollections for each in sent]
         answer_from_wire(read, read[-1].done)
         return time.perf_counter() - began

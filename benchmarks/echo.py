@@ -1,6 +1,6 @@
 """A bare gRPC echo of Observe and Recall messages, in a separate process like memstream.
 
-Run as a program (`python echo.py PORT_FILE`), it is that process.
+Run as a program (`python echo.py PORT_FILE [probed]`), it is that process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _serialise(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def _serve_echo(port_file: Path) -> None:
+async def _serve_echo(port_file: Path, probed: bool) -> None:
     server = grpc.aio.server(options=_OPTIONS)
     stream: Any = grpc.stream_stream_rpc_method_handler  # its type covers threaded handlers only
     handlers = {
@@ -59,7 +59,8 @@ async def _serve_echo(port_file: Path) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Echo", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    Probe(port_file.with_suffix(".pauses")).start()
+    if probed:
+        Probe(port_file.with_suffix(".pauses")).start()
     part = port_file.with_suffix(".part")
     part.write_text(f"127.0.0.1:{port}", "utf-8")
     part.replace(port_file)
@@ -71,15 +72,17 @@ Ask = Callable[[], Awaitable[float]]
 
 
 class EchoServer:
-    """The echo in its own process, with the same event-loop probe as the server."""
+    """The echo in its own process; with `probed`, with the same event-loop probe as the server."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, *, probed: bool = True) -> None:
         self.address = ""
+        self._probed = probed
         self._port_file = scratch / "echo.address"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen([sys.executable, __file__, str(self._port_file)])
+        probed = ["probed"] if self._probed else []
+        self._process = subprocess.Popen([sys.executable, __file__, str(self._port_file), *probed])
         until = time.monotonic() + 60
         while not self._port_file.exists():
             if self._process.poll() is not None or time.monotonic() > until:
@@ -152,4 +155,4 @@ async def _exchange_all(call: Any, messages: Sequence[pb.ObserveRequest]) -> Non
 
 if __name__ == "__main__":
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    asyncio.run(_serve_echo(Path(sys.argv[1])))
+    asyncio.run(_serve_echo(Path(sys.argv[1]), "probed" in sys.argv[2:]))
