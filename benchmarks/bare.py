@@ -155,8 +155,7 @@ class Messages:
     def build(self) -> list[pb.RecallResponse]:
         """The answer's messages."""
         done = queries.done_response("1", self._answer, False)
-        parts = queries.recollection_responses("1", self._answer, False, done)
-        return [pb.RecallResponse(recollections=part) for part in parts]
+        return list(queries.recollection_responses("1", self._answer, False, done))
 
     def time_round_trip(self) -> float:
         """Seconds to build, serialise, parse and read one answer."""

@@ -243,11 +243,11 @@ class RecallStream:
         answer = await _limit_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
         done = queries.done_response(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
-        for part in queries.recollection_responses(message.query_id, answer, message.explain, inside):
+        for response in queries.recollection_responses(message.query_id, answer, message.explain, inside):
             if not self._is_wanted(message):
                 return
-            over = message.query_id if part.HasField("done") else ""
-            await self._write_message(pb.RecallResponse(recollections=part), over)
+            over = message.query_id if response.recollections.HasField("done") else ""
+            await self._write_message(response, over)
         if inside is None and self._is_wanted(message):
             await self._write_message(pb.RecallResponse(done=done), message.query_id)
 

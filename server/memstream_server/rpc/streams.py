@@ -132,11 +132,8 @@ class StreamService:
         answer = await recall.recall_once(
             self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )
-        whole = pb.Recollections(query_id=query_id)
+        response = pb.RecallOnceResponse(done=queries.done_response(query_id, answer, query.token_budget > 0))
         for part in queries.recollection_responses(query_id, answer, query.explain):
-            whole.MergeFrom(part)
-        response = pb.RecallOnceResponse(
-            recollections=whole, done=queries.done_response(query_id, answer, query.token_budget > 0)
-        )
+            response.recollections.MergeFrom(part.recollections)
         recall.check_size(response, limits)
         return response

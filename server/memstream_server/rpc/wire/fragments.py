@@ -33,26 +33,32 @@ _CONDITIONS_MAX = 1_000
 
 def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.Fragment:
     """A fragment as clients see it."""
-    message = fragment_pb2.Fragment(
-        id=fragment.id,
-        kind=KINDS.to_number(fragment.kind),
-        tier=TIERS.to_number(fragment.tier),
-        merged_text=merged_text,
-        speaker=fragment.speaker,
-        session=fragment.session,
-        importance=fragment.importance,
-        access_count=fragment.access_count,
-        enhancement_count=fragment.enhancement_count,
-        duplicate_count=fragment.duplicate_count,
-        sources=fragment.sources,
-        pinned=fragment.pinned,
-        external_id=fragment.external_id,
-        model=fragment.model,
-        etag=fragment_etag(fragment),
-        token_count=fragment.token_count,
-        superseded_by=fragment.superseded_by,
-        supersedes=fragment.supersedes,
-    )
+    message = fragment_pb2.Fragment(merged_text=merged_text)
+    write_fragment(message, fragment)
+    return message
+
+
+def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
+    """Write a fragment into an empty message, in less time than a constructor and a copy take."""
+    message.id = fragment.id
+    message.kind = KINDS.to_number(fragment.kind)
+    message.tier = TIERS.to_number(fragment.tier)
+    message.speaker = fragment.speaker
+    message.session = fragment.session
+    message.importance = fragment.importance
+    message.access_count = fragment.access_count
+    message.model = fragment.model
+    message.etag = fragment_etag(fragment)
+    message.enhancement_count = fragment.enhancement_count
+    message.duplicate_count = fragment.duplicate_count
+    message.pinned = fragment.pinned
+    message.external_id = fragment.external_id
+    message.token_count = fragment.token_count
+    message.superseded_by = fragment.superseded_by
+    if fragment.sources:
+        message.sources.extend(fragment.sources)
+    if fragment.supersedes:
+        message.supersedes.extend(fragment.supersedes)
     if fragment.structured is None:
         message.content = fragment.content
     else:
@@ -73,7 +79,6 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
         scalars.write_time(message.valid_until, fragment.valid_until_us)
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
-    return message
 
 
 def version_message(version: Version) -> memory_service_pb2.FragmentVersion:

@@ -89,32 +89,45 @@ def recollection_responses(
     explain: bool,
     done: pb.RecallDone | None = None,
     ranks: Iterable[int] | None = None,
-) -> Iterator[pb.Recollections]:
+) -> Iterator[pb.RecallResponse]:
     """The answer's fragments, in one or more messages of about PART_BYTES; the last one has `done`.
 
-    `ranks` are the ranks of these fragments if they are not the whole answer.
+    `ranks` are the ranks of these fragments if they are not the whole answer. Fragments are written into the message
+    that is sent: each copy of an answer costs twice its serialisation.
     """
-    part = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
-    size = part.ByteSize()
+    response = pb.RecallResponse()
+    response.recollections.query_id = query_id
+    response.recollections.working_memory_ids.extend(answer.working_ids)
+    size = response.ByteSize()
     for rank, recollection in zip(count(1) if ranks is None else ranks, answer.recollections, strict=False):
-        message = _recollection(recollection, rank, answer.formula if explain else "")
-        more = message.ByteSize()
+        added = response.recollections.recollections.add()
+        _write_recollection(added, recollection, rank, answer.formula if explain else "")
+        more = added.ByteSize()
         if size + more > PART_BYTES and size:
-            yield part
-            part, size = pb.Recollections(query_id=query_id), 0
-        part.recollections.append(message)
+            full, response, size = response, _move_last(response, "recollections"), 0
+            yield full
         size += more
     for fragment in answer.working:
-        held = fragments.fragment_message(fragment)
+        held = response.recollections.working_memory.add()
+        fragments.write_fragment(held, fragment)
         more = held.ByteSize()
         if size + more > PART_BYTES and size:
-            yield part
-            part, size = pb.Recollections(query_id=query_id), 0
-        part.working_memory.append(held)
+            full, response, size = response, _move_last(response, "working_memory"), 0
+            yield full
         size += more
     if done is not None:
-        part.done.CopyFrom(done)
-    yield part
+        response.recollections.done.CopyFrom(done)
+    yield response
+
+
+def _move_last(full: pb.RecallResponse, name: str) -> pb.RecallResponse:
+    """A new part with the last entry of a list of a full part, which loses it."""
+    response = pb.RecallResponse()
+    response.recollections.query_id = full.recollections.query_id
+    entries = getattr(full.recollections, name)
+    getattr(response.recollections, name).append(entries[-1])
+    del entries[-1]
+    return response
 
 
 def change_responses(
@@ -125,8 +138,7 @@ def change_responses(
         yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
     end = done_response(query_id, change.answer, budgeted)
     end.ranking_ids.extend(change.ids)
-    for part in recollection_responses(query_id, change.answer, explain, end if inside else None, change.ranks):
-        yield pb.RecallResponse(recollections=part)
+    yield from recollection_responses(query_id, change.answer, explain, end if inside else None, change.ranks)
     if not inside:
         yield pb.RecallResponse(done=end)
 
@@ -159,25 +171,23 @@ def _interpreted_time(found: TimePhrase) -> pb.InterpretedTime:
     return message
 
 
-def _recollection(recollection: Recollection, rank: int, formula: str) -> pb.Recollection:
+def _write_recollection(message: pb.Recollection, recollection: Recollection, rank: int, formula: str) -> None:
     scored = recollection.scored
-    message = pb.Recollection(
-        fragment=fragments.fragment_message(recollection.fragment),
-        score=scored.score,
-        relevance=scored.relevance,
-        rank=rank,
-        truncated=recollection.truncated,
-        folded_ids=recollection.folded,
-        status=fragments.STATUSES.to_number(recollection.status),
-        suspicions=[suspicion_message(each, recollection.under) for each in recollection.suspicions],
-    )
+    fragments.write_fragment(message.fragment, recollection.fragment)
+    message.score, message.relevance, message.rank = scored.score, scored.relevance, rank
+    message.status = fragments.STATUSES.to_number(recollection.status)
+    if recollection.truncated:
+        message.truncated = True
+    if recollection.folded:
+        message.folded_ids.extend(recollection.folded)
+    if recollection.suspicions:
+        message.suspicions.extend(suspicion_message(each, recollection.under) for each in recollection.suspicions)
     for link in recollection.chain:
         added = message.chain.add(fragment_id=link.id, status=fragments.STATUSES.to_number(link.status))
         scalars.write_time(added.observe_time, link.observe_time_us)
     if formula:
         message.explanation.formula = formula
         message.explanation.parts.extend(_part(part, scored.cosine) for part in scored.parts)
-    return message
 
 
 def _part(part: Part, cosine: float | None) -> pb.ScorePart:

@@ -53,7 +53,7 @@ def replay_message(replay: Replay) -> pb.ReplayRecallResponse:
         budgeted = message.receipt.query.token_budget > 0
         message.done.CopyFrom(queries.done_response(message.receipt.query.query_id, answer, budgeted))
         for part in queries.recollection_responses("", answer, explain=True):
-            message.recollections.extend(part.recollections)
+            message.recollections.extend(part.recollections.recollections)
     return message
 
 
