@@ -32,6 +32,10 @@ class Filter:
     """Ids to leave out."""
 
 
+EVERYTHING = Filter()
+"""Selects all fragments."""
+
+
 def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are neither forgotten nor expired at `now_us`, bool[n]. `ttl_s` is the policy's."""
     return columns.alive & columns.is_unexpired(now_us, ttl_s)

@@ -295,6 +295,8 @@ def _with_time(query: Query, timeout_s: float | None, remaining_s: float | None)
 async def _limit_time(answering: Awaitable[T], timeout_s: float | None) -> T:
     """Raises QueryTimeout after `timeout_s`. Must not wrap reads or writes of a stream, because it would end the
     stream."""
+    if timeout_s is None:
+        return await answering
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await answering

@@ -8,7 +8,6 @@ applies the rows of small commits in one batch. Row by row costs several times a
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -71,7 +70,7 @@ class WorkingSet:
         self.suspicions = OpenSuspicions()
         self.claims = ClaimCache()
         self._dense_max = dense_max
-        self._recalled: OrderedDict[tuple[str, bytes], tuple[int, str]] = OrderedDict()
+        self._recalled: OrderedDict[tuple[str, int], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
         self._images = images
         self.image_revision = -1
@@ -298,7 +297,7 @@ class WorkingSet:
     def remember_recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
         """Remember the fragments that a session has just recalled."""
         for fragment in fragments:
-            key = (session, _digest_of(fragment.content))
+            key = (session, hash(fragment.content))
             self._recalled[key] = (now_us, fragment.id)
             self._recalled.move_to_end(key)
         oldest_us = now_us - self.record.policy.short_term.echo_window_s * 1_000_000
@@ -314,7 +313,7 @@ class WorkingSet:
         window_s = self.record.policy.short_term.echo_window_s
         if not window_s or not self._recalled:
             return ""
-        recalled = self._recalled.get((fragment.session, _digest_of(fragment.content)))
+        recalled = self._recalled.get((fragment.session, hash(fragment.content)))
         if recalled is None or fragment.create_time_us - recalled[0] > window_s * 1_000_000:
             return ""
         return recalled[1] if self.tier_of(recalled[1]) is not None and not self.is_forgotten(recalled[1]) else ""
@@ -380,8 +379,8 @@ class WorkingSet:
     def _forget_changed(self, contents: Mapping[str, str]) -> None:
         """Remove changed contents: repeating the old text is new information."""
         if contents and self._recalled:
-            digests = {id_: _digest_of(content) for id_, content in contents.items()}
-            for key in [key for key, (_, id_) in self._recalled.items() if digests.get(id_, key[1]) != key[1]]:
+            hashes = {id_: hash(content) for id_, content in contents.items()}
+            for key in [key for key, (_, id_) in self._recalled.items() if hashes.get(id_, key[1]) != key[1]]:
                 del self._recalled[key]
 
     def list_unsettled(self) -> list[str]:
@@ -430,10 +429,6 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
     return replace(state, sensory=stamp_tier(state.sensory), short_term=stamp_tier(state.short_term))
 
 
-def _oldest_us(recalled: OrderedDict[tuple[str, bytes], tuple[int, str]]) -> int:
+def _oldest_us(recalled: OrderedDict[tuple[str, int], tuple[int, str]]) -> int:
     """Time of the oldest recall."""
     return next(iter(recalled.values()))[0]
-
-
-def _digest_of(content: str) -> bytes:
-    return hashlib.blake2b(content.encode(), digest_size=16).digest()

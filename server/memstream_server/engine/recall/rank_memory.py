@@ -301,8 +301,9 @@ def rank_memory(
     computed. unread: if some cosines are estimates; while it wants any, the result is not to be used.
     """
     masks = find_masks(working, query, now_us)
-    allowed = masks.allowed
-    question = replace(question, outdated=masks.outdated)
+    allowed, superseded = masks.allowed, superseded_of(working, masks)
+    if masks.outdated is not None or superseded is not None:
+        question = replace(question, outdated=masks.outdated, superseded=superseded)
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return _rank_whole(working, query, question, allowed, cosines)
@@ -310,7 +311,6 @@ def rank_memory(
         return _rank_dbgpt(working, query, question, allowed, cosines, unread)
     legs = legs or working.lexical.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
-    question = replace(question, superseded=superseded_of(working, masks))
     if working.dense is not None:
         ranked = ranking.rank(columns, legs, cosines, question, weights, allowed, unread)
     else:

@@ -20,10 +20,10 @@ import structlog
 from msgspec import structs
 
 from memstream_server.core import ranking
-from memstream_server.core.budget import Fit, Item, fit
+from memstream_server.core.budget import Item, fit
 from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
-from memstream_server.core.filters import passes
+from memstream_server.core.filters import EVERYTHING, passes
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
@@ -351,10 +351,9 @@ class Recaller:
             missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
             found = replace(found, formula=formula, near_misses=missed + found.near_misses, degraded=late)
             ranked = ranked[: found.limit]
-        hits, held = [_budget_item(one) for _, one in ranked], [_budget_item(one) for one in short_term]
-        budget = query.token_budget
-        fitted = fit(hits, held, budget) if budget > 0 else Fit(tuple(hits), tuple(held))
-        answer = _build_answer(found, ranked, short_term, fitted, query, _suspicions_of(working))
+        answer = _build_answer(found, ranked, short_term, query, _suspicions_of(working))
+        if query.token_budget > 0:
+            answer = _fit_answer(answer, short_term, query)
         return _with_truth(answer, working, self._expiry_us(query))
 
 
@@ -387,11 +386,15 @@ def _suspected(working: WorkingSet) -> Suspected:
 
 def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
     """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
-    retention = working.record.policy.retention
-    held = [one.fragment for one in working.state.short_term]
-    if truth_of(working.record.policy, query) is Truth.CURRENT:
-        held = [one for one in held if one.status_at(now_us) is TruthStatus.CURRENT]
-    return [one for one in held if passes(one, query.filter) and not is_expired(one, now_us, retention)]
+    retention, chosen = working.record.policy.retention, None if query.filter == EVERYTHING else query.filter
+    current = truth_of(working.record.policy, query) is Truth.CURRENT
+    return [
+        one
+        for one in (held.fragment for held in working.state.short_term)
+        if not (current and one.status_at(now_us) is not TruthStatus.CURRENT)
+        and (chosen is None or passes(one, chosen))
+        and not is_expired(one, now_us, retention)
+    ]
 
 
 def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
@@ -436,11 +439,9 @@ def _build_answer(
     found: Found,
     ranked: Ranked,
     short_term: Sequence[Fragment],
-    fitted: Fit,
     query: Query,
     suspicions: OpenSuspicions,
 ) -> RecallAnswer:
-    kept = {item.id for item in fitted.ranked}
     recollections = [
         Recollection(
             fragment,
@@ -450,27 +451,42 @@ def _build_answer(
             under=found.under.get(scored.id, ()),
         )
         for scored, fragment in ranked
-        if scored.id in kept
     ]
+    kept = {scored.id for scored, _ in ranked}
+    return RecallAnswer(
+        revision=found.revision,
+        recollections=tuple(recollections),
+        working_ids=tuple([one.id for one in short_term]),
+        working=tuple([one for one in short_term if one.id not in kept]),
+        eligible=found.eligible,
+        considered=found.considered.candidates,
+        best_relevance=found.considered.best_relevance,
+        degraded=found.degraded,
+        near_misses=found.near_misses[: query.near_misses],
+        timings_s={},
+        tokens=0,
+        formula=found.formula,
+        interpreted=found.interpreted,
+    )
+
+
+def _fit_answer(answer: RecallAnswer, short_term: Sequence[Fragment], query: Query) -> RecallAnswer:
+    """What of the answer fits into the query's budget of tokens."""
+    hits = [_budget_item(one.fragment) for one in answer.recollections]
+    fitted = fit(hits, [_budget_item(one) for one in short_term], query.token_budget)
+    kept, removed = {item.id for item in fitted.ranked}, set(fitted.removed)
+    recollections = [one for one in answer.recollections if one.fragment.id in kept]
     if fitted.top_cut:
         first = recollections[0]
         cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
         recollections[0] = structs.replace(first, fragment=cut, truncated=True)
     working_ids = tuple(item.id for item in fitted.working)
-    removed = set(fitted.removed)
-    by_budget = tuple(NearMiss(scored, Stage.BUDGET) for scored, _ in ranked if scored.id in removed)
-    return RecallAnswer(
-        revision=found.revision,
+    by_budget = tuple(NearMiss(one.scored, Stage.BUDGET) for one in answer.recollections if one.scored.id in removed)
+    return structs.replace(
+        answer,
         recollections=tuple(recollections),
         working_ids=working_ids,
         working=tuple(one for one in short_term if one.id in set(working_ids) and one.id not in kept),
-        eligible=found.eligible,
-        considered=found.considered.candidates,
-        best_relevance=found.considered.best_relevance,
-        degraded=found.degraded,
-        near_misses=(by_budget + found.near_misses)[: query.near_misses],
-        timings_s={},
+        near_misses=(by_budget + answer.near_misses)[: query.near_misses],
         tokens=fitted.tokens,
-        formula=found.formula,
-        interpreted=found.interpreted,
     )

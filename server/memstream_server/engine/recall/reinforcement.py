@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -57,11 +57,11 @@ class Reinforcement:
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
         self._content: OrderedDict[tuple[str, str, int, str], Vector] = OrderedDict()
         """Vectors by memory, fragment, version and space; an imported memory has the fragment ids of its export."""
-        self._answers: asyncio.Queue[tuple[Actor, Query, RecallAnswer]] = asyncio.Queue()
+        self._answers: deque[tuple[Actor, Query, RecallAnswer]] = deque()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        loops = (self._answer_loop(), self._offer_loop(), self._access_loop())
+        loops = (self._offer_loop(), self._access_loop())
         self._tasks = [asyncio.create_task(each) for each in loops]
 
     async def stop(self) -> None:
@@ -69,8 +69,8 @@ class Reinforcement:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while not self._answers.empty():
-            self._handle_answer(*self._answers.get_nowait())
+        while self._answers:
+            self._handle_next_answer()
         await self._write_accesses()
 
     def queue_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
@@ -78,21 +78,17 @@ class Reinforcement:
 
         That is two event-loop iterations later: before the caller can react to the answer.
         """
-        self._answers.put_nowait((actor, query, answer))
+        self._answers.append((actor, query, answer))
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._handle_next_answer)  # a task would be resumed twice for each answer
 
-    async def _answer_loop(self) -> None:
-        while True:
-            await self._handle_next_answer()  # a function of its own: its locals keep no actor alive
-
-    async def _handle_next_answer(self) -> None:
-        queued = await self._answers.get()
-        await asyncio.sleep(0)  # the answer is sent in this iteration
+    def _handle_next_answer(self) -> None:
+        if not self._answers:
+            return  # handled earlier, by `stop` or `wait_for_offers`
         try:
-            self._handle_answer(*queued)
+            self._handle_answer(*self._answers.popleft())
         except Exception:  # one failing answer must not end all reinforcement
             log.exception("reinforcement_failed")
-        finally:
-            self._answers.task_done()
 
     def _handle_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
@@ -144,7 +140,8 @@ class Reinforcement:
 
     async def wait_for_offers(self) -> None:
         """Wait until every earlier offer has been decided."""
-        await self._answers.join()
+        while self._answers:
+            self._handle_next_answer()
         await self._offers.join()
 
     async def _make_offer(self, actor: Actor, fragments: tuple[Fragment, ...]) -> None:
