@@ -14,7 +14,7 @@ from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
-from memstream_server.core.filters import Filter, mask
+from memstream_server.core.filters import EVERYTHING, Filter, mask
 from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
 from memstream_server.core.policy import Policy, RankingRule, Truth
@@ -60,6 +60,8 @@ class Found:
     """
 
 
+_USUAL = Filter(tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
+"""What a recall selects without a filter."""
 Rank = Callable[[Cosines, Legs | None, Unread | None], Found]
 
 
@@ -194,7 +196,7 @@ def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
     """The filter's mask. Expiry and validity follow the server's clock; the query's `now` affects only recency."""
     recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
     if not chosen.tiers and not recalls_sensory:
-        chosen = replace(chosen, tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
+        chosen = _USUAL if chosen == EVERYTHING else replace(chosen, tiers=_USUAL.tiers)
     return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from google.protobuf.message import Message
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import EVERYTHING
 from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Part
 from memstream_server.core.time_phrases.recognition import TimePhrase
@@ -44,7 +44,7 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         else None,
         filter=fragments.read_filter(found, message.filter, limits, f"{prefix}filter")
         if message.HasField("filter")
-        else Filter(),
+        else EVERYTHING,
         min_revision=check.not_negative(found, f"{prefix}min_revision", message.min_revision),
         explain=message.explain,
         near_misses=int(
