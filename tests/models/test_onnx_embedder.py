@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memstream_server.adapters.models.onnx_embedder import BATCH_TEXTS, OnnxEmbedder, unit_means
+from memstream_server.adapters.models.onnx_embedder import BATCH_TEXTS, OnnxEmbedder, unit_vectors
 from memstream_server.adapters.models.onnx_files import OnnxModelError
+from memstream_server.core.fitted_weights import BGE_SMALL_EN_V1_5, MODEL
 from memstream_server.ports.models import ModelRefused
 from tests.support.tiny_bert import CONFIGURATION, make_tensors, write_published
 from tests.support.tiny_model import TABLE, write_model
@@ -110,8 +112,30 @@ async def test_exports_with_token_types_and_in_a_folder(tmp_path: Path) -> None:
     await made.close()
 
 
+async def test_the_first_token_is_the_vector_of_a_cls_model(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "tiny")
+    (directory / "1_Pooling").mkdir()
+    pooling = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    made = OnnxEmbedder(directory)
+    np.testing.assert_allclose(await made.embed(["coffee tea", "tea"]), [[0, 1, 0], [1, 0, 0]], atol=1e-6)
+    await made.close()
+
+
+async def test_a_known_model_has_its_own_weights(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "tiny")
+    other = OnnxEmbedder(directory)
+    (directory / "memstream.json").write_text('{"model": "bge-small-en-v1.5", "space": "bge"}')
+    known = OnnxEmbedder(directory)
+    for made, row, low in ((other, MODEL, 0.0), (known, BGE_SMALL_EN_V1_5, 0.4)):
+        model = await made.model()
+        assert (model.dense_weight, model.lexical_weight, model.context_weight) == (row.dense, row.lexical, row.context)
+        assert (model.cosine_low, model.similarity_min, model.weak_below) == (low, row.similarity_min, row.weak_below)
+        await made.close()
+
+
 def test_pooled_vectors_are_only_normalised() -> None:
-    found = unit_means(np.array([[3, 4], [1, 1]], np.float32), np.array([[1, 1], [0, 0]]))
+    found = unit_vectors(np.array([[3, 4], [1, 1]], np.float32), np.array([[1, 1], [0, 0]]))
     np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]], atol=1e-6)
 
 
@@ -139,7 +163,7 @@ def broken_config(directory: Path) -> None:
 
 def other_pooling(directory: Path) -> None:
     (directory / "1_Pooling").mkdir()
-    (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (directory / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
 
 
 def other_words(directory: Path) -> None:
@@ -165,7 +189,7 @@ def picture_model(directory: Path) -> None:
         (broken_model, "cannot be loaded"),
         (no_tokenizer, "tokenizer.json cannot be loaded"),
         (broken_config, "config.json cannot be read"),
-        (other_pooling, "another pooling"),
+        (other_pooling, "another pooling than mean or cls"),
         (picture_model, "asks for pixel_values"),
         (other_words, "gives no vectors"),
         (no_tokens, "gives no vectors"),

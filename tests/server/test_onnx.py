@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 import memstream
+from memstream_server.adapters.models.local import store
 from memstream_server.core.ranking import FORMULA
 from memstream_server.diagnosis.outside import check_embedding_model
 from memstream_server.settings import EmbeddingKind, Settings
@@ -45,10 +47,10 @@ async def test_a_server_embeds_by_itself(make_server: MakeServer, tmp_path: Path
 
 
 async def test_a_server_uses_the_installed_model(make_server: MakeServer, tmp_path: Path) -> None:
-    """Without one it says how to install it; with two it does not choose."""
+    """Without one it says how to install it; of two it uses the first installed, or the named one."""
     models_dir = tmp_path / "models"
     server = make_server(embedding="onnx", models_dir=str(models_dir))
-    with pytest.raises(AssertionError, match="run `memstream models install all-minilm-l6-v2`"):
+    with pytest.raises(AssertionError, match="run `memstream models install NAME`"):
         await started(server)
     model = write_published(tmp_path / "published")
     await asyncio.to_thread(install_model, model, models_dir, lambda line: None, source=tmp_path / "published")
@@ -61,9 +63,33 @@ async def test_a_server_uses_the_installed_model(make_server: MakeServer, tmp_pa
         await memory.observe_batch(["coffee", "tea"])
         assert (await memory.recall_once("tea", reinforce=False))[0].fragment.content == "tea"
     assert await stopped(server) == 0
+    add_second(models_dir)
+    await started(server)
+    assert f"{space}, 16 dimensions; installed first of other, tiny-bert" in server.log()
+    assert await stopped(server) == 0
+
+
+def add_second(models_dir: Path) -> None:
+    """A model "other" that was installed later, and whose name comes first."""
     shutil.copytree(models_dir / "tiny-bert", models_dir / "other")
-    with pytest.raises(AssertionError, match=r"set embedding_model_dir to one of .*other/int8, .*tiny-bert/int8"):
-        await started(server)
+    manifest = json.loads((models_dir / "other" / "model.json").read_text())
+    (models_dir / "other" / "model.json").write_text(json.dumps(manifest | {"installed": "2999-01-01T00:00:00+00:00"}))
+
+
+def test_a_name_chooses_among_the_installed_models(tmp_path: Path) -> None:
+    model = write_published(tmp_path / "published")
+    install_model(model, tmp_path, lambda line: None, source=tmp_path / "published")
+    add_second(tmp_path)
+    chosen = {name: store.choose_installed(tmp_path, name) for name in ("", "other", "other/float32", "tiny-bert/int8")}
+    assert {name: directory.relative_to(tmp_path).as_posix() for name, directory in chosen.items()} == {
+        "": "tiny-bert/int8",
+        "other": "other/int8",
+        "other/float32": "other/float32",
+        "tiny-bert/int8": "tiny-bert/int8",
+    }
+    for name in ("none", "other/int4"):
+        with pytest.raises(store.ModelNotInstalled, match=rf"names {name}, but .* has other, tiny-bert"):
+            store.choose_installed(tmp_path, name)
 
 
 def test_doctor_names_the_command_for_a_missing_model(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from memstream_server.adapters.models.local import catalog
-from memstream_server.adapters.models.local.catalog import CONFIG, PROBE, TOKENIZER, WEIGHTS, LocalModel
+from memstream_server.adapters.models.local.catalog import CONFIG, ONNX, PROBE, SAFETENSORS, TOKENIZER, LocalModel
 
 WORDS = ("[PAD]", "[UNK]", *PROBE.split(), "tea", "coffee", "rain")
 HIDDEN, HEADS, LAYERS, MIDDLE, POSITIONS = 16, 2, 2, 32, 8
@@ -114,7 +114,7 @@ def write_published(directory: Path, tensors: Tensors | None = None) -> LocalMod
 
     directory.mkdir(parents=True, exist_ok=True)
     tensors = make_tensors() if tensors is None else tensors
-    write_safetensors(directory / WEIGHTS, tensors)
+    write_safetensors(directory / SAFETENSORS, tensors)
     (directory / CONFIG).write_text(json.dumps(CONFIGURATION))
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -129,15 +129,64 @@ def write_published(directory: Path, tensors: Tensors | None = None) -> LocalMod
         languages="none",
         dimension=HIDDEN,
         tokens_max=POSITIONS,
-        files=tuple(_published(directory / name) for name in (WEIGHTS, TOKENIZER, CONFIG)),
-        wheels=(),
+        files=tuple(_published(directory / name) for name in (SAFETENSORS, TOKENIZER, CONFIG)),
+        archives=(),
         probe_vector=tuple((mean / np.linalg.norm(mean))[:6]),
+        measured=catalog.Measured((50.0, 60.0, 70.0), 0.1, 10_000),
     )
 
 
-def _published(file: Path) -> catalog.PublishedFile:
+def write_published_onnx(directory: Path) -> LocalModel:
+    """The same model as its authors would publish it in ONNX, without config.json, with the first token's vector."""
+    tensors = make_tensors()
+    model = write_published(directory, tensors)
+    for name in (SAFETENSORS, CONFIG):
+        (directory / name).unlink()
+    write_onnx(directory / ONNX, tensors)
+    ids = np.array([[WORDS.index(word) for word in PROBE.split()]])
+    first = encode(tensors, ids, np.ones_like(ids))[0, 0]
+    return replace(
+        model,
+        files=(_published(directory / ONNX, ONNX), _published(directory / TOKENIZER)),
+        probe_vector=tuple((first / np.linalg.norm(first))[:6]),
+        pooling="cls",
+        configuration=CONFIGURATION,
+    )
+
+
+def write_onnx(file: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write tensors as torch exports them: matrices are transposed and named by number, in any order of the addends."""
+    import onnx  # an extra
+    from onnx import helper, numpy_helper
+
+    held, nodes = [], []
+    for number, (name, tensor) in enumerate(tensors.items()):
+        bias = name.removesuffix("weight") + "bias"
+        if not name.endswith("weight") or tensor.ndim == 1 or bias not in tensors:
+            held.append(numpy_helper.from_array(tensor, name))
+            continue
+        held.append(numpy_helper.from_array(np.ascontiguousarray(tensor.T), f"onnx::MatMul_{number}"))
+        nodes.append(helper.make_node("MatMul", ["hidden", f"onnx::MatMul_{number}"], [f"product_{number}"]))
+        addends = [bias, f"product_{number}"][:: 1 if number % 3 else -1]
+        nodes.append(helper.make_node("Add", addends, [f"sum_{number}"]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(helper.make_graph(nodes, "torch", [], [], held)), str(file))
+
+
+def _published(file: Path, name: str = "") -> catalog.PublishedFile:
     data = file.read_bytes()
-    return catalog.PublishedFile(file.name, hashlib.sha256(data).hexdigest(), len(data))
+    return catalog.PublishedFile(name or file.name, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def write_jar(file: Path, model: LocalModel, files: Path) -> catalog.Jar:
+    """Write a jar with the published files, renamed as real ones do, and a class that is none."""
+    members = {each.name: f"tiny-{Path(each.name).name}" for each in model.files}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+        opened.writestr("dev/tiny/Model.class", b"no class")
+        for name, member in members.items():
+            opened.write(files / name, member)
+    return catalog.Jar("dev.tiny", "tiny-bert", "1.0", members, file.stat().st_size)
 
 
 def write_wheel(
@@ -162,14 +211,14 @@ def write_wheel(
     return catalog.Wheel(project, "1.0", f"{module}/model", archive.stat().st_size)
 
 
-def with_wheels(model: LocalModel, *wheels: catalog.Wheel) -> LocalModel:
+def with_wheels(model: LocalModel, *wheels: catalog.Archive) -> LocalModel:
     """The model, to be found in these wheels."""
-    return replace(model, wheels=wheels)
+    return replace(model, archives=wheels)
 
 
-def command(wheels: Sequence[catalog.Wheel], *words: str) -> list[str]:
+def command(wheels: Sequence[catalog.Archive], *words: str) -> list[str]:
     """A command line of `memstream models WORDS` in a process whose table has the tiny model as well."""
-    named = [f"{each.project}:{each.folder}" for each in wheels]
+    named = [f"{each.project}:{each.folder}" for each in wheels if isinstance(each, catalog.Wheel)]
     return [sys.executable, "-m", "tests.support.tiny_bert", ",".join(named), "models", *words]
 
 

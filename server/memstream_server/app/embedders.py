@@ -19,6 +19,8 @@ from memstream_server.settings import EmbeddingKind, Settings
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Default base URL of model endpoints."""
+OPENAI_MODEL = "text-embedding-3-small"
+"""Default model of an endpoint."""
 
 
 Spending = Callable[[float], None]
@@ -36,6 +38,11 @@ class EmbedderSettings:
     headers: SecretStr
     query: SecretStr
 
+    @property
+    def endpoint_model(self) -> str:
+        """The model to request from an endpoint."""
+        return self.model or OPENAI_MODEL
+
 
 @dataclass(frozen=True, slots=True)
 class EmbedderKind:
@@ -43,7 +50,7 @@ class EmbedderKind:
 
     build: Callable[[EmbedderSettings, Settings, Spending], Embedder]
     remote: bool = False
-    """It asks an endpoint. `embedding_model` then names its space, and only the first start asks for the dimension."""
+    """It asks an endpoint. The requested model names its space, and only the first start asks for the dimension."""
 
 
 def current_embedder(settings: Settings) -> EmbedderSettings:
@@ -70,6 +77,16 @@ def next_embedder(settings: Settings) -> EmbedderSettings:
     )
 
 
+def explain_choice(settings: Settings) -> str:
+    """What chose among several installed models, if the settings name none; else empty."""
+    if settings.embedding is not EmbeddingKind.ONNX or settings.embedding_model_dir or settings.embedding_model:
+        return ""
+    from memstream_server.adapters.models.local.store import list_installed
+
+    names = [model.name for model in list_installed(settings.models_dir)]
+    return f"; installed first of {', '.join(names)}, embedding_model names another" if len(names) > 1 else ""
+
+
 def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
     from memstream_server.adapters.models.hashing import HashingEmbedder
 
@@ -77,12 +94,12 @@ def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending
 
 
 def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
-    from memstream_server.adapters.models.local.store import ModelNotInstalled, only_installed
+    from memstream_server.adapters.models.local.store import ModelNotInstalled, choose_installed
     from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
 
     try:
-        return OnnxEmbedder(chosen.model_dir or only_installed(settings.models_dir))
+        return OnnxEmbedder(chosen.model_dir or choose_installed(settings.models_dir, chosen.model))
     except (ModelNotInstalled, OnnxModelError) as error:
         raise StartError(str(error)) from error
 
@@ -93,7 +110,7 @@ def _build_openai(chosen: EmbedderSettings, settings: Settings, spent: Spending)
 
     return OpenAIEmbedder(
         OpenAIEmbedding(
-            model=chosen.model,
+            model=chosen.endpoint_model,
             base_url=chosen.base_url or OPENAI_URL,
             api_key=chosen.api_key.get_secret_value(),
             headers=headers_of(chosen.headers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memstream_server.app.embedders import EMBEDDERS
+from memstream_server.app.embedders import EMBEDDERS, current_embedder
 from memstream_server.app.errors import StartError
 from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models
@@ -45,7 +45,7 @@ async def record_space(journal: SqlJournal, embedder: Embedder, settings: Settin
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
     recorded = await journal.get_space()
     if recorded is not None and EMBEDDERS[settings.embedding].remote:
-        return recorded, EmbeddingModel(name=settings.embedding_model, dimension=recorded.dimension)
+        return recorded, EmbeddingModel(name=current_embedder(settings).endpoint_model, dimension=recorded.dimension)
     try:
         model = await embedder.model()
     except ModelUnavailable as error:

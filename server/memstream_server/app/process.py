@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from memstream_server.app.embedders import explain_choice
 from memstream_server.app.running import address_written, run_server
 from memstream_server.settings import Settings
 
@@ -50,7 +51,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         announce(f"memstream listens on {server.address}")
         announce(f"  data       {settings.data_dir}")
         announce(f"  journal    {info.journal}")
-        announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions")
+        announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions{explain_choice(settings)}")
         announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM rates it)'}")
         announce(f"  insights   {info.insight_model or 'none (no LLM derives them)'}")
         announce(f"  index      {info.index}")

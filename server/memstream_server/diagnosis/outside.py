@@ -71,7 +71,7 @@ def _configured_model(settings: Settings) -> tuple[str, int, str]:
     """Name and dimension (0: unknown) of the settings' model, or why it is not available."""
     kind = EMBEDDERS[settings.embedding]
     if kind.remote:
-        return settings.embedding_model, 0, ""
+        return current_embedder(settings).endpoint_model, 0, ""
     try:
         model = asyncio.run(kind.build(current_embedder(settings), settings, lambda _tokens: None).model())
     except StartError as error:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.fitted_weights import MODEL
+from memstream_server.core.fitted_weights import MODEL, FittedWeights
 from memstream_server.core.suspicions import Claim, ConflictDecision
 from memstream_server.ports.journal.rows import Terms
 
@@ -75,6 +75,23 @@ class EmbeddingModel:
     """Best relevance below which an answer is marked weak."""
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
+
+
+def fitted_model(name: str, dimension: int, fitted: FittedWeights, *, instant: bool = False) -> EmbeddingModel:
+    """A model whose cosines are read with these weights."""
+    return EmbeddingModel(
+        name=name,
+        dimension=dimension,
+        cosine_low=fitted.cosine_low,
+        similarity_min=fitted.similarity_min,
+        dense_weight=fitted.dense,
+        lexical_weight=fitted.lexical,
+        context_weight=fitted.context,
+        reply_factor=fitted.reply,
+        time_weight=fitted.time,
+        weak_below=fitted.weak_below,
+        instant=instant,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -26,9 +26,13 @@ class EmbeddingSettings(BaseModel):
     embedding_model_dir: Path | None = setting(
         None,
         "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx]); unset is "
-        "the installed model of `models_dir`",
+        "the model `embedding_model` of `models_dir`",
     )
-    embedding_model: str = setting("text-embedding-3-small", "model to request from the endpoint")
+    embedding_model: str = setting(
+        "",
+        "openai: model to request from the endpoint, empty is text-embedding-3-small; onnx: installed model, NAME or "
+        "NAME/float32, empty is the one that was installed first",
+    )
     embedding_base_url: BaseUrl = setting(
         "", "base URL of the endpoint; empty is OpenAI's own; if nothing answers there, /v1 is appended"
     )
@@ -72,7 +76,7 @@ class NextEmbeddingSettings(BaseModel):
     next_embedding_model_dir: Path | None = setting(
         None, "its directory, for next_embedding = onnx, as embedding_model_dir"
     )
-    next_embedding_model: str = setting("text-embedding-3-small", "model to request from its endpoint")
+    next_embedding_model: str = setting("", "its model, as embedding_model")
     next_embedding_base_url: BaseUrl = setting("", "base URL of its endpoint; empty is OpenAI's own")
     next_embedding_api_key: SecretStr = setting(SecretStr(""), "key of its endpoint; empty if it needs none")
     next_embedding_headers: Headers = setting(SecretStr(""), "more headers for its endpoint, as embedding_headers")

