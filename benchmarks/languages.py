@@ -1,11 +1,12 @@
 """Recall in eleven languages by stemmer, detected language, and dense weight, on the same questions and texts.
 
-    python benchmarks/languages.py [--data DIR]
+    python benchmarks/languages.py [--data DIR] [--model-dir MODEL] [--language CODE ...]
 
 The texts are XQuAD's (Artetxe, Ruder and Yogatama, 2020, CC BY-SA 4.0): 240 paragraphs and 1,190 questions, translated
 by people. DIR is a clone of it; without --data it is cloned into .cache/. Every sentence is a fragment, a paragraph is
 a session, and the evidence of a question is the sentence in which its answer begins. Ranked by the core alone with the
-hashing embedder. No part of the formula was chosen by these figures.
+hashing embedder; with MODEL (benchmarks/quality.py) by own stemmer, with the model's weights and with its dense weight
+at 0.05. No part of the formula was chosen by these figures.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ STEMMERS = {
 }
 """Stemmer by XQuAD's language code; empty: none exists. Thai is left out: it does not mark the end of a sentence."""
 DENSE = (0.0, 0.1, 0.2, 0.3)
+LOW_DENSE = 0.05
 DEPTHS = (4, 10, 20)
 NOW_US = 1_700_000_000_000_000
 _END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - intended characters
@@ -106,7 +108,7 @@ def read_texts(file: Path) -> Texts:
 
 def measure_recall(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> str:
     """Percent of the questions with their evidence among the first 4 / 10 / 20."""
-    columns, lexical, dense = Columns(), LexicalIndex(), DenseMatrix(MODEL.dimension)
+    columns, lexical, dense = Columns(), LexicalIndex(), DenseMatrix(texts.vectors.shape[1])
     for fragment, vector in zip(texts.fragments, texts.vectors, strict=True):
         slot, terms = columns.append(fragment), analyze(indexed_text(fragment), False)
         lexical.append(terms.hashes, terms.counts, int(columns.session[slot]), len(fragment.content))
@@ -154,6 +156,29 @@ def weights_with_dense(dense: float) -> Weights:
     return replace(USUAL, dense=dense, lexical=USUAL.lexical * share, context=USUAL.context * share)
 
 
+def print_model(directory: Path, codes: Sequence[str], model_dir: Path) -> None:
+    """The recall with a model's vectors and weights, and with the dense weight that a policy may lower."""
+    from fit_ranking import Vectors, weights_of  # a sibling, on the path of a program
+
+    vectors = Vectors(model_dir)
+    usual = weights_of(vectors.present)
+    print(f"| | words | {model_dir.parent.name} | dense {LOW_DENSE:g} |\n|---|---|---|---|")
+    for code in codes:
+        texts, analyze = (
+            read_texts(directory / f"xquad.{code}.json"),
+            make_analyzer(STEMMERS[code] or languages.FALLBACK),
+        )
+        rows = vectors.embed([asked.text for asked in texts.questions])
+        embedded = Texts(
+            texts.fragments,
+            vectors.embed([indexed_text(fragment) for fragment in texts.fragments]),
+            [replace(asked, vector=row) for asked, row in zip(texts.questions, rows, strict=True)],
+        )
+        low = replace(usual, dense=LOW_DENSE)
+        figures = [measure_recall(texts, analyze), *(measure_recall(embedded, analyze, each) for each in (usual, low))]
+        print(f"| {code} | " + " | ".join(figures) + " |", flush=True)
+
+
 def clone_texts(directory: Path) -> Path:
     """XQuAD at COMMIT in `directory`, fetched if missing."""
     if not (directory / "xquad.en.json").exists():
@@ -170,12 +195,18 @@ def clone_texts(directory: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="directory with xquad.en.json etc.; cloned by default")
+    parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
+    parser.add_argument("--language", nargs="*", choices=STEMMERS, default=list(STEMMERS), help="default: all")
     arguments = parser.parse_args()
     directory = arguments.data or clone_texts(Path(__file__).parents[1] / ".cache" / "xquad")
+    if arguments.model_dir:
+        print_model(directory, arguments.language, arguments.model_dir)
+        return
     dense = [f"dense {each:g}" for each in DENSE]
     print("| | English stemmer | own stemmer | `auto` | detected: sentences, questions | " + " | ".join(dense) + " |")
     print("|---|" + "---|" * (4 + len(DENSE)))
-    for code, stemmer in STEMMERS.items():
+    for code in arguments.language:
+        stemmer = STEMMERS[code]
         texts, own = read_texts(directory / f"xquad.{code}.json"), stemmer or languages.FALLBACK
         figures = [measure_recall(texts, make_analyzer(each)) for each in ("english", own, AUTO_LANGUAGE)]
         figures += [
