@@ -48,7 +48,7 @@ def models_command() -> None:
     \b
       memstream models install all-minilm-l6-v2
       memstream models install bge-small-en-v1.5 --from ~/.cache/huggingface/hub
-      memstream models list
+      memstream models list --json
       memstream models remove all-minilm-l6-v2
     """
 
