@@ -79,8 +79,7 @@ class Recollected(Struct, frozen=True, gc=False, eq=False):
     structured: Structured | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(Struct, frozen=True):
     """The inputs of a decision other than the state."""
 
     kind: MemoryKind

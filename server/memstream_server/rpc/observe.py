@@ -17,6 +17,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import BacklogFull, EngineError, ProtocolViolation, WindowExceeded
 from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Refusal
@@ -89,8 +91,7 @@ def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> N
         raise invalid_field(f"{prefix}first_sequence", f"is {first}: numbers start at 1 and end before 2^63")
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(Struct, frozen=True):
     last: int
     count: int
     size: int

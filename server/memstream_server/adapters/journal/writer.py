@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -27,8 +28,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JointWork(Generic[T]):
+class JointWork(Struct, Generic[T], frozen=True, eq=False):
     """Work that one call can do for several writes to different memories."""
 
     work: Callable[[Connection, Sequence[T]], None]
@@ -39,8 +39,7 @@ class JointWork(Generic[T]):
         self.work(connection, [self.item])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Write:
+class _Write(Struct, frozen=True, eq=False):
     work: Work
     rows: int
     adds: bool
@@ -54,8 +53,7 @@ class _ExclusiveWork:
     future: asyncio.Future[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Outcome:
+class _Outcome(Struct, frozen=True, eq=False):
     write: _Write | _ExclusiveWork
     value: Any = None
     error: BaseException | None = None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec import Struct
 
 from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle_held
@@ -71,8 +72,7 @@ class _Work:
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prepared:
+class _Prepared(Struct, frozen=True, eq=False):
     batches: tuple[Batch, ...]
     gathered: tuple[EnrichedFragment, ...]
     account: Account

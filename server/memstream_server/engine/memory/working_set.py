@@ -426,7 +426,9 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
             for held in tier
         )
 
-    return replace(state, sensory=stamp_tier(state.sensory), short_term=stamp_tier(state.short_term))
+    return State(
+        state.kind, state.seed, stamp_tier(state.sensory), stamp_tier(state.short_term), state.reflection_aggregate
+    )
 
 
 def _oldest_us(recalled: OrderedDict[tuple[str, int], tuple[int, str]]) -> int:

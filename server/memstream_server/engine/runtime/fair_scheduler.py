@@ -39,6 +39,8 @@ class FairScheduler:
     """
 
     def __init__(self) -> None:
+        """Call it on the event loop, which it keeps: asking asyncio for the running one is a system call each time."""
+        self._loop = asyncio.get_running_loop()
         self._number = 0
         """Number of the latest slot."""
         self._taken = False
@@ -54,8 +56,9 @@ class FairScheduler:
         self._waiting: OrderedDict[str, OrderedDict[Lane, deque[asyncio.Future[int]]]] = OrderedDict()
 
     def slot(self, namespace: str, lane: Lane = Lane.WRITE) -> AbstractAsyncContextManager[None]:
-        """Wait for a slot and hold it during the block."""
-        return _Computing(self, namespace, lane)
+        """Wait for a slot and hold it during the block. Within a slot of the same task, it does nothing."""
+        task = asyncio.current_task(self._loop)
+        return _INSIDE if task in self.tasks_inside else _Computing(self, namespace, lane, task)
 
     async def take_slot(self, namespace: str, lane: Lane) -> int:
         """Number of the slot, once it starts."""
@@ -65,7 +68,7 @@ class FairScheduler:
         if not self._waiting and time.monotonic() - self._began_s + self._each_s < SLOT_S:
             self._computing += 1
             return self._number
-        mine: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        mine: asyncio.Future[int] = self._loop.create_future()
         self._waiting.setdefault(namespace, OrderedDict()).setdefault(lane, deque()).append(mine)
         try:
             return await mine
@@ -81,7 +84,7 @@ class FairScheduler:
         if number == self._number and self._taken:  # else the slot overran, and the next one has started
             self._computing -= 1
             if not self._computing:
-                asyncio.get_running_loop().call_soon(self._end_slot, number)  # other tasks run before the next slot
+                self._loop.call_soon(self._end_slot, number)  # other tasks run before the next slot
 
     def _begin_slot(self, computing: int) -> None:
         self._number += 1
@@ -89,14 +92,14 @@ class FairScheduler:
         self._computing = computing
         self._began_s = time.monotonic()
         if self._overrun_timer is None:
-            self._overrun_timer = asyncio.get_running_loop().call_later(SLOT_MAX_S, self._check_overrun)
+            self._overrun_timer = self._loop.call_later(SLOT_MAX_S, self._check_overrun)
 
     def _check_overrun(self) -> None:
         self._overrun_timer = None
         if self._taken:
             left_s = self._began_s + SLOT_MAX_S - time.monotonic()
             if left_s > 0:
-                self._overrun_timer = asyncio.get_running_loop().call_later(left_s, self._check_overrun)
+                self._overrun_timer = self._loop.call_later(left_s, self._check_overrun)
             else:
                 self._pass_on(self._number)
 
@@ -130,26 +133,34 @@ class FairScheduler:
 
 
 class _Computing:
-    """Context manager of one computation. A class: an observation takes several slots, and a generator costs 1 µs more
-    each.
-    """
+    """Context manager of one computation. A class, because a generator costs 1 µs more."""
 
     __slots__ = ("_began_s", "_lane", "_namespace", "_number", "_scheduler", "_task")
 
-    def __init__(self, scheduler: FairScheduler, namespace: str, lane: Lane) -> None:
+    def __init__(self, scheduler: FairScheduler, namespace: str, lane: Lane, task: asyncio.Task[object] | None) -> None:
         self._scheduler = scheduler
         self._namespace = namespace
         self._lane = lane
+        self._task = task
 
     async def __aenter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._number = 0
-        if self._task not in self._scheduler.tasks_inside:
-            self._number = await self._scheduler.take_slot(self._namespace, self._lane)
-            self._began_s = time.monotonic()
-            self._scheduler.tasks_inside.add(self._task)
+        self._number = await self._scheduler.take_slot(self._namespace, self._lane)
+        self._began_s = time.monotonic()
+        self._scheduler.tasks_inside.add(self._task)
 
     async def __aexit__(self, *error: object) -> None:
-        if self._number:
-            self._scheduler.tasks_inside.remove(self._task)
-            self._scheduler.finish_slot(self._number, time.monotonic() - self._began_s)
+        self._scheduler.tasks_inside.remove(self._task)
+        self._scheduler.finish_slot(self._number, time.monotonic() - self._began_s)
+
+
+class _Inside:
+    """Context manager of a computation in a slot that its task already holds."""
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+
+_INSIDE = _Inside()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from memstream_server.core.values import Enhancement, Fragment
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True):
     """Lexical terms of a text: parallel little-endian arrays. hashes: u64 ascending; counts: u16."""
 
     hashes: bytes
