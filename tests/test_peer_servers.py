@@ -13,7 +13,7 @@ import pytest
 from benchmarks.peers.contenders import Contender
 from benchmarks.peers.load import made_up
 from benchmarks.peers.servers.compare import FRESH, Outcome, Round, compare_servers
-from benchmarks.peers.servers.contenders import CHROMA, MEMSTREAM, PGVECTOR, REDIS
+from benchmarks.peers.servers.contenders import CHROMA, FLOOR, MEMSTREAM, PGVECTOR, REDIS
 from benchmarks.peers.servers.processes import accepts, find_free_port, list_tree, measure, name_of
 from benchmarks.peers.servers.results import format_page, list_aims, make_record
 from tests.test_peers import fake_contender
@@ -63,6 +63,15 @@ def test_aims_compare_with_the_named_servers() -> None:
     ]
     page = format_page([ours, chroma], made_up(10, 2, FRESH), 2, {"cores": "2"})
     assert "| Chroma | 1,000 (0.50) | 8.00 (4.00) | 1.50 (0.75) | 1.50 (0.75) | 150 (1.00) | 150 (1.00) |" in page
+
+
+def test_page_compares_memstream_with_the_floor() -> None:
+    ours = _outcome(MEMSTREAM, texts_per_s=2_000, lone_ms=2.0, recall_ms=3.0, mb=150)
+    floor = _outcome(FLOOR, texts_per_s=4_000, lone_ms=0.5, recall_ms=1.0, mb=50)
+    page = format_page([ours, floor], made_up(10, 2, FRESH), 2, {"cores": "2"})
+    assert "a lone write takes 2.00 ms, the floor's 0.50 ms (4.0 times)" in page
+    assert "a recall takes 3.00 ms, the floor's 1.00 ms (3.0 times)" in page
+    assert "the floor" not in format_page([ours], made_up(10, 2, FRESH), 2, {"cores": "2"})
 
 
 def test_page_says_why_a_killed_server_does_not_serve() -> None:

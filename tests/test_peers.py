@@ -19,7 +19,7 @@ from benchmarks.peers.load import Load, made_up, make_item
 from benchmarks.peers.protocol import Item
 from benchmarks.peers.results import format_page, make_record, not_first
 from benchmarks.peers.runner import Recalled
-from benchmarks.peers.servers.contenders import SERVERS
+from benchmarks.peers.servers.contenders import FLOOR, SERVERS
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
 from tests.test_quality import NOW, Said, conversation
@@ -27,7 +27,7 @@ from tests.toolchains.environments import Environment
 
 ROOT = Path(__file__).parents[1]
 RUNNERS = sorted({one.module for one in (*CONTENDERS, *SERVERS)})
-OUR_RUNNERS = (MEMSTREAM.module, SERVERS[0].module)
+OUR_RUNNERS = (MEMSTREAM.module, SERVERS[0].module, FLOOR.module)
 
 
 def fake_contender(variant: str, **more: Any) -> Contender:

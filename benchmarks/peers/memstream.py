@@ -18,11 +18,12 @@ from benchmarks.peers.protocol import Item, PeerOptions, Processes, Query, own_p
 from memstream_server.core.rendering import date_text
 
 
-class Memstream:
-    def __init__(self, given: PeerOptions, server: BenchServer) -> None:
+class SdkClient:
+    """The peer's calls through the SDK, to any server at `address` that takes them."""
+
+    def __init__(self, given: PeerOptions, address: str) -> None:
         self._given = given
-        self._server = server
-        self._client = memstream.connect(server.address)
+        self._client = memstream.connect(address)
         self._opened = contextlib.AsyncExitStack()
         self._memories: dict[str, memstream.Memory] = {}
         self._observing: dict[str, memstream.ObserveStream] = {}
@@ -63,6 +64,16 @@ class Memstream:
     async def lines(self, memory: str) -> list[str]:
         return [_fragment_line(one) async for one in self._memories[memory].list_fragments()]
 
+    async def close(self) -> None:
+        await self._opened.aclose()
+        await self._client.close()
+
+
+class Memstream(SdkClient):
+    def __init__(self, given: PeerOptions, server: BenchServer) -> None:
+        super().__init__(given, server.address)
+        self._server = server
+
     @property
     def server_pid(self) -> int:
         """Process id of the server."""
@@ -78,8 +89,7 @@ class Memstream:
         )
 
     async def close(self) -> None:
-        await self._opened.aclose()
-        await self._client.close()
+        await super().close()
         self._server.stop()
 
 

@@ -21,6 +21,15 @@ MEMSTREAM = Contender(
     "recall also ranks by words, neighbours and recency, gives reasons, and reinforces what it returns.",
     variant="given",
 )
+FLOOR = Contender(
+    "floor (bare grpc.aio)",
+    f"{_PACKAGE}.floor",
+    ["grpcio"],
+    "No product: `floor_server.py` takes memstream's messages from the same client. A write is one SQLite commit "
+    "(fsync), a recall one numpy product with all vectors, and nothing else happens. Its figures are the share of "
+    "memstream's that Python, gRPC, the SDK and the disk take.",
+    variant="given",
+)
 CHROMA = Contender(
     "Chroma",
     f"{_PACKAGE}.chroma",
@@ -69,6 +78,7 @@ _MILVUS_STRONG = Contender(
 )
 SERVERS = (
     MEMSTREAM,
+    FLOOR,
     CHROMA,
     PGVECTOR,
     _PGVECTOR_HNSW,

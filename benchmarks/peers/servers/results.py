@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.load import Load
 from benchmarks.peers.servers.compare import BATCH, LIMIT, Outcome
-from benchmarks.peers.servers.contenders import CHROMA, MEMSTREAM, ONCE, PGVECTOR, REDIS
+from benchmarks.peers.servers.contenders import CHROMA, FLOOR, MEMSTREAM, ONCE, PGVECTOR, REDIS
 
 RESIDENT_MAX_MB = 200
 _AND = " and "
@@ -34,6 +34,7 @@ def format_page(outcomes: Sequence[Outcome], load: Load, rounds: int, on: Mappin
         "the rounds' ratios to memstream. Vectors: memstream's own hashing, 384 dimensions, computed once for "
         "all, in no figure.",
         "\n".join(_table_lines(outcomes)),
+        *_describe_floor(outcomes),
         "## Aims",
         "\n".join(list_aims(outcomes)) or "Not all the servers that they name were measured.",
         "## Rows",
@@ -54,6 +55,20 @@ def make_record(outcomes: Sequence[Outcome], load: Load, on: Mapping[str, str]) 
     }
     sizes = {"items": len(load.items), "queries": len(load.queries), "single": len(load.single), "batch": BATCH}
     return {"machine": dict(on), "load": sizes, "rows": rows}
+
+
+def _describe_floor(outcomes: Sequence[Outcome]) -> list[str]:
+    """memstream's latencies and the floor's, if both were measured."""
+    rows = {one.contender.title: one for one in outcomes if one.rounds}
+    if not {MEMSTREAM.title, FLOOR.title} <= rows.keys():
+        return []
+    ours, floor = rows[MEMSTREAM.title], rows[FLOOR.title]
+    parts = [
+        f"{name} takes {ours.median(figure):.2f} ms, the floor's {floor.median(figure):.2f} ms "
+        f"({ours.ratio(figure, floor):.1f} times)"
+        for name, figure in (("a lone write", "lone_p50_ms"), ("a recall", "recall_p50_ms"))
+    ]
+    return [f"Against Python, gRPC, the SDK and the disk without memstream: {'; '.join(parts)}."]
 
 
 def list_aims(outcomes: Sequence[Outcome]) -> list[str]:
