@@ -52,6 +52,8 @@ def join_all(transitions: Sequence[Transition]) -> Transition:
 
     The last put of a fragment wins; a removal overrides every put.
     """
+    if len(transitions) == 1:
+        return transitions[0]
     removed = _unique_ids(id_ for step in transitions for id_ in step.removed)
     gone = set(removed)
     puts = {fragment.id: fragment for step in transitions for fragment in step.puts if fragment.id not in gone}
@@ -78,8 +80,12 @@ def anchors_changed(before: State, after: State) -> tuple[tuple[Held, ...], tupl
     """
     old = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
     new = {held.fragment.id: held for held in (*after.sensory, *after.short_term)}
-    changed = tuple(held for id_, held in new.items() if id_ not in old or _is_changed(old[id_], held))
-    return changed, tuple(id_ for id_ in old if id_ not in new)
+    changed = [
+        held
+        for id_, held in new.items()
+        if (was := old.get(id_)) is not held and (was is None or _is_changed(was, held))
+    ]
+    return tuple(changed), tuple([id_ for id_ in old if id_ not in new])
 
 
 def _is_changed(one: Held, other: Held) -> bool:

@@ -211,9 +211,14 @@ class ObserveStream:
         received.add_done_callback(self._on_received)
 
     def _on_received(self, received: asyncio.Future[None]) -> None:
-        if not received.cancelled():
-            received.exception()  # retrieved here, so that an ended stream causes no warning
-        self._wake.set()
+        """Wake the writer for what the session's levels do not show: an error, or a repeated batch that was compared.
+
+        Any other batch has raised a level, which has woken the writer already. A repeated batch behind the first one
+        in flight follows it.
+        """
+        failed = received.cancelled() or received.exception() is not None
+        if failed or (self._in_flight and self._in_flight[0].repeat):
+            self._wake.set()
 
     def _check_window(self, count: int, size: int) -> None:
         for held, more, most, unit in (

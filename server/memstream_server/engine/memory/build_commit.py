@@ -188,8 +188,8 @@ def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Em
 
 
 def _released_anchors(before: State, released: Sequence[str]) -> tuple[str, ...]:
-    had = {held.fragment.id for held in (*before.sensory, *before.short_term) if _has_anchor(held)}
-    return tuple(id_ for id_ in released if id_ in had)
+    had = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
+    return tuple([id_ for id_ in released if _has_anchor(had[id_])])
 
 
 def pack_vector(vector: Vector) -> bytes:

@@ -420,10 +420,12 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
 
     def stamp_tier(tier: tuple[Held, ...]) -> tuple[Held, ...]:
         return tuple(
-            Held(held.fragment.but(version=version), held.vector, held.enhancements)
-            if held.fragment.id in changed
-            else held
-            for held in tier
+            [
+                Held(held.fragment.but(version=version), held.vector, held.enhancements)
+                if held.fragment.id in changed
+                else held
+                for held in tier
+            ]
         )
 
     return State(
