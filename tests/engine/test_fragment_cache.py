@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from memstream_server.core.values import Fragment
-from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FRAGMENTS_MAX, FragmentCache
+from memstream_server.engine.memory.fragment_cache import BYTES_MAX, FragmentCache
+
+LONG = "x" * 65_536
+FULL = BYTES_MAX // (2 * len(LONG) + 600)
+"""Long fragments that fill the cache."""
 
 
 def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
@@ -12,20 +16,21 @@ def fragment(number: int, content: str = "words", **fields: int) -> Fragment:
 
 def test_least_recently_used_leave_first() -> None:
     contents = FragmentCache()
-    contents.put(fragment(number) for number in range(FRAGMENTS_MAX))
+    contents.put(fragment(number, LONG) for number in range(FULL))
     assert contents.get_many(["f00000"]), "asked for, so it is the latest now"
-    contents.put([fragment(FRAGMENTS_MAX)])
+    assert not contents.removals
+    contents.put([fragment(FULL, LONG)])
     assert not contents.get_many(["f00001"])
-    assert set(contents.get_many(["f00000", f"f{FRAGMENTS_MAX:05}"])) == {"f00000", f"f{FRAGMENTS_MAX:05}"}
+    assert set(contents.get_many(["f00000", f"f{FULL:05}"])) == {"f00000", f"f{FULL:05}"}
     assert contents.removals == 1
 
 
 def test_long_contents_are_bounded_in_bytes() -> None:
     contents = FragmentCache()
-    contents.put(fragment(number, "x" * 65_536) for number in range(40))
+    contents.put(fragment(number, LONG) for number in range(2 * FULL))
     assert 0 < contents.bytes <= BYTES_MAX
     assert contents.removals > 0
-    for number in range(40):
+    for number in range(2 * FULL):
         contents.remove(f"f{number:05}")
     assert contents.bytes == 0
 
@@ -43,7 +48,7 @@ def test_journal_read_is_dropped_after_a_removal_meanwhile() -> None:
     contents = FragmentCache()
     asked = contents.removals
     contents.put([fragment(1, "new")])
-    contents.put(fragment(number) for number in range(10, 10 + FRAGMENTS_MAX))
+    contents.put(fragment(number, LONG) for number in range(10, 10 + FULL + 1))
     contents.put_read([fragment(1, "old")], asked)
     assert not contents.get_many(["f00001"])
 

@@ -15,8 +15,7 @@ from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
-from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX
-from memstream_server.engine.memory.working_set import WorkingSet
+from memstream_server.engine.memory.working_set import LATEST_MAX, WorkingSet
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
@@ -140,7 +139,7 @@ async def is_free(reference: weakref.ref[Any]) -> bool:
     return reference() is None
 
 
-@pytest.mark.parametrize("count", [70, FRAGMENTS_MAX + 80])
+@pytest.mark.parametrize("count", [70, LATEST_MAX + 80])
 async def test_loaded_fragments_are_not_read_again(tmp_path: Path, count: int) -> None:
     # without images, which have no content
     async with assembled(tmp_path, active_memories_max=1, images_bytes_max=0) as parts:
@@ -148,8 +147,7 @@ async def test_loaded_fragments_are_not_read_again(tmp_path: Path, count: int) -
             await create(parts.engine, name)
             await observe(parts.engine, name, *[f"otter number {number} of {name}" for number in range(count)])
         loads, reads = counted(parts, "load_memory"), counted(parts, "get_fragments")
-        # Older fragments are read and replace the oldest cached ones.
-        older = count - FRAGMENTS_MAX + 20 if count > FRAGMENTS_MAX else 0
+        older = max(0, count - LATEST_MAX)
         for number in (count - 1, older + 10):
             wanted = f"otter number {number} of {MEMORIES[0]}"
             assert (await recalled(parts.engine, MEMORIES[0], wanted))[0] == wanted

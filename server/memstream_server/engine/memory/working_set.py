@@ -25,7 +25,7 @@ from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
 from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.memory.fragment_cache import FRAGMENTS_MAX, FragmentCache
+from memstream_server.engine.memory.fragment_cache import FragmentCache
 from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
@@ -41,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 _RECALLED_MAX = 4_096
 """Recalled contents kept to detect echoes, over all sessions."""
+LATEST_MAX = 1_024
+"""Fragments that a load leaves in the fragment cache: it decodes them anyway."""
 _UNSHOWN_MAX = 32
 """Rows that may wait for the next read; so many cost it half a millisecond."""
 
@@ -163,7 +165,7 @@ class WorkingSet:
             if each.superseded_by or each.supersedes:
                 self.links.note(each)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
-        self._latest = [*self._latest, *block.fragments][-FRAGMENTS_MAX:]
+        self._latest = [*self._latest, *block.fragments][-LATEST_MAX:]
 
     def end(self) -> None:
         """See Gathering."""
