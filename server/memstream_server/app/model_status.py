@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Updates the status and the metrics of one model."""
+    """Updates the status and the metrics of one model. `with recorder:` around each call."""
 
     def __init__(self, status: ModelStatus, metrics: Metrics) -> None:
         self.status = status
@@ -41,26 +40,20 @@ class Recorder:
         self._up = metrics.model_up.labels(status.role)
         self._up.set(1)
 
-    @contextmanager
-    def record_call(self) -> Iterator[None]:
-        """Record the outcome of one call. A refused input is a success; an exhausted budget is ignored."""
-        try:
-            yield
-        except BudgetExhausted:
-            raise
-        except ModelUnavailable as error:
+    def __enter__(self) -> None:
+        """Begin a call; the end of the block records its outcome."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """A refused input is a success; an exhausted budget is ignored."""
+        if error is None or isinstance(error, ModelRefused):
+            self._record_success()
+        elif isinstance(error, ModelUnavailable) and not isinstance(error, BudgetExhausted):
             self._record_failure(error.summary)
-            raise
-        except ModelRefused:
-            self._record_success()
-            raise
-        else:
-            self._record_success()
 
     async def check_model(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Send a harmless request; log a failure."""
         try:
-            with self.record_call():
+            with self:
                 await ask()
         except ModelUnavailable as error:
             log.warning("model_check_failed", role=self.status.role, model=self.status.model, error=error)
@@ -103,7 +96,7 @@ class RecordedEmbedder:
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         if not texts:
             return await self._embedder.embed(texts, namespace)
-        with self._recorder.record_call(), self._metrics.model_seconds.time():
+        with self._recorder, self._metrics.model_seconds.time():
             vectors = await self._embedder.embed(texts, namespace)
             self._check_dimension(vectors.shape[1])
             return vectors
@@ -129,7 +122,7 @@ class RecordedScorer:
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         if not texts:
             return []
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._scorer.score(texts, account)
 
 
@@ -143,13 +136,13 @@ class RecordedInsights:
     async def promotion_insights(self, texts: Sequence[str], account: Account | None = None) -> list[str]:
         if not texts:  # no call
             return []
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._insights.promotion_insights(texts, account)
 
     async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         if not texts:  # no call
             return []
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._insights.derive_questions(texts, count, account)
 
     async def reflect(
@@ -157,7 +150,7 @@ class RecordedInsights:
     ) -> list[tuple[str, tuple[int, ...]]]:
         if not texts:  # no call
             return []
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._insights.reflect(question, texts, count, account)
 
 
@@ -169,7 +162,7 @@ class RecordedConflictJudge:
         self._recorder = recorder
 
     async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._judge.judge(newer, older, account)
 
 
@@ -182,7 +175,7 @@ class RecordedReranker:
         self.name = reranker.name
 
     async def closeness(self, question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        with self._recorder.record_call():
+        with self._recorder:
             return await self._reranker.closeness(question, texts)
 
     async def close(self) -> None:

@@ -139,11 +139,19 @@ class Actor:
     @contextlib.contextmanager
     def keep_active(self) -> Iterator[None]:
         """Prevent eviction during the block."""
-        self._uses += 1
+        self.begin_use()
         try:
             yield
         finally:
-            self._uses -= 1
+            self.end_use()
+
+    def begin_use(self) -> None:
+        """Prevent eviction until `end_use`."""
+        self._uses += 1
+
+    def end_use(self) -> None:
+        """Undo one `begin_use`."""
+        self._uses -= 1
 
     async def wait_for_revision(self, revision: int) -> None:
         """Wait until the memory is at `revision` or later."""

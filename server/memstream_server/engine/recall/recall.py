@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 from msgspec import structs
 
@@ -158,12 +159,19 @@ class Recaller:
         if (known := vectors.get(space.name)) is not None:
             return known, ""
         try:
-            async with asyncio.timeout(None if space.model.instant else self._runtime.limits.embed_deadline_s):
-                vectors[space.name] = (await space.embedder.embed([query.text], namespace))[0]
+            vectors[space.name] = (await self._embed_text(space, query.text, namespace))[0]
             return vectors[space.name], ""
         except (ModelError, TimeoutError) as error:
             text = error.summary if isinstance(error, ModelError) else "no answer in time"
             return None, f"no query vector, lexical legs only: {text}"
+
+    async def _embed_text(self, space: Embedding, text: str, namespace: str) -> npt.NDArray[np.float32]:
+        """(1, dimension)."""
+        embedding = space.embedder.embed([text], namespace)
+        if space.model.instant:
+            return await embedding
+        async with asyncio.timeout(self._runtime.limits.embed_deadline_s):
+            return await embedding
 
     async def _search_memory(
         self, working: WorkingSet, query: Query, vector: Vector | None, watch: _Stopwatch
