@@ -2,8 +2,8 @@
 
 Rule 1. Only claims are compared: sentences about a lasting state, or about a change of one. A question is no claim, and
 neither is a sentence about the listener.
-Rule 2. Both claims are about the same people, by the same speaker, and near: they share the words of the smaller one,
-apart from the values, or a topic of which a speaker has one value at a time.
+Rule 2. Both claims are about the same people, by the same speaker, and near: they have one subject and share half of
+the words of the smaller one, apart from the values, or they share a topic of which a speaker has one value at a time.
 Rule 3. They differ in a number, date, name, place or polarity, or the newer one announces a change.
 Rule 4. A suspicion decides nothing: it is recorded, shown, and lets the newer fragment take the place of the older one
 in an answer. Of two fragments the one with the later observation time is the newer, then the one received later.
@@ -28,7 +28,7 @@ class Nearness(NamedTuple):
     """Share of the words of both."""
 
 
-NEAR = Nearness(0.6, 0.3)
+NEAR = Nearness(0.5, 0.25)
 NEAR_AT_WORK = Nearness(0.5, 0.25)
 """For two claims about work, of which the newer one announces a change."""
 NEAR_OF_CHANGE = Nearness(0.6, 0.4)
@@ -87,6 +87,14 @@ class Claim:
     """It has a verb of a lasting state."""
     unspaced: bool = False
     """Its script has no capitals that would show names."""
+    own: bool = False
+    """It is about the speaker or what is the speaker's."""
+    added: bool = False
+    """It has a word that says that something is true besides."""
+    label: frozenset[int] = frozenset()
+    """The words before a colon with which its text begins ("Project Atlas: ..."): what the text is about."""
+    subject: frozenset[int] = frozenset()
+    """The words and numbers before its verb."""
     terms: frozenset[int] = frozenset()
     """Hashes by which the lexical index finds fragments that are near it."""
 
@@ -150,34 +158,63 @@ def find_reason(
 
 def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozenset()) -> ConflictReason | None:
     """Why two claims of one speaker may not be true together; None if nothing suggests it."""
-    if newer.others != older.others or not (newer.state or newer.changed) or not (older.state or older.changed):
+    if not _may_exclude(newer, older):
         return None
     shared = (newer.words & older.words) - common
-    topics = newer.topics & older.topics
-    if not shared and not topics:
-        return None
-    near = _is_near(newer, older, shared)
-    # "is no longer a waiter": the whole newer claim is in the older one
-    ends = newer.negated and newer.changed and newer.state and newer.words <= older.words
-    if near and newer.negated != older.negated and (len(shared) >= SHARED_MIN or topics or ends):
-        return ConflictReason.POLARITY
-    by_value = _differing_value(newer, older)
-    if near and by_value is not None:
-        return by_value
+    topics = newer.topics & older.topics if newer.own and older.own else frozenset()
     if RESIDENCE in topics and _has_other_value(newer, older):
         return ConflictReason.PLACE
     if WORK in topics and newer.changed and _is_near(newer, older, shared, NEAR_AT_WORK):
         return ConflictReason.CHANGE
-    if topics & _OF_A_THING and shared and _differ(newer.words, older.words):
-        return ConflictReason.NAME
-    if near and (_differ(newer.names, older.names) or (newer.unspaced and _differ(newer.words, older.words))):
-        return ConflictReason.NAME
+    return _compare_near(newer, older, shared, topics) if _have_one_subject(newer, older, shared) else None
+
+
+def _may_exclude(newer: Claim, older: Claim) -> bool:
+    """Whether both are about the same people and things, and the newer one does not add to the older one."""
+    if newer.added or newer.others != older.others or not (newer.state or newer.changed):
+        return False
+    if not (older.state or older.changed) or (newer.label and older.label and newer.label != older.label):
+        return False
+    marks = (one.subject & (one.names | one.numbers) for one in (newer, older))
+    return not _differ(*marks)
+
+
+def _have_one_subject(newer: Claim, older: Claim, shared: frozenset[int]) -> bool:
+    """Whether a shared word is the subject of one of them, or the speaker is the subject of both; without spaces a
+    subject is not told from what follows it, and every shared word counts.
+    """
+    subjects = newer.subject | older.subject
+    return newer.unspaced or bool(subjects & shared) or (not subjects and newer.own and older.own)
+
+
+def _compare_near(newer: Claim, older: Claim, shared: frozenset[int], topics: frozenset[str]) -> ConflictReason | None:
+    """Why two claims about one subject may not be true together."""
+    if _is_near(newer, older, shared):
+        # "is no longer a waiter": the whole newer claim is in the older one
+        ends = newer.negated and newer.changed and newer.state and newer.words <= older.words
+        said = newer.unspaced or bool(shared - newer.subject - older.subject)  # something that one of them denies
+        if newer.negated != older.negated and said and (len(shared) >= SHARED_MIN or topics or ends):
+            return ConflictReason.POLARITY
+        by_value = _differing_value(newer, older)
+        if by_value is not None:
+            return by_value
+        named = newer.own == older.own and _differ(newer.names - older.words, older.names - newer.words)
+        if named or (newer.unspaced and _differ(newer.words, older.words)):
+            return ConflictReason.NAME
+        if topics & _OF_A_THING and _differ(newer.words, older.words):
+            return ConflictReason.NAME
+    return ConflictReason.CHANGE if newer.changed and older.state and _is_replaced(newer, older, shared) else None
+
+
+def _is_replaced(newer: Claim, older: Claim, shared: frozenset[int]) -> bool:
+    """Whether a change is about what the older claim states: near by two words or dates, with something else, or
+    about its subject alone ("I sold my car" after "My car is red").
+    """
+    if newer.words <= older.words and newer.numbers <= older.numbers:
+        within = newer.unspaced or newer.words <= older.subject
+        return bool(newer.own and older.own and newer.words and within)
     agreeing = shared | (newer.dates & older.dates)
-    return (
-        ConflictReason.CHANGE
-        if newer.changed and shared and len(agreeing) >= SHARED_MIN and _is_near(newer, older, agreeing, NEAR_OF_CHANGE)
-        else None
-    )
+    return bool(shared) and len(agreeing) >= SHARED_MIN and _is_near(newer, older, agreeing, NEAR_OF_CHANGE)
 
 
 def _is_near(newer: Claim, older: Claim, shared: frozenset[int], nearness: Nearness = NEAR) -> bool:
@@ -200,7 +237,8 @@ def _has_other_value(newer: Claim, older: Claim) -> bool:
 
 
 def _differing_value(newer: Claim, older: Claim) -> ConflictReason | None:
-    if _differ(newer.numbers, older.numbers):
+    """A number in a subject says which thing it is ("order 1"), and is no value."""
+    if _differ(*(one.numbers if one.unspaced else one.numbers - one.subject for one in (newer, older))):
         return ConflictReason.DATE if newer.dates and older.dates else ConflictReason.NUMBER
     return ConflictReason.DATE if _differ(newer.dates, older.dates) else None
 

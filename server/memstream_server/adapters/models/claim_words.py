@@ -11,6 +11,11 @@ dates       weekdays, months and times of the day
 numbers     cardinal numbers; an ordinal ("second") is none
 others      people whose facts are not the speaker's
 addressed   words for the listener: a statement about the listener is no claim of the speaker
+own         the speaker: pronouns, and verbs in the first person where the language drops the pronoun
+relatives   words that begin a clause about something in the clause before it
+vague       pronouns for a thing: a clause with such a subject only does not say what it is about
+additions   words that say that something is true besides: it replaces nothing
+unsettled   words of a condition, a guess, a wish or hearsay: the speaker does not state it as a fact
 topics      words that name the same fact in different ways, by topic
 fillers     words without content
 compounds   beginnings of compound words of a topic; the whole compound stays a word with content
@@ -35,6 +40,11 @@ class ClaimWords:
     numbers: Mapping[str, str]
     others: frozenset[str]
     addressed: frozenset[str]
+    own: frozenset[str]
+    unsettled: frozenset[str]
+    relatives: frozenset[str]
+    additions: frozenset[str]
+    vague: frozenset[str]
     topics: Mapping[str, frozenset[str]]
     fillers: frozenset[str]
     compounds: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +66,7 @@ ENGLISH = ClaimWords(
         "neither without"
     ),
     changes=_words(
-        "now nowadays anymore longer moved relocated instead changed switched became quit resigned "
+        "now nowadays currently anymore longer moved relocated instead changed switched became quit resigned "
         "retired left hired "
         "joined stopped sold replaced renamed postponed rescheduled cancelled canceled delayed increased "
         "raised rose "
@@ -93,6 +103,14 @@ ENGLISH = ClaimWords(
         "neighbor roommate wife husband girlfriend boyfriend partner niece nephew people someone everyone"
     ),
     addressed=_words("you your yours you're you've you'll you'd u"),
+    own=_words("i i'm i've i'd i'll me my mine myself we we're we've we'd we'll us our ours"),
+    unsettled=_words(
+        "if whether unless would could should might maybe perhaps probably suppose assume guess hope wish "
+        "reportedly allegedly"
+    ),
+    relatives=_words("which who whom whose"),
+    additions=_words("also too another additionally likewise"),
+    vague=_words("it it's this that that's these those there here"),
     topics={
         RESIDENCE: _words("live lives lived living moved relocated reside home house flat apartment"),
         WORK: _words("work works working worked job employer employed company firm hired joined office profession"),
@@ -106,7 +124,9 @@ ENGLISH = ClaimWords(
         "our us we i a an the of in on at "
         "to for from with by near close and or but month last next year week day days time ago get got "
         "getting put "
-        "make made go goes going thing things lot bit well oh hey yes yeah okay wow dr mr mrs"
+        "it this that these those be been being do does did make made go goes going thing things lot bit well "
+        "oh hey yes yeah okay wow "
+        "recently lately just dr mr mrs"
     ),
 )
 GERMAN = ClaimWords(
@@ -146,6 +166,14 @@ GERMAN = ClaimWords(
         "kollegin nachbar nachbarin mitbewohner frau mann partner nichte neffe leute jemand"
     ),
     addressed=_words("du dein deine deinen dir dich euch euer eure"),
+    own=_words("ich mein meine meinen meinem meiner meines mir mich wir unser unsere unseren unserem unserer uns"),
+    unsettled=_words(
+        "wenn falls ob würde würden könnte könnten sollte sollten vielleicht wahrscheinlich vermutlich hoffentlich "
+        "hoffe angeblich anscheinend"
+    ),
+    relatives=_words("welche welcher welches welchem welchen dessen deren"),
+    additions=_words("auch ebenfalls weitere weiterer weiteres weiterhin außerdem zudem"),
+    vague=_words("es dies dieses"),
     topics={
         RESIDENCE: _words("wohne wohnt wohnen lebe lebt umgezogen gezogen wohnung haus zuhause umzug"),
         WORK: _words("arbeite arbeitet arbeit job stelle firma angestellt eingestellt beruf büro unternehmen"),
@@ -199,6 +227,14 @@ FRENCH = ClaimWords(
         "copain copine gens quelqu'un"
     ),
     addressed=_words("tu ton ta tes toi vous votre vos t'as t'es"),
+    own=_words("je j j'ai moi me m mon ma mes nous notre nos"),
+    unsettled=_words(
+        "si serait pourrait pourrais devrait devrais voudrais aimerais peut-être probablement sûrement suppose "
+        "espère espérons apparemment"
+    ),
+    relatives=_words("qui que dont lequel laquelle"),
+    additions=_words("aussi également autre"),
+    vague=_words("ce c'est c ça cela ceci"),
     topics={
         RESIDENCE: _words("habite j'habite vis vit déménagé emménagé appartement maison logement"),
         WORK: _words("travaille travail poste emploi employé employée embauché embauchée entreprise société bureau"),
@@ -251,6 +287,19 @@ SPANISH = ClaimWords(
         "gente alguien"
     ),
     addressed=_words("tú tu tus ti te usted vosotros vuestro vuestra"),
+    own=_words(
+        "yo mi mis mí mío mía me nosotros nuestro nuestra nuestros nuestras nos conmigo soy somos estoy estamos "
+        "tengo tenemos vivo vivimos trabajo trabajamos mudé mudamos trasladé trasladamos dejé dejamos cambié "
+        "cambiamos renuncié empecé empezamos vendí vendimos reemplacé bebo fumo prefiero quiero necesito conozco "
+        "conduzco juego toco hablo estudio duermo llevo puedo"
+    ),
+    unsettled=_words(
+        "si quizá quizás ojalá sería podría podrían debería deberían gustaría probablemente seguramente supongo "
+        "espero aparentemente supuestamente"
+    ),
+    relatives=_words("que quien quienes cuyo cuya cual"),
+    additions=_words("también además otro otra"),
+    vague=_words("esto eso ello"),
     topics={
         RESIDENCE: _words("vivo vive vivimos mudé mudamos trasladé trasladamos piso apartamento casa"),
         WORK: _words("trabajo trabaja puesto empleo empleado empleada contrató empresa oficina"),
@@ -294,6 +343,11 @@ CHINESE = ClaimWords(
         "邻居 室友 老婆 老公 妻子 丈夫"
     ),
     addressed=_words("你 您 你们"),
+    own=_words("我 我们 咱 咱们"),
+    unsettled=_words("如果 要是 假如 是否 可能 也许 大概 或许 应该 希望 想要 据说 听说 好像"),
+    relatives=_words(""),
+    additions=_words("也 另"),
+    vague=_words("这 那 它"),
     topics={
         RESIDENCE: _words("住 搬 公寓 房子 搬家"),
         WORK: _words("工作 上班 公司 职 聘用 当"),

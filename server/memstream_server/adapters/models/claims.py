@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from memstream_server.adapters.models.claim_words import BY_LANGUAGE, CHINESE, ClaimWords
 from memstream_server.adapters.models.words import WORD_CHARACTERS_MAX, tokens
@@ -18,7 +18,7 @@ from memstream_server.core.suspicions import Claim
 
 TEXT_CHARACTERS_MAX = 600
 """A longer text is a document, not a statement about its speaker."""
-TOKENS_MIN, TOKENS_MAX = 2, 60
+TOKENS_MIN, TOKENS_MAX = 2, 40
 """Per clause; characters of a script without spaces count twice."""
 _CACHED_MAX = 32_768
 _CLAUSE_END = re.compile(r"(\.(?<=[^\W\d_]{3}\.)\s+|[!;,]\s+|\?\s*|\n|\u3002|\uff01|\uff0c|\uff1b|\uff1f)")
@@ -27,7 +27,34 @@ which the regular expression engine looks for fast."""
 _QUESTION = ("?", "\uff1f")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=.)")
 _UNSPACED_START = "\u2e80"
-NEGATION, CHANGE, STATE, DATE, NUMBER, OTHER, ADDRESSED, FILLER, TOPIC, PAIR, UNSPACED = (1 << bit for bit in range(11))
+_LABEL = re.compile(r"\s*([^\n.!?;,:\uff1a\u3002\uff0c]{1,60})(?::\s+|\uff1a\s*)")
+"""What a text begins with, up to a colon: "Project Atlas: ..."."""
+_QUOTED = re.compile(
+    r"[\"\u201c\u201e\u00ab\u300c\u300e].*?(?:[\"\u201d\u201c\u00bb\u300d\u300f]|$)|(?<!\w)'[^'\n]+'(?!\w)", re.DOTALL
+)
+"""Words of somebody else, or words as words; a quotation without an end reaches to the end of the text."""
+_TITLE_TOKENS_MAX = 4
+"""Words of a quotation that may be a title."""
+_QUOTE = "\N{LEFT CORNER BRACKET}"
+"""Marks where a quotation was."""
+(
+    NEGATION,
+    CHANGE,
+    STATE,
+    DATE,
+    NUMBER,
+    OTHER,
+    ADDRESSED,
+    FILLER,
+    TOPIC,
+    PAIR,
+    UNSPACED,
+    OWN,
+    UNSETTLED,
+    RELATIVE,
+    ADDITION,
+    VAGUE,
+) = (1 << bit for bit in range(16))
 _CLAIM = CHANGE | STATE
 _POINTED = CHANGE | NEGATION | DATE | NUMBER | TOPIC | UNSPACED
 _INNER_CAPITAL = re.compile(r"\w (?!I\b)[A-Z\u00c0-\u00de]")
@@ -85,7 +112,7 @@ class Marks(dict[str, Mark]):
         base = lower
         if not flags and (cut := _ELISION.match(lower)):
             base = lower[cut.end() :]
-            flags = self._flags_of(base) | (NEGATION if cut[0] == "n'" and self._flags_of("n") else 0)
+            flags = self._flags_of(base) | self._flags_of(cut[0][:-1]) & (NEGATION | OWN)
         named = frozenset(
             topic for words in self._lists for topic, some in words.topics.items() if {base, lower} & some
         )
@@ -111,6 +138,11 @@ class Marks(dict[str, Mark]):
                 | DATE * (word in words.dates)
                 | OTHER * (word in words.others)
                 | ADDRESSED * (word in words.addressed)
+                | OWN * (word in words.own)
+                | UNSETTLED * (word in words.unsettled)
+                | RELATIVE * (word in words.relatives)
+                | ADDITION * (word in words.additions)
+                | VAGUE * (word in words.vague)
                 | FILLER * (word in words.fillers)
             )
         return flags
@@ -120,14 +152,34 @@ def read_claims(text: str, marks: Marks, pointed: bool = False) -> tuple[Claim, 
     """The claims of a text, in order. `pointed`: none unless one of them may make the text the newer of two."""
     if not 1 < len(text) <= TEXT_CHARACTERS_MAX or (pointed and not _may_be_pointed(text, marks)):
         return ()
+    label, clauses = split_text(text, marks)
     found: list[Claim] = []
-    split = [*_CLAUSE_END.split(text), ""]
-    for clause, end in zip(split[::2], split[1::2], strict=True):
-        if clause and not end.startswith(_QUESTION):
-            claim = _read_clause(clause, marks)
-            if claim is not None:
-                found.append(claim)
+    for clause in clauses:
+        claim = _read_clause(clause, marks, label)
+        if claim is not None:
+            # Chinese names the speaker once: "I quit the bank, found work at an inn"
+            follows = claim.unspaced and not claim.own and bool(found) and found[-1].own
+            found.append(replace(claim, own=True) if follows else claim)
     return tuple(found) if not pointed or any(claim.is_pointed for claim in found) else ()
+
+
+def split_text(text: str, marks: Marks) -> tuple[frozenset[int], list[str]]:
+    """(the words of the label before the text, its clauses without questions)."""
+    labelled = _LABEL.match(text)
+    label: frozenset[int] = frozenset()
+    if labelled is not None:
+        label = frozenset(mark.term for part in tokens(labelled[1]) if not (mark := marks[part]).flags & FILLER)
+        text = text[labelled.end() :]
+    split = [*_CLAUSE_END.split(_QUOTED.sub(partial(_shorten_quotation, marks), text)), ""]
+    pairs = zip(split[::2], split[1::2], strict=True)
+    return label, [clause for clause, end in pairs if clause and not end.startswith(_QUESTION)]
+
+
+def _shorten_quotation(marks: Marks, found: re.Match[str]) -> str:
+    """A title with a mark; of speech, which has a verb or is long, the mark only."""
+    words = tokens(found[0])
+    speech = len(words) > _TITLE_TOKENS_MAX or any(marks[word].flags & _CLAIM for word in words)
+    return f"{_QUOTE} " if speech else f"{_QUOTE} {' '.join(words)} "
 
 
 def _may_be_pointed(text: str, marks: Marks) -> bool:
@@ -138,7 +190,7 @@ def _may_be_pointed(text: str, marks: Marks) -> bool:
     return bool(flags & _CLAIM) and (bool(flags & _POINTED) or _INNER_CAPITAL.search(text) is not None)
 
 
-def _read_clause(clause: str, marks: Marks) -> Claim | None:
+def _read_clause(clause: str, marks: Marks, label: frozenset[int] = frozenset()) -> Claim | None:
     parts = tokens(clause)
     if not TOKENS_MIN <= len(parts) <= TOKENS_MAX:
         return None
@@ -146,10 +198,18 @@ def _read_clause(clause: str, marks: Marks) -> Claim | None:
     flags = 0
     for mark in read:
         flags |= mark.flags
-    if not flags & _CLAIM or flags & ADDRESSED:
+    if not flags & _CLAIM or flags & (ADDRESSED | UNSETTLED) or (_QUOTE in clause and not flags & OWN):
+        return None
+    verb = _find_verb(read, flags)
+    before = 0
+    for mark in read[: verb + 1]:
+        before |= mark.flags
+    subject = _terms_without(read[:verb], _VALUE & ~NUMBER | VAGUE)
+    if read[0].flags & RELATIVE or (before & VAGUE and not before & OWN and not subject):
         return None
     if flags & PAIR:
         read = _without_listed(parts, read)
+        subject &= {mark.term for mark in read}
     words: set[int] = set()
     names: set[int] = set()
     terms: set[int] = set()
@@ -176,7 +236,20 @@ def _read_clause(clause: str, marks: Marks) -> Claim | None:
         state=bool(flags & STATE),
         unspaced=bool(flags & UNSPACED),
         terms=frozenset(terms),
+        own=bool(flags & OWN),
+        added=bool(flags & ADDITION),
+        label=label,
+        subject=subject,
     )
+
+
+def _find_verb(read: list[Mark], flags: int) -> int:
+    """The place of the first verb of a state; without one, of the first word of change. A capital inside the clause
+    shows a noun ("die Miete ist", not "ich miete").
+    """
+    wanted = STATE if flags & STATE else CHANGE
+    places = [place for place, mark in enumerate(read) if mark.flags & wanted]
+    return next((place for place in places if not (place and read[place].capital)), places[0])
 
 
 def _without_listed(parts: list[str], read: list[Mark]) -> list[Mark]:
@@ -192,3 +265,7 @@ def _without_listed(parts: list[str], read: list[Mark]) -> list[Mark]:
 
 def _terms_of(read: list[Mark], flag: int) -> frozenset[int]:
     return frozenset(mark.term for mark in read if mark.flags & flag)
+
+
+def _terms_without(read: list[Mark], flag: int) -> frozenset[int]:
+    return frozenset(mark.term for mark in read if not mark.flags & flag)
