@@ -175,8 +175,12 @@ def _may_exclude(newer: Claim, older: Claim) -> bool:
         return False
     if not (older.state or older.changed) or (newer.label and older.label and newer.label != older.label):
         return False
-    marks = (one.subject & (one.names | one.numbers) for one in (newer, older))
-    return not _differ(*marks)
+    return not _differ(_find_marks(newer, older), _find_marks(older, newer))
+
+
+def _find_marks(one: Claim, other: Claim) -> frozenset[int]:
+    """Numbers of its subject, and names of its subject that the other claim lacks."""
+    return one.subject & (one.numbers | (one.names - other.words))
 
 
 def _have_one_subject(newer: Claim, older: Claim, shared: frozenset[int]) -> bool:
@@ -192,17 +196,22 @@ def _compare_near(newer: Claim, older: Claim, shared: frozenset[int], topics: fr
     if _is_near(newer, older, shared):
         # "is no longer a waiter": the whole newer claim is in the older one
         ends = newer.negated and newer.changed and newer.state and newer.words <= older.words
-        said = newer.unspaced or bool(shared - newer.subject - older.subject)  # something that one of them denies
+        # something that one of them denies; it may come first ("fish I no longer like")
+        first = newer.own and older.own and newer.subject <= older.words
+        said = newer.unspaced or first or bool(shared - newer.subject - older.subject)
         if newer.negated != older.negated and said and (len(shared) >= SHARED_MIN or topics or ends):
             return ConflictReason.POLARITY
         by_value = _differing_value(newer, older)
         if by_value is not None:
             return by_value
-        named = newer.own == older.own and _differ(newer.names - older.words, older.names - newer.words)
+        named = (newer.own == older.own or newer.changed) and _differ(
+            newer.names - older.words, older.names - newer.words
+        )
         if named or (newer.unspaced and _differ(newer.words, older.words)):
             return ConflictReason.NAME
-        if topics & _OF_A_THING and _differ(newer.words, older.words):
-            return ConflictReason.NAME
+    one_thing = shared if newer.unspaced else shared & newer.subject & older.subject
+    if topics & _OF_A_THING and one_thing and _differ(newer.words, older.words):
+        return ConflictReason.NAME
     return ConflictReason.CHANGE if newer.changed and older.state and _is_replaced(newer, older, shared) else None
 
 

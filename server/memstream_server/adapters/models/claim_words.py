@@ -109,7 +109,7 @@ ENGLISH = ClaimWords(
         "reportedly allegedly"
     ),
     relatives=_words("which who whom whose"),
-    additions=_words("also too another additionally likewise"),
+    additions=_words("also too additionally likewise"),
     vague=_words("it it's this that that's these those there here"),
     topics={
         RESIDENCE: _words("live lives lived living moved relocated reside home house flat apartment"),
@@ -172,7 +172,7 @@ GERMAN = ClaimWords(
         "hoffe angeblich anscheinend"
     ),
     relatives=_words("welche welcher welches welchem welchen dessen deren"),
-    additions=_words("auch ebenfalls weitere weiterer weiteres weiterhin außerdem zudem"),
+    additions=_words("auch ebenfalls weiterhin außerdem zudem"),
     vague=_words("es dies dieses"),
     topics={
         RESIDENCE: _words("wohne wohnt wohnen lebe lebt umgezogen gezogen wohnung haus zuhause umzug"),
@@ -233,7 +233,7 @@ FRENCH = ClaimWords(
         "espère espérons apparemment"
     ),
     relatives=_words("qui que dont lequel laquelle"),
-    additions=_words("aussi également autre"),
+    additions=_words("aussi également"),
     vague=_words("ce c'est c ça cela ceci"),
     topics={
         RESIDENCE: _words("habite j'habite vis vit déménagé emménagé appartement maison logement"),
@@ -291,14 +291,15 @@ SPANISH = ClaimWords(
         "yo mi mis mí mío mía me nosotros nuestro nuestra nuestros nuestras nos conmigo soy somos estoy estamos "
         "tengo tenemos vivo vivimos trabajo trabajamos mudé mudamos trasladé trasladamos dejé dejamos cambié "
         "cambiamos renuncié empecé empezamos vendí vendimos reemplacé bebo fumo prefiero quiero necesito conozco "
-        "conduzco juego toco hablo estudio duermo llevo puedo"
+        "conduzco juego toco hablo estudio duermo llevo puedo "
+        "alquilo pago uso gano peso llamo odio hago compré volví"
     ),
     unsettled=_words(
         "si quizá quizás ojalá sería podría podrían debería deberían gustaría probablemente seguramente supongo "
         "espero aparentemente supuestamente"
     ),
     relatives=_words("que quien quienes cuyo cuya cual"),
-    additions=_words("también además otro otra"),
+    additions=_words("también además"),
     vague=_words("esto eso ello"),
     topics={
         RESIDENCE: _words("vivo vive vivimos mudé mudamos trasladé trasladamos piso apartamento casa"),
@@ -346,7 +347,7 @@ CHINESE = ClaimWords(
     own=_words("我 我们 咱 咱们"),
     unsettled=_words("如果 要是 假如 是否 可能 也许 大概 或许 应该 希望 想要 据说 听说 好像"),
     relatives=_words(""),
-    additions=_words("也 另"),
+    additions=_words("也"),
     vague=_words("这 那 它"),
     topics={
         RESIDENCE: _words("住 搬 公寓 房子 搬家"),

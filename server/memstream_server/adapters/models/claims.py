@@ -18,7 +18,7 @@ from memstream_server.core.suspicions import Claim
 
 TEXT_CHARACTERS_MAX = 600
 """A longer text is a document, not a statement about its speaker."""
-TOKENS_MIN, TOKENS_MAX = 2, 40
+TOKENS_MIN, TOKENS_MAX = 2, 60
 """Per clause; characters of a script without spaces count twice."""
 _CACHED_MAX = 32_768
 _CLAUSE_END = re.compile(r"(\.(?<=[^\W\d_]{3}\.)\s+|[!;,]\s+|\?\s*|\n|\u3002|\uff01|\uff0c|\uff1b|\uff1f)")
