@@ -161,7 +161,7 @@ def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozense
     if not _may_exclude(newer, older):
         return None
     shared = (newer.words & older.words) - common
-    topics = newer.topics & older.topics if newer.own and older.own else frozenset()
+    topics = newer.topics & older.topics if _is_own(newer) and _is_own(older) else frozenset()
     if RESIDENCE in topics and _has_other_value(newer, older):
         return ConflictReason.PLACE
     if WORK in topics and newer.changed and _is_near(newer, older, shared, NEAR_AT_WORK):
@@ -176,6 +176,11 @@ def _may_exclude(newer: Claim, older: Claim) -> bool:
     if not (older.state or older.changed) or (newer.label and older.label and newer.label != older.label):
         return False
     return not _differ(_find_marks(newer, older), _find_marks(older, newer))
+
+
+def _is_own(claim: Claim) -> bool:
+    """Whether it may be about the speaker: it says so, or leaves its subject out."""
+    return claim.own or not claim.subject
 
 
 def _find_marks(one: Claim, other: Claim) -> frozenset[int]:
