@@ -64,6 +64,14 @@ async def test_an_update_is_suspected_with_its_observation(engine: Engine, pair:
     assert (event.fragment, event.other, event.conflict_reason) == (*pair, "place")
 
 
+async def test_numbered_statements_are_all_returned(engine: Engine) -> None:
+    await create(engine, with_value(DEFAULT, "conflicts.fold", True))
+    for number in range(20):
+        await tell(engine, f"Order {number} is paid since week {number}.", observe_time_us=(number + 1) * 60_000_000)
+    assert await conflicts(engine) == []
+    assert len((await recall(engine, "Which order is paid?", limit=20, fold=False)).recollections) == 20
+
+
 async def test_both_statements_of_one_batch_are_compared(engine: Engine) -> None:
     await create(engine)
     older, *_, newer = await tell(engine, OLD, *OTHERS, NEW)
