@@ -79,6 +79,29 @@ def reason(older: str, newer: str, language: str = "english") -> ConflictReason 
         ("spanish", "El tren sale a las 8.", "El tren sale a las 9.", ConflictReason.NUMBER),
         ("english", "我的车是红色的。", "我卖了我的车。", ConflictReason.CHANGE),
         ("english", "我在工厂上班。", "我辞职离开工厂。", ConflictReason.CHANGE),
+        # a topic counts as a word in common: home and work, the name of a person
+        ("english", "Our office is on Baker Street.", "Our office has moved to Hill Road.", ConflictReason.CHANGE),
+        ("english", "I work for a small publisher.", "I work for an insurer now.", ConflictReason.CHANGE),
+        ("french", "Je suis employé à la poste.", "J'ai démissionné de la poste.", ConflictReason.CHANGE),
+        ("german", "Mein Freund heißt Tom.", "Mein Freund heißt Jan.", ConflictReason.NAME),
+        ("spanish", "Prefiero la ventanilla en el avión.", "Prefiero el pasillo en el avión.", ConflictReason.NAME),
+        # a verb of change ends what it names, whether that was the subject or the object
+        ("english", "I have a red car.", "I sold my car.", ConflictReason.CHANGE),
+        ("french", "J'ai une voiture rouge.", "J'ai vendu ma voiture.", ConflictReason.CHANGE),
+        ("spanish", "Tengo un coche rojo.", "Vendí el coche.", ConflictReason.CHANGE),
+        ("english", "我有一只狗。", "我没有狗了。", ConflictReason.POLARITY),
+        ("english", "I am a teacher at a school.", "I left the school and became a gardener.", ConflictReason.CHANGE),
+        ("french", "Je suis prof dans une école.", "J'ai quitté l'école pour un jardin.", ConflictReason.CHANGE),
+        # the subject is the speaker, also where the language leaves it out or an adverb precedes the verb
+        (
+            "english",
+            "I usually have toast for lunch.",
+            "I have soup for lunch instead of toast.",
+            ConflictReason.CHANGE,
+        ),
+        ("spanish", "Como carne.", "Ya no como carne.", ConflictReason.POLARITY),
+        ("english", "The rent is 900 euros.", "The rent is 950 euros.", ConflictReason.NUMBER),
+        ("english", "瑜伽课六点开始。", "瑜伽课改到七点开始。", ConflictReason.NUMBER),
         ("auto", "Ich wohne in München.", "Ich bin nach Berlin umgezogen.", ConflictReason.PLACE),
         ("auto", "My rent is 900 euros.", "My rent is 950 euros.", ConflictReason.NUMBER),
     ],
@@ -126,6 +149,15 @@ def test_an_update_is_suspected(language: str, older: str, newer: str, expected:
         ("spanish", "Vivo en Múnich.", "Ojalá vivo pronto en Berlín."),
         ("english", "我住在北京。", "我可能搬到上海。"),
         ("english", "I work at a bank in Munich.", "I also work at a school in Munich now."),
+        # "now" alone ends nothing
+        ("english", "I don't have any pets myself.", "I don't have any pets right now."),
+        ("english", "I like hanging out with the club.", "Now I am hanging out with the club."),
+        ("german", "Ich bin gern am See.", "Jetzt bin ich am See."),
+        # one denies something else than the other says
+        ("english", "I'm not that big of a soccer fan.", "I'm a pretty big basketball fan."),
+        ("french", "Je n'aime pas trop le thé vert.", "J'aime beaucoup le poivron vert."),
+        # the speaker is the subject of one only, without a change
+        ("english", "I'm playing the game Go with Ann Lee.", "Chess games are a sport like Judo."),
         # no subject in common, or nothing that one denies
         ("english", "Lisbon is an exciting place to study.", "I study at Aalto."),
         (

@@ -4,7 +4,8 @@ Rule 1. Only claims are compared: sentences about a lasting state, or about a ch
 neither is a sentence about the listener.
 Rule 2. Both claims are about the same people, by the same speaker, and near: they have one subject and share half of
 the words of the smaller one, apart from the values, or they share a topic of which a speaker has one value at a time.
-Rule 3. They differ in a number, date, name, place or polarity, or the newer one announces a change.
+Rule 3. They differ in a number, date, name or place, or one denies what the other says, or the newer one announces a
+change.
 Rule 4. A suspicion decides nothing: it is recorded, shown, and lets the newer fragment take the place of the older one
 in an answer. Of two fragments the one with the later observation time is the newer, then the one received later.
 """
@@ -30,7 +31,7 @@ class Nearness(NamedTuple):
 
 NEAR = Nearness(0.5, 0.25)
 NEAR_AT_WORK = Nearness(0.5, 0.25)
-"""For two claims about work, of which the newer one announces a change."""
+"""For two claims about work, of which the newer one announces a change; the topic counts as a shared word."""
 NEAR_OF_CHANGE = Nearness(0.6, 0.4)
 """If a word of change is the only sign."""
 SHARED_MIN = 2
@@ -67,8 +68,7 @@ class ConflictDecision(StrEnum):
     NEITHER = "neither"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One sentence as the rules read it. Words, names and values are hashes of their stems."""
 
     words: frozenset[int]
@@ -83,6 +83,8 @@ class Claim:
     negated: bool = False
     changed: bool = False
     """It has a word that announces a change."""
+    ended: bool = False
+    """It has a verb of change, not only a word like "now"."""
     state: bool = False
     """It has a verb of a lasting state."""
     unspaced: bool = False
@@ -158,13 +160,13 @@ def find_reason(
 
 def compare_claims(newer: Claim, older: Claim, common: frozenset[int] = frozenset()) -> ConflictReason | None:
     """Why two claims of one speaker may not be true together; None if nothing suggests it."""
-    if not _may_exclude(newer, older):
-        return None
     shared = (newer.words & older.words) - common
     topics = newer.topics & older.topics if _is_own(newer) and _is_own(older) else frozenset()
+    if not (shared or topics) or not _may_exclude(newer, older):
+        return None
     if RESIDENCE in topics and _has_other_value(newer, older):
         return ConflictReason.PLACE
-    if WORK in topics and newer.changed and _is_near(newer, older, shared, NEAR_AT_WORK):
+    if WORK in topics and newer.changed and _is_near(newer, older, shared, NEAR_AT_WORK, len(topics)):
         return ConflictReason.CHANGE
     return _compare_near(newer, older, shared, topics) if _have_one_subject(newer, older, shared) else None
 
@@ -185,15 +187,20 @@ def _is_own(claim: Claim) -> bool:
 
 def _find_marks(one: Claim, other: Claim) -> frozenset[int]:
     """Numbers of its subject, and names of its subject that the other claim lacks."""
-    return one.subject & (one.numbers | (one.names - other.words))
+    return one.subject & ((one.names - other.words) if one.unspaced else one.numbers | (one.names - other.words))
 
 
 def _have_one_subject(newer: Claim, older: Claim, shared: frozenset[int]) -> bool:
-    """Whether a shared word is the subject of one of them, or the speaker is the subject of both; without spaces a
-    subject is not told from what follows it, and every shared word counts.
+    """Whether a shared word is in the subject of one of them, or the speaker is the subject of both ("I live").
+
+    If the speaker is the subject of one only, the newer one must announce a change ("I sold my car" after "My car is
+    red"). Without spaces the subject is not known, and every shared word counts.
     """
-    subjects = newer.subject | older.subject
-    return newer.unspaced or bool(subjects & shared) or (not subjects and newer.own and older.own)
+    if newer.unspaced or not (newer.subject or older.subject):
+        return True
+    if not newer.changed and not (newer.subject and older.subject):
+        return False
+    return bool((newer.subject | older.subject) & shared)
 
 
 def _compare_near(newer: Claim, older: Claim, shared: frozenset[int], topics: frozenset[str]) -> ConflictReason | None:
@@ -201,10 +208,11 @@ def _compare_near(newer: Claim, older: Claim, shared: frozenset[int], topics: fr
     if _is_near(newer, older, shared):
         # "is no longer a waiter": the whole newer claim is in the older one
         ends = newer.negated and newer.changed and newer.state and newer.words <= older.words
-        # something that one of them denies; it may come first ("fish I no longer like")
-        first = newer.own and older.own and newer.subject <= older.words
-        said = newer.unspaced or first or bool(shared - newer.subject - older.subject)
-        if newer.negated != older.negated and said and (len(shared) >= SHARED_MIN or topics or ends):
+        if (
+            newer.negated != older.negated
+            and not _differ(newer.words, older.words)
+            and (len(shared) >= SHARED_MIN or topics or ends)
+        ):
             return ConflictReason.POLARITY
         by_value = _differing_value(newer, older)
         if by_value is not None:
@@ -214,27 +222,29 @@ def _compare_near(newer: Claim, older: Claim, shared: frozenset[int], topics: fr
         )
         if named or (newer.unspaced and _differ(newer.words, older.words)):
             return ConflictReason.NAME
-    one_thing = shared if newer.unspaced else shared & newer.subject & older.subject
-    if topics & _OF_A_THING and one_thing and _differ(newer.words, older.words):
+    if topics & _OF_A_THING and (shared or newer.others) and _differ(newer.words, older.words):
         return ConflictReason.NAME
-    return ConflictReason.CHANGE if newer.changed and older.state and _is_replaced(newer, older, shared) else None
+    return ConflictReason.CHANGE if newer.changed and _is_replaced(newer, older, shared) else None
 
 
 def _is_replaced(newer: Claim, older: Claim, shared: frozenset[int]) -> bool:
-    """Whether a change is about what the older claim states: near by two words or dates, with something else, or
-    about its subject alone ("I sold my car" after "My car is red").
+    """Whether a change is about what the older claim states: it names nothing else ("I sold my car" after "I have a
+    red car"), or it is near: by two words or dates ("I drink tea in the morning instead of coffee"), or by one word if
+    the speaker is the subject ("I left the school" after "I am a teacher at a school").
     """
+    by_speaker = newer.ended and newer.own and older.own
     if newer.words <= older.words and newer.numbers <= older.numbers:
-        within = newer.unspaced or newer.words <= older.subject
-        return bool(newer.own and older.own and newer.words and within)
+        return bool(newer.words) and by_speaker and newer.negated == older.negated
+    if by_speaker and not (newer.subject or older.subject) and _is_near(newer, older, shared):
+        return True
     agreeing = shared | (newer.dates & older.dates)
     return bool(shared) and len(agreeing) >= SHARED_MIN and _is_near(newer, older, agreeing, NEAR_OF_CHANGE)
 
 
-def _is_near(newer: Claim, older: Claim, shared: frozenset[int], nearness: Nearness = NEAR) -> bool:
+def _is_near(newer: Claim, older: Claim, shared: frozenset[int], nearness: Nearness = NEAR, topics: int = 0) -> bool:
     """Whether they share enough words; names that only one of them has do not count."""
     lacking = sorted(len(one.words - shared - one.names) for one in (newer, older))
-    have = len(shared)
+    have = len(shared) + topics
     slack = UNSPACED_SLACK if newer.unspaced else 1.0
     return (
         have > 0

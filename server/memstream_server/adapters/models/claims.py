@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 from memstream_server.adapters.models.claim_words import BY_LANGUAGE, CHINESE, ClaimWords
@@ -29,12 +29,14 @@ _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=.)")
 _UNSPACED_START = "\u2e80"
 _LABEL = re.compile(r"\s*([^\n.!?;,:\uff1a\u3002\uff0c]{1,60})(?::\s+|\uff1a\s*)")
 """What a text begins with, up to a colon: "Project Atlas: ..."."""
-_QUOTED = re.compile(
-    r"[\"\u201c\u201e\u00ab\u300c\u300e].*?(?:[\"\u201d\u201c\u00bb\u300d\u300f]|$)|(?<!\w)'[^'\n]+'(?!\w)", re.DOTALL
-)
+_QUOTED = re.compile(r"[\"\u201c\u201e\u00ab\u300c\u300e].*?(?:[\"\u201d\u201c\u00bb\u300d\u300f]|$)", re.DOTALL)
 """Words of somebody else, or words as words; a quotation without an end reaches to the end of the text."""
+_QUOTE_MARK = re.compile('["\u201c\u201e\u00ab\u300c\u300e]')
+"""With what a quotation begins."""
 _TITLE_TOKENS_MAX = 4
 """Words of a quotation that may be a title."""
+_NO_MORE = "\u4e86"
+"""Ends a Chinese sentence about something new; after a negation it means "no longer"."""
 _QUOTE = "\N{LEFT CORNER BRACKET}"
 """Marks where a quotation was."""
 (
@@ -54,11 +56,13 @@ _QUOTE = "\N{LEFT CORNER BRACKET}"
     RELATIVE,
     ADDITION,
     VAGUE,
-) = (1 << bit for bit in range(16))
+    PRESENT,
+) = (1 << bit for bit in range(17))
 _CLAIM = CHANGE | STATE
 _POINTED = CHANGE | NEGATION | DATE | NUMBER | TOPIC | UNSPACED
 _INNER_CAPITAL = re.compile(r"\w (?!I\b)[A-Z\u00c0-\u00de]")
 _VALUE = DATE | NUMBER | OTHER | FILLER | PAIR | TOPIC | NEGATION | CHANGE
+_NO_SUBJECT = _VALUE & ~NUMBER | VAGUE
 Hash = Callable[[str], int]
 
 
@@ -134,6 +138,7 @@ class Marks(dict[str, Mark]):
             flags |= (
                 NEGATION * (word in words.negations)
                 | CHANGE * (word in words.changes)
+                | (CHANGE | PRESENT) * (word in words.presents)
                 | STATE * (word in words.states)
                 | DATE * (word in words.dates)
                 | OTHER * (word in words.others)
@@ -157,20 +162,19 @@ def read_claims(text: str, marks: Marks, pointed: bool = False) -> tuple[Claim, 
     for clause in clauses:
         claim = _read_clause(clause, marks, label)
         if claim is not None:
-            # Chinese names the speaker once: "I quit the bank, found work at an inn"
-            follows = claim.unspaced and not claim.own and bool(found) and found[-1].own
-            found.append(replace(claim, own=True) if follows else claim)
+            found.append(claim)
     return tuple(found) if not pointed or any(claim.is_pointed for claim in found) else ()
 
 
 def split_text(text: str, marks: Marks) -> tuple[frozenset[int], list[str]]:
     """(the words of the label before the text, its clauses without questions)."""
-    labelled = _LABEL.match(text)
     label: frozenset[int] = frozenset()
-    if labelled is not None:
+    if (":" in text or "\uff1a" in text) and (labelled := _LABEL.match(text)) is not None:
         label = frozenset(mark.term for part in tokens(labelled[1]) if not (mark := marks[part]).flags & FILLER)
         text = text[labelled.end() :]
-    split = [*_CLAUSE_END.split(_QUOTED.sub(partial(_shorten_quotation, marks), text)), ""]
+    if _QUOTE_MARK.search(text):
+        text = _QUOTED.sub(partial(_shorten_quotation, marks), text)
+    split = [*_CLAUSE_END.split(text), ""]
     pairs = zip(split[::2], split[1::2], strict=True)
     return label, [clause for clause, end in pairs if clause and not end.startswith(_QUESTION)]
 
@@ -198,14 +202,11 @@ def _read_clause(clause: str, marks: Marks, label: frozenset[int] = frozenset())
     flags = 0
     for mark in read:
         flags |= mark.flags
-    if not flags & _CLAIM or flags & (ADDRESSED | UNSETTLED) or (_QUOTE in clause and not flags & OWN):
+    if not flags & _CLAIM or flags & (ADDRESSED | UNSETTLED):
         return None
     verb = _find_verb(read, flags)
-    before = 0
-    for mark in read[: verb + 1]:
-        before |= mark.flags
-    subject = _terms_without(read[:verb], _VALUE & ~NUMBER | VAGUE)
-    if read[0].flags & RELATIVE or (before & VAGUE and not before & OWN and not subject):
+    subject = frozenset(mark.term for mark in read[:verb] if not mark.flags & _NO_SUBJECT)
+    if read[0].flags & RELATIVE or (flags & VAGUE and not subject and _is_vague(read[: verb + 1])):
         return None
     if flags & PAIR:
         read = _without_listed(parts, read)
@@ -232,7 +233,8 @@ def _read_clause(clause: str, marks: Marks, label: frozenset[int] = frozenset())
         others=_terms_of(read, OTHER) if flags & OTHER else frozenset(),
         topics=topics,
         negated=bool(flags & NEGATION),
-        changed=bool(flags & CHANGE),
+        changed=bool(flags & CHANGE) or bool(flags & UNSPACED and flags & NEGATION and parts[-1] == _NO_MORE),
+        ended=bool(flags & CHANGE) and any(mark.flags & (CHANGE | PRESENT) == CHANGE for mark in read),
         state=bool(flags & STATE),
         unspaced=bool(flags & UNSPACED),
         terms=frozenset(terms),
@@ -267,5 +269,6 @@ def _terms_of(read: list[Mark], flag: int) -> frozenset[int]:
     return frozenset(mark.term for mark in read if mark.flags & flag)
 
 
-def _terms_without(read: list[Mark], flag: int) -> frozenset[int]:
-    return frozenset(mark.term for mark in read if not mark.flags & flag)
+def _is_vague(read: list[Mark]) -> bool:
+    """Whether these words name a thing by a pronoun alone ("it is")."""
+    return any(mark.flags & VAGUE for mark in read) and not any(mark.flags & OWN for mark in read)
