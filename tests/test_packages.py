@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.conformance.golden import CONTRACT
 
@@ -49,3 +51,28 @@ def test_contract_files_name_the_packages(file: object) -> None:
     assert options.java_package == f"{MAVEN['groupId'].text}.v1"
     assert options.java_multiple_files
     assert options.java_outer_classname.endswith("Proto")
+
+
+@pytest.mark.parametrize("name", ["dev.txt", "server.txt"])
+def test_locked_packages_name_the_extras_others_need(name: str) -> None:
+    """pip 23.2 (Python 3.11) takes a newer `coverage[toml]`, without a hash, if only `coverage` is pinned."""
+    lines = re.findall(r"^([^\s#]+==[^\s;]+)", (ROOT / "requirements" / name).read_text("utf-8"), re.M)
+    pinned = {_normal(one.name): one.extras for one in map(Requirement, lines)}
+    assert len(pinned) > 20
+    for package in pinned:
+        for text in _requirements_of(package):
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                extras = pinned.get(_normal(needed.name), needed.extras)
+                assert needed.extras <= extras, f"{package} needs {needed}: lock with `make lock`"
+
+
+def _requirements_of(package: str) -> list[str]:
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:  # locked for another system or version of Python
+        return []
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
