@@ -408,6 +408,16 @@ func TestErrorOfThePackageHasDetails(t *testing.T) {
 	}
 }
 
+func TestConnectRefusesWhatIsNoTarget(t *testing.T) {
+	for _, target := range []string{"", "http://127.0.0.1:7700", "https://memory.example"} {
+		client, err := Connect(target)
+		var failure *Error
+		if client != nil || !errors.As(err, &failure) || failure.Code != codes.InvalidArgument {
+			t.Errorf("%q: %v", target, err)
+		}
+	}
+}
+
 func TestClosingTheClientEndsItsStreams(t *testing.T) {
 	server, memory, ctx := startScripted(t)
 	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {

@@ -85,6 +85,12 @@ func WithDialOptions(dial ...grpc.DialOption) Option {
 
 // Connect returns a client of the server at target ("host:port", or any gRPC target name). It does not dial yet.
 func Connect(target string, given ...Option) (*Client, error) {
+	if target == "" {
+		return nil, invalidField("target", "is empty: name the server, as in 127.0.0.1:7700")
+	}
+	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
+		return nil, invalidField("target", fmt.Sprintf("%q is a URL: write host:port of the gRPC port", target))
+	}
 	chosen := options{timeout: 30 * time.Second, retry: Retry{}.orDefault(), keepalive: time.Minute}
 	for _, option := range given {
 		option(&chosen)

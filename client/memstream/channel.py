@@ -133,6 +133,15 @@ class MemoryPath:
         return f"{self.namespace}/{self.name}"
 
 
+def check_target(target: str) -> None:
+    """Raises InvalidArgument for what gRPC would only fail to resolve: an empty target and a URL."""
+    if not target:
+        raise invalid_field("target", "is empty: name the server, as in 127.0.0.1:7700")
+    if target.startswith(("http://", "https://")):
+        encrypted = "; for TLS pass `tls`" if target.startswith("https") else ""
+        raise invalid_field("target", f"{quote_text(target)} is a URL: write host:port of the gRPC port{encrypted}")
+
+
 def memory_path(path: str, field: str = "memory") -> MemoryPath:
     """Parses `"namespace/name"`; checked here because the routing header cannot carry other characters."""
     namespace, slash, name = path.partition("/")

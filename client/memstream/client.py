@@ -10,7 +10,17 @@ from typing import Self
 from memstream.argument_types import Count, KeepaliveSeconds, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
-from memstream.channel import ChannelSettings, Link, Tls, Token, Tracing, iterate_pages, memory_path, new_request_id
+from memstream.channel import (
+    ChannelSettings,
+    Link,
+    Tls,
+    Token,
+    Tracing,
+    check_target,
+    iterate_pages,
+    memory_path,
+    new_request_id,
+)
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
@@ -57,6 +67,7 @@ def connect(
     (asyncio.run has returned), the next call reconnects in its own loop. All clients of a process must share one event
     loop at a time, and a process that has a client must not fork.
     """
+    check_target(target)
     return Client(
         ChannelSettings(
             target=target,

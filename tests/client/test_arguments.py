@@ -94,6 +94,13 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: memstream.Observation(), "body", "is required by Observation()"),
     (lambda: memstream.Retry(first_s=-1), "first_s", "must be between 0 and"),
     (lambda: memstream.connect(7700), "target", "must be a string, not 7700 (int)"),
+    (lambda: memstream.connect(""), "target", "is empty: name the server, as in 127.0.0.1:7700"),
+    (
+        lambda: memstream.connect("http://x:7700"),
+        "target",
+        "'http://x:7700' is a URL: write host:port of the gRPC port",
+    ),
+    (lambda: memstream.sync.connect("https://x"), "target", "is a URL: write host:port of the gRPC port; for TLS pass"),
     (lambda: memstream.connect("x", timeout=3), "timeout", "did you mean timeout_s?"),
     (lambda: memstream.connect("x", timeout_s=float("nan")), "timeout_s", "must be a finite number"),
     (lambda: memstream.connect("x", options=[("a", 1, 2)]), "options[0]", "must be a tuple"),

@@ -100,6 +100,10 @@ export class Link {
   private readonly endController = new AbortController();
 
   constructor(target: string, settings: Settings) {
+    if (target === "") throw invalidField("target", "is empty: name the server, as in 127.0.0.1:7700");
+    if (/^https?:\/\//.test(target)) {
+      throw invalidField("target", `"${target}" is a URL: write host:port of the gRPC port`);
+    }
     this.timeoutMs = settings.timeoutMs ?? 30_000;
     this.retry = { ...RETRY, ...settings.retry };
     this.closed = this.endController.signal;

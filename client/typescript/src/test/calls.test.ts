@@ -360,3 +360,13 @@ void test("a closed client ends its calls and rejects new ones", async () => {
     await assert.rejects(memory.observe("q"), ClosedError);
   });
 });
+
+void test("connect refuses what is no target", () => {
+  for (const target of ["", "http://127.0.0.1:7700", "https://memory.example"]) {
+    assert.throws(() => connect(target), (error) => {
+      assert(error instanceof ConnectError);
+      assert.equal(error.code, Code.InvalidArgument);
+      return true;
+    });
+  }
+});
