@@ -78,9 +78,18 @@ def test_taken_http_port_is_the_last_line_of_the_log(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_taken_port_is_an_error_with_the_server_log(tmp_path: Path) -> None:
+def test_serve_says_that_its_port_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = run("serve", "--listen", address, "--data", str(tmp_path / "data"), "--http-listen", "")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"cannot listen at {address}: Address already in use\n")
+
+
+def test_taken_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("dev", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
     assert done.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert done.stderr.startswith(f"memstream: 127.0.0.1:{port} is in use")
+    assert "--listen 127.0.0.1:0" in done.stderr

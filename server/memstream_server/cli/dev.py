@@ -106,6 +106,8 @@ async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen
         http = str(json.loads(running.get("http_listen", '""')))
         opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
         return opening, await stack.enter_async_context(opening), http
+    if not listen.startswith("unix:") and _find_free(listen) != listen and not listen.endswith(":0"):
+        raise Failure(f"{listen} is in use, perhaps by another server: --listen 127.0.0.1:0 takes a free port")
     while True:
         http = _find_free(DEFAULT_HTTP)
         opening = local(directory, listen=listen, http_listen=http)

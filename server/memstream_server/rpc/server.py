@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +37,7 @@ from memstream_server.rpc.registration import Registered, list_capabilities, mak
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
 from memstream_server.rpc.transfer import TransferringMemoryService
+from memstream_server.settings import parse_listen
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
@@ -56,6 +59,18 @@ _REQUESTS_PER_READ = 4
 _STOP_S = 1.0
 """Minimum time for calls that still run once the streams have ended; they get more if the grace period has more left.
 """
+
+
+def _bind_problem(listen: str) -> str:
+    """Why nobody can listen there; empty if unknown. gRPC says it in its own log alone."""
+    if listen.startswith("unix:"):
+        return ""
+    host, port = parse_listen(listen)
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return ""
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
 
 
 class RpcServer:
@@ -87,7 +102,7 @@ class RpcServer:
             else:
                 port = self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise OSError(f"cannot listen at {listen}: {error}") from error
+            raise OSError(f"cannot listen at {listen}: {_bind_problem(listen) or error}") from error
         await self._health.start()
         await self._server.start()
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -51,8 +51,12 @@ def acquire_lock(data_dir: Path) -> int:
 
     flock, not lockf: it also excludes a second server in the same process, and child processes do not inherit it.
     """
-    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        what = "it is a file" if data_dir.is_file() else f"{error.filename}: {error.strerror}"
+        raise Unreadable(f"{data_dir} cannot be a data directory: {what}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -275,7 +279,7 @@ def _replace_journal(source: Path, data_dir: Path) -> None:
     _remove_database(fresh)
     try:
         shutil.copyfile(source, fresh)
-        sqlite.check_pages(fresh)
+        sqlite.check_pages(fresh, shown=source)
         _begin_history(fresh)
     except BaseException:
         _remove_database(fresh)

@@ -270,15 +270,16 @@ def scrub_database(path: Path) -> None:
     raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
 
-def check_pages(path: Path) -> None:
-    """Check every page of a database that no process has open. Raises Unreadable."""
+def check_pages(path: Path, shown: Path | None = None) -> None:
+    """Check every page of a database that no process has open. Raises Unreadable, which names `shown` or the path."""
+    shown = shown or path
     try:
         with contextlib.closing(sqlite3.connect(path)) as connection:
             (answer,) = cast(tuple[str], connection.execute("PRAGMA quick_check(1)").fetchone())
     except sqlite3.Error as error:
-        raise Unreadable(f"{path} is not a journal or is damaged ({error})") from error
+        raise Unreadable(f"{shown} is not a journal or is damaged ({error})") from error
     if answer != "ok":
-        raise Unreadable(f"{path} is damaged: {answer}")
+        raise Unreadable(f"{shown} is damaged: {answer}")
 
 
 def checkpoint_wal(path: Path) -> None:
