@@ -30,7 +30,7 @@ SETTINGS_HEAD = f"""# Settings
 Settings apply to a server process; the tunables of one memory are its [policy](policy.md). A flag of `memstream serve`
 takes precedence, then the environment (`{ENV_PREFIX}` and the name in capitals, as in `{ENV_PREFIX}LISTEN`), then the
 TOML file named by `--config` or `{ENV_PREFIX}CONFIG`, then the default. An unknown name in the file, or a value out
-of bounds, stops the start with an error that names it.
+of bounds, stops the start with an error that names it; an unknown variable is a warning.
 
 `make generate` writes this table from `server/memstream_server/settings/`, and a test compares them.
 

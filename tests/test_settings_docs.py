@@ -72,7 +72,7 @@ def test_environment_can_name_the_settings_file(tmp_path: Path, monkeypatch: pyt
     [
         ("batch_maximum = 3\n", "batch_maximum: there is no such setting"),
         ("batch_max = 0\n", "batch_max: Input should be greater than or equal to 1"),
-        ('listen = "7700"\n', "listen: Value error, must be host:port"),
+        ('listen = "7700"\n', "listen: must be host:port"),
         ("batch_max = \n", "Invalid value"),
         ("content_max_bytes = 4000000\nmessage_max_bytes = 65536\n", "at most half of message_max_bytes"),
     ],

@@ -135,10 +135,12 @@ def test_policy_file_replaces_the_policy(server: ServerProcess, tmp_path: Path) 
         ("now: 2026-06-01", "policy_file: none.yaml", "none.yaml: cannot be read: No such file"),
         ("now: 2026-06-01", "observations_file: none.jsonl", "4: observations_file: "),
         ("now: 2026-06-01", "questions: []", "5: questions: is given twice"),
+        (GOOD[: GOOD.index("now:")], "observations: 3\n", "1: observations: must be a list"),
+        ("{contains: AT NOON}", "AT NOON", "10: questions[1].expect[2]: must be a mapping"),
         ("questions:", "asked:", "5: asked: there is no such key"),
         ("limit: 1", "limit: [1", "is not YAML: "),
         (GOOD, "- a list\n", "1: must be a mapping with observations and questions"),
-        (GOOD, "observations: []\nquestions: []\n", "2: questions: Tuple should have at least 1 item"),
+        (GOOD, "observations: []\nquestions: []\n", "2: questions: must not be empty"),
     ],
 )
 def test_wrong_file_names_line_and_key(

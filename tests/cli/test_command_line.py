@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_flag_help_has_meaning_default_and_bounds() -> None:
     ("words", "said"),
     [
         (["serve", "--batch-max", "0"], "--batch-max"),
-        (["serve", "--listen", "nowhere"], "listen: Value error, must be host:port"),
+        (["serve", "--listen", "nowhere"], "listen: must be host:port"),
         (["serve", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
         (["serve", "--content-max-bytes", "4000000", "--message-max-bytes", "65536"], "at most half"),
         (["backup", "x", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
@@ -122,6 +123,11 @@ def test_flag_help_has_meaning_default_and_bounds() -> None:
         (["list", "--label", "a=1"], "name a namespace"),
         (["show", "a/b", "id", "--external-id", "k"], "not both"),
         (["nosuch"], "No such command"),
+        (["recal", "a/b", "q"], "No such command 'recal'. Did you mean 'recall'?"),
+        (["info", "--target", "http://127.0.0.1:7700"], "target: 'http://127.0.0.1:7700' is a URL: write host:port"),
+        (["info", "--target", ""], "target: is empty"),
+        (["observe", "a/b", "/"], "/: Is a directory"),
+        (["keys", "create", "two words", "--file", "/nonexistent/keys"], "a key's name is of letters"),
     ],
 )
 def test_invalid_use_exits_2_and_explains(words: list[str], said: str) -> None:
@@ -175,10 +181,39 @@ def test_missing_files_exit_4(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     assert invoke("observe", "a/b", gone)[0] == Exit.NOT_FOUND
     assert invoke("restore", gone, "--data", str(tmp_path / "data"))[0] == Exit.NOT_FOUND
+    assert invoke("verify", gone)[0] == Exit.NOT_FOUND
+    assert invoke("keys", "list", "--file", gone)[0] == Exit.NOT_FOUND
+    assert invoke("keys", "create", "joy", "--file", str(tmp_path / "keys"))[0] == Exit.OK
+    assert invoke("keys", "revoke", "0123456789ab", "--file", str(tmp_path / "keys"))[0] == Exit.NOT_FOUND
     code, _, err = invoke("backup", str(tmp_path / "new"), "--data", str(tmp_path))
     assert code == Exit.NOT_FOUND
     assert "there is no journal in" in err
     assert backup_command.name == "backup"
+
+
+@only_sqlite("the journal is in the directory")
+def test_errors_name_the_file_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("I keep bees on the roof\n")
+    code, _, err = invoke("restore", str(file), "--data", str(tmp_path / "data"))
+    assert (code, f"nothing was restored: {file} is not a journal" in err) == (Exit.FAILED, True), err
+    code, _, err = invoke("restore", str(file), "--data", str(file))
+    assert (code, f"{file} cannot be a data directory: it is a file" in err) == (Exit.FAILED, True), err
+
+
+def test_interrupted_command_exits_130_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server_module.Server, "run_with_client", interrupt)
+    assert invoke("info") == (Exit.INTERRUPTED, "", "")
+
+
+def test_erase_without_an_answer_names_the_flag() -> None:
+    code, _, err = invoke("erase", "a/b", "01KAB3XJ8Q6C0V7T2N4M5P9RSW")
+    assert code == Exit.FAILED
+    assert "Permanently erase 1 fragment?" in err
+    assert "nothing was erased: answer y, or pass --yes" in err
 
 
 def test_malformed_file_is_rejected_before_connecting(tmp_path: Path) -> None:
@@ -221,6 +256,13 @@ def test_exit_codes_are_documented() -> None:
     for line in EXIT_CODES.splitlines()[2:]:
         code, meaning = line.split(maxsplit=1)
         assert f"| {code} | {meaning} |" in page.read_text()
+
+
+def test_page_of_the_command_line_lists_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    cells = [row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `")]
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    assert set(COMMANDS) <= listed
 
 
 def test_times() -> None:

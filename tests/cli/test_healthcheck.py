@@ -39,7 +39,7 @@ def test_healthcheck_reports_serving(start: Start) -> None:
     assert checked(listen=server.address) == (0, "")
     assert checked("--json", "--listen", server.address, listen="127.0.0.1:1")[0] == 0
     code, said = checked("--service", "no.such", listen=server.address)
-    assert (code, "NOT_FOUND" in said) == (1, True)
+    assert (code, "has no service 'no.such'" in said) == (1, True)
     server.stop()
     code, said = checked(listen=server.address)
     assert (code, "does not answer: UNAVAILABLE" in said) == (1, True)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import pytest
+
+from memstream.resources import Operation
+from memstream.values import OperationState
+from memstream_server.cli.long_work import continuing_operation
 from tests.cli.commands import call
 from tests.support.server import ServerProcess
 
@@ -27,6 +33,14 @@ def test_erase_selects_fragments_and_prints_operation(server: ServerProcess) -> 
     assert "succeeded" in shown
     assert "1 of 1 fragments" in shown
     assert operation["id"] in call("operations", "list", "erasing", target=target).stdout
+
+
+async def test_interrupted_wait_says_how_to_wait_again(capsys: pytest.CaptureFixture[str]) -> None:
+    id, state = "01KAB3XJ8Q6C0V7T2N4M5P9RSW", OperationState.RUNNING
+    operation = Operation(id, "", "", "reindex", state, 0, 0, "", create_time=None, end_time=None, error=None)
+    with pytest.raises(asyncio.CancelledError), continuing_operation(operation):
+        raise asyncio.CancelledError
+    assert f"memstream operations wait {id}" in capsys.readouterr().err
 
 
 def test_purge_and_reindex_can_be_awaited(server: ServerProcess) -> None:

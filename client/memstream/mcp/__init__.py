@@ -9,7 +9,7 @@ A tool that fails returns an error with advice, and the connection stays open. T
 `memstream[mcp]`; the command `memstream mcp` serves the same tools.
 
 Modules:
-tools: the five tools.
+tools: the six tools.
 schema: types and descriptions of their arguments and results.
 plain: checks arguments and phrases errors for models.
 """

@@ -180,10 +180,19 @@ def read_check(path: Path, policy_file: Path | None = None) -> Check:
     return Check(path, policy, now, observations, file.questions, document)
 
 
+_PLAINER = {
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "too_short": "must not be empty",
+}
+"""What is wrong by pydantic's type of error, in YAML's words."""
+
+
 def _message(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "there is no such key"
-    return str(error["msg"]).removeprefix("Value error, ")
+    return _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
 
 
 def _check_question(document: Document, number: int, question: Question, ids: Sequence[str]) -> None:

@@ -9,12 +9,16 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from memstream_server.cli.failures import Failure, Missing, Misuse
+from memstream_server.cli.failures import Failure, Missing, Misuse, describe_os_error
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import print_json, print_line
 from memstream_server.settings import SettingsError, load
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _describe(error: Exception) -> str:
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
 def data_options(command: F) -> F:
@@ -85,7 +89,7 @@ def backup_command(file: Path, data_dir: Path, as_json: bool) -> None:
     except AlreadyExists as error:
         raise Misuse(str(error)) from error
     except (JournalError, OSError) as error:
-        raise Failure(f"no backup was made: {error}") from error
+        raise Failure(f"no backup was made: {_describe(error)}") from error
     size = file.stat().st_size
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file.absolute()), "bytes": size})
@@ -118,7 +122,7 @@ def restore_command(file: Path, data_dir: Path, force: bool, as_json: bool) -> N
     except AlreadyExists as error:
         raise Misuse(str(error)) from error
     except (JournalError, OSError) as error:
-        raise Failure(f"nothing was restored: {error}") from error
+        raise Failure(f"nothing was restored: {_describe(error)}") from error
     size = directory.journal_path(data_dir).stat().st_size
     if as_json:
         print_json({"data_dir": str(data_dir.absolute()), "file": str(file), "bytes": size, "replaced": replaced})

@@ -23,6 +23,7 @@ class Exit(IntEnum):
     USAGE = 2
     REJECTED = 3
     NOT_FOUND = 4
+    INTERRUPTED = 130
 
 
 EXIT_CODES = """\b
@@ -32,6 +33,7 @@ Exit codes:
   2  the command line, the settings, the file of check or a value in them is invalid
   3  observe: some observations were rejected; the others are stored
   4  a named resource does not exist
+  130  interrupted (Ctrl-C)
 """
 
 
@@ -66,3 +68,9 @@ class Missing(Failure):
     """A named resource does not exist."""
 
     exit_code: ClassVar[int] = Exit.NOT_FOUND
+
+
+def describe_os_error(error: OSError) -> str:
+    """The file and what is wrong with it, without the error's number."""
+    what = error.strerror or str(error)
+    return what if error.filename is None else f"{error.filename}: {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from memstream_server.cli.failures import AS_JSON, EXIT_CODES, Failure, Misuse
+from memstream_server.cli.failures import AS_JSON, EXIT_CODES, Exit, Failure, Misuse
 
 COMMANDS = {
     "dev": ("dev", "Run a server with a sample memory, to try memstream."),
@@ -86,6 +87,11 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and (near := difflib.get_close_matches(args[0], COMMANDS, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[AS_JSON] = "--json" in args
         for number, word in enumerate(args, 1):
@@ -95,6 +101,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise SystemExit(Exit.INTERRUPTED) from None
         except ValueError as error:
             from memstream.errors import InvalidArgument  # imported late: --help does not need it
 

@@ -118,6 +118,8 @@ def _check_health(
             stub: Any = HealthStub(channel)
             answer = stub.Check(HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise Failure(f"{target} has no service {service!r}: docs/operations.md lists them") from error
             raise Failure(
                 f"{target} does not answer: {error.code().name}: {error.details()}{_tls_hint(tls)}"
             ) from error

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from memstream_server.cli.failures import Failure
+from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import create_table, escape_line, open_console, print_json, print_parts
 from memstream_server.rpc.access import keys
@@ -33,6 +33,10 @@ def _file_option(command: F) -> F:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
+        except keys.NoSuchKey as error:
+            raise Missing(str(error)) from error
+        except keys.InvalidKeyName as error:
+            raise Misuse(str(error)) from error
         except AccessError as error:
             raise Failure(str(error)) from error
 
@@ -71,6 +75,8 @@ def create(name: str, file: Path, as_json: bool) -> None:
 @json_option
 def listing(file: Path, as_json: bool) -> None:
     """List the keys, oldest first."""
+    if not file.exists():
+        raise Missing(f"there is no file {file}: `memstream keys create` creates it")
     there = keys.read_keys(file)
     if as_json:
         for key in there:

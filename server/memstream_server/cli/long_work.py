@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -158,11 +159,19 @@ def erase_command(
     if not ids and chosen is None:
         raise click.UsageError("Name fragments by id, or pass a filter flag.")
     if not yes:
-        click.confirm(
-            f"Permanently erase {f'{len(ids):,} fragments' if ids else 'all fragments that match the filter'}?",
-            abort=True,
-        )
+        _confirm(len(ids))
     _start_and_show(server, lambda client: client.memory(memory).erase_fragments(ids, filter=chosen), wait, as_json)
+
+
+def _confirm(count: int) -> None:
+    """Asks whether to erase so many fragments, or with 0 those of the filter. Raises Failure without a yes."""
+    which = f"{count:,} fragment{'' if count == 1 else 's'}" if count else "all fragments that match the filter"
+    try:
+        wanted = click.confirm(f"Permanently erase {which}?", err=True)
+    except click.Abort:  # the end of standard input, or Ctrl-C
+        raise Failure("nothing was erased: answer y, or pass --yes") from None
+    if not wanted:
+        raise Failure("nothing was erased")
 
 
 def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operation]], wait: bool, as_json: bool) -> None:
@@ -172,15 +181,30 @@ def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operatio
         begun = await begin(client)
         if not wait:
             return begun
-        async with _progress_bar(begun, as_json) as told:
-            return await client.finished(begun, told)
+        with continuing_operation(begun):
+            async with _progress_bar(begun, as_json) as told:
+                return await client.finished(begun, told)
 
     operation = server.run_with_client(start_and_follow)
     _print_operation(operation, as_json)
     if operation.state is OperationState.CANCELLED:
         raise Failure("the operation was cancelled; completed work is kept")
     if not wait and not as_json:
-        print_line(f"the operation continues on the server: memstream operations wait {operation.id}", err=True)
+        _print_continuing(operation)
+
+
+@contextmanager
+def continuing_operation(operation: Operation) -> Iterator[None]:
+    """Says how to wait again if Ctrl-C ends the block, which waits for the operation."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        _print_continuing(operation)
+        raise
+
+
+def _print_continuing(operation: Operation) -> None:
+    print_line(f"the operation continues on the server: memstream operations wait {operation.id}", err=True)
 
 
 @asynccontextmanager

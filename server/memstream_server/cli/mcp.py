@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import json
+import os
+import signal
 import socket
 from pathlib import Path
 
 import click
 
 from memstream.client import Client
-from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.cli.failures import Exit, Failure, Misuse, describe_os_error
 from memstream_server.cli.options import json_option
 from memstream_server.cli.server import Server, server_options
 
@@ -53,7 +57,7 @@ def mcp_command(
     server: Server,
     as_json: bool,
 ) -> None:
-    """Serve the tools observe, recall, history, forget and list of a memory to agent hosts that speak MCP.
+    """Serve the tools observe, correct, recall, history, forget and list of a memory to agent hosts that speak MCP.
 
     The command is a client of the server at --target. HTTP listens on loopback by default, and requires a token if
     --http-token-file is set.
@@ -74,12 +78,15 @@ def mcp_command(
     async def serve(client: Client) -> None:
         served = mcp.mcp_server(client, memory, any_memory=any_memory, target=server.target, token=token)
         if bound is None:
+            # The reader of standard input blocks in a thread, which asyncio.run would wait for.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, os._exit, Exit.INTERRUPTED)
             await mcp.serve_stdio(served)
         else:
             _announce_url(memory, bound, mcp.HTTP_PATH, bool(token), as_json)
             await mcp.serve_http(served, bound)
 
-    server.run_with_client(serve)
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after its shutdown
+        server.run_with_client(serve)
 
 
 def _announce_url(memory: str, bound: socket.socket, path: str, asks: bool, as_json: bool) -> None:
@@ -98,8 +105,10 @@ def _announce_url(memory: str, bound: socket.socket, path: str, asks: bool, as_j
 def _read_token(file: Path) -> str:
     try:
         token = file.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read a token in {file}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise Misuse(f"{file} has no token: it is not ASCII") from error
+    except OSError as error:
+        raise Misuse(f"cannot read a token: {describe_os_error(error)}") from error
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
         raise Misuse(f"{file} has no token of at least {TOKEN_CHARS_MIN} characters on one line: openssl rand -hex 32")
     return token

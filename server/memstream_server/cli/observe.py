@@ -14,7 +14,7 @@ from memstream.client import Client
 from memstream.memory import Memory
 from memstream.policy import Profile
 from memstream.values import MemoryKind
-from memstream_server.cli.failures import Exit, Failure, Missing, Misuse
+from memstream_server.cli.failures import Exit, Failure, Missing, Misuse, describe_os_error
 from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_feeds, read_records, scan_feed
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import open_console, print_json, print_line
@@ -24,7 +24,6 @@ from memstream_server.cli.tally import Tally
 
 PROBLEMS_SHOWN = 20
 """Rejected lines that are listed."""
-INTERRUPTED = 130
 _REFRESH_S = 0.1
 
 
@@ -112,10 +111,10 @@ def observe_command(
     except (Failure, KeyboardInterrupt, OSError) as error:
         _print_interrupted(tallies)
         if isinstance(error, OSError):
-            raise Failure(str(error)) from error
+            raise Failure(describe_os_error(error)) from error
         if isinstance(error, Failure):
             raise
-        sys.exit(INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     _print_tallies(memory, tallies, as_json)
 
 
@@ -127,7 +126,7 @@ def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | Non
     except FileNotFoundError as error:
         raise Missing(f"there is no file {error.filename}") from error
     except OSError as error:
-        raise Misuse(str(error)) from error
+        raise Misuse(describe_os_error(error)) from error
 
 
 def _create_tally(feed: Feed, form: Format) -> Tally:
@@ -136,7 +135,7 @@ def _create_tally(feed: Feed, form: Format) -> Tally:
     try:
         found = scan_feed(feed, form)
     except OSError as error:
-        raise Misuse(str(error)) from error
+        raise Misuse(describe_os_error(error)) from error
     if found.malformed:
         raise Misuse(_malformed_message(found))
     return Tally(feed, found.observations)

@@ -149,7 +149,7 @@ def filter_options(command: F) -> F:
     @click.option(
         "--since", type=TimeParam(), metavar="TIME", help="Only observed at or after: 2026-05-08, or 7d for a week."
     )
-    @click.option("--until", type=TimeParam(), metavar="TIME", help="Perceived before.")
+    @click.option("--until", type=TimeParam(), metavar="TIME", help="Only observed before.")
     @click.option(
         "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Only this importance or more."
     )

@@ -16,7 +16,7 @@ import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from memstream_server.cli.failures import Failure, Misuse
+from memstream_server.cli.failures import Failure, Misuse, describe_os_error
 from memstream_server.core.printable import number_text
 from memstream_server.settings import Settings, SettingsError, load, unknown_variables
 
@@ -91,6 +91,8 @@ def _shown_default(field: FieldInfo, extra: dict[str, Any]) -> str:
         return str(default.value)
     if isinstance(default, float):
         return number_text(default)
+    if isinstance(default, bool):
+        return "on" if default else "off"
     return "none" if default in (None, "") else str(default)
 
 
@@ -150,7 +152,8 @@ def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None
             runner.run(serve(settings, announce=announce))
     except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
         structlog.get_logger(__name__).debug("server_failed", exc_info=error)
-        raise Failure(hide_secrets(f"the server cannot run: {error}", secrets)) from error
+        what = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise Failure(hide_secrets(f"the server cannot run: {what}", secrets)) from error
     finally:
         gc.enable()
 

@@ -29,7 +29,7 @@ _ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
     (errors.MemoryNotFound, "`memstream list` shows existing ones, `memstream observe --create` creates one"),
     (errors.ProducerSuperseded, "another process uses this producer's name: give each its own --producer"),
     (errors.ServerBehind, "run the same command again to send what the server has lost"),
-    (errors.ModelMismatch, "start the server with the model that made its vectors, or run `memstream reindex`"),
+    (errors.ModelMismatch, "docs/models.md, Changing the model, has the steps"),
     (errors.CapabilityMissing, "the server lacks this capability: see `memstream info`"),
     (errors.Unauthenticated, "pass --token, or set MEMSTREAM_TOKEN"),
     (errors.PermissionDenied, "ask for the right, or use another namespace"),
@@ -67,9 +67,9 @@ class Server:
 def to_failure(error: errors.MemstreamError, target: str) -> Failure:
     """The Failure for an error: message, advice and exit code."""
     if isinstance(error, errors.Unavailable) and not error.reason:
+        why = error.message.rpartition(": ")[2].rstrip("]")
         return Failure(
-            f"no server answers at {target} ({error.message.rpartition(': ')[2]}): start one with `memstream serve`, "
-            "or name another with --target"
+            f"no server answers at {target} ({why}): start one with `memstream serve`, or name another with --target"
         )
     wait = f" in {error.retry_after} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)

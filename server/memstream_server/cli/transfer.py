@@ -16,13 +16,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from memstream.client import Client
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
+from memstream_server.cli.long_work import continuing_operation
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.server import Server, server_options
 
 
-class _LineType(msgspec.Struct):
+class _LastLine(msgspec.Struct):
     type: str = ""
+    memories: int = 0
+    conversations: int = 0
 
 
 @contextmanager
@@ -86,8 +89,12 @@ async def _export_to_file(client: Client, namespace: str, memory: str, vectors: 
             done, last = part.done, part.lines
             progress.update(task, completed=part.done, total=part.total)
     file.flush()
-    if msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_LineType).type != "end":
+    end = msgspec.json.decode(last.splitlines()[-1] if last else b"{}", type=_LastLine)
+    if end.type != "end":
         raise Failure("the export is truncated: its last line is missing")
+    if not end.memories and not end.conversations:
+        warning = f"memstream: warning: the export is empty: {namespace} has no memory and no conversation"
+        print_line(warning, err=True)
     return done
 
 
@@ -131,7 +138,7 @@ def import_command(
         )
         if validate_only or not wait:
             return started
-        with progress_bar("importing") as (progress, task):
+        with continuing_operation(started), progress_bar("importing") as (progress, task):
             return await client.finished(
                 started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
             )

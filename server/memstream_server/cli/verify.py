@@ -10,7 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from memstream_server.cli.data import place_options
-from memstream_server.cli.failures import Exit, Failure
+from memstream_server.cli.failures import Exit, Failure, Missing
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import create_table, escape_text, open_console, print_json, print_line, print_parts
 from memstream_server.settings import Settings
@@ -38,6 +38,8 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
     from memstream_server.adapters.journal.verify.verify import verify_journal
     from memstream_server.ports.journal.errors import JournalError
 
+    if file is not None and not file.is_file():
+        raise Missing(f"there is no file {file}")
     where = str(file or ("the database" if settings.journal_url.get_secret_value() else settings.data_dir))
     try:
         with _open_journal(file, settings) as looked, _progress_bar() as bar:

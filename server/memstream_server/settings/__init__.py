@@ -157,4 +157,5 @@ def _describe_problem(item: Any) -> str:
     name = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{name}: there is no such setting"
-    return f"{name}: {item['msg']}" if name else str(item["msg"])
+    what = str(item["msg"]).removeprefix("Value error, ")  # of our own validators
+    return f"{name}: {what}" if name else what

@@ -26,6 +26,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~@-]{0,127}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
+class NoSuchKey(AccessError):
+    """The file has no key with that id."""
+
+
+class InvalidKeyName(AccessError):
+    """A key cannot have that name."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key as stored. Several keys may have one name: an operator creates a new key before revoking the old one."""
@@ -62,9 +70,12 @@ def name_of(keys: Mapping[str, ApiKey], given: str) -> str | None:
 
 
 def create_key(file: Path, name: str) -> tuple[ApiKey, str]:
-    """Adds a new key to the file, which is created if missing. Returns the key itself, which cannot be shown again."""
+    """Adds a new key to the file, which is created if missing. Returns the key itself, which cannot be shown again.
+
+    Raises AccessError, InvalidKeyName.
+    """
     if not _NAME.fullmatch(name):
-        raise AccessError('a key\'s name is of letters, digits, "-", "_", ".", "~" and "@", at most 128')
+        raise InvalidKeyName('a key\'s name is of letters, digits, "-", "_", ".", "~" and "@", at most 128')
     id = secrets.token_hex(6)
     given = f"{PREFIX}{id}_{secrets.token_urlsafe(32)}"
     key = ApiKey(id, name, _hash_secret(given), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -73,13 +84,13 @@ def create_key(file: Path, name: str) -> tuple[ApiKey, str]:
 
 
 def revoke_key(file: Path, id: str) -> ApiKey:
-    """Removes the key from the file. Raises AccessError if it is not there."""
+    """Removes the key from the file. Raises AccessError, NoSuchKey."""
     gone: list[ApiKey] = []
 
     def without(keys: Sequence[ApiKey]) -> list[ApiKey]:
         gone.extend(key for key in keys if key.id == id)
         if not gone:
-            raise AccessError(f"{file} has no key {id!r}: `memstream keys list` shows their ids")
+            raise NoSuchKey(f"{file} has no key {id!r}: `memstream keys list` shows their ids")
         return [key for key in keys if key.id != id]
 
     _rewrite_file(file, without)
