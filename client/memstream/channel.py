@@ -102,8 +102,8 @@ class Tls:
         key: str | Path | None = None,
         server_name: str | None = None,
     ) -> Tls:
-        """Reads PEM files. Raises InvalidArgument for an unreadable file, and for a key or certificate without the
-        other."""
+        """Reads PEM files. Raises InvalidArgument for a file that cannot be read or is not PEM, and for a key or
+        certificate without the other."""
         if (certificate is None) != (key is None):
             raise invalid_field(
                 "certificate" if certificate is None else "key", "a certificate and its key go together"
@@ -114,12 +114,17 @@ class Tls:
 
 
 def _read_file(argument: str, path: str | Path | None) -> bytes | None:
+    if path is None:
+        return None
     try:
-        return None if path is None else Path(path).read_bytes()
+        content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise invalid_field(
             argument, f"cannot read {str(path)!a}: {getattr(error, 'strerror', None) or error}"
         ) from error
+    if b"-----BEGIN " not in content:
+        raise invalid_field(argument, f"{str(path)!a} is not PEM: it has no line -----BEGIN ...-----")
+    return content
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,7 @@ def test_malformed_file_is_rejected_before_connecting(tmp_path: Path) -> None:
             "limit: too large",
         ),
         (errors.Unauthenticated("who are you"), Failure, "--token"),
+        (errors.Unavailable("last error: [field:lookup: Domain name not found]"), Failure, "(Domain name not found):"),
         (errors.BacklogFull("backlog full", reason="BACKLOG_FULL", retry_after=2.5), Failure, "try again in 2.5 s"),
         (errors.ModelUnavailable("no model", reason="MODEL_UNAVAILABLE"), Failure, "try again"),
         (errors.ServerBehind(5, 9), Failure, "run the same command again"),

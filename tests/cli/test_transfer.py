@@ -52,3 +52,5 @@ def test_missing_resources_raise_not_found(server: ServerProcess, tmp_path: Path
     assert call("export", "nobody/nothing", "-o", str(file), target=server.address).returncode == 4
     assert not file.exists()
     assert call("import", str(file), "nobody", target=server.address).returncode == 4
+    empty = call("export", "nobody", "-o", str(file), target=server.address)
+    assert (empty.returncode, "nobody has no memory and no conversation" in empty.stderr) == (0, True)

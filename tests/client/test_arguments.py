@@ -112,6 +112,7 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: memstream.connect("x").memory("joy"), "memory", """'joy' has no "/": write "namespace/name\""""),
     (lambda: memstream.connect("x").conversation("a/b/c"), "conversation", "has '/' at character 2"),
     (lambda: memstream.Tls.of_files("/nonexistent"), "roots", "cannot read '/nonexistent': No such file or directory"),
+    (lambda: memstream.Tls.of_files(memstream.__file__), "roots", "is not PEM: it has no line -----BEGIN"),
     (lambda: memstream.Tls.of_files(key="x"), "certificate", "a certificate and its key go together"),
     (lambda: memstream.agent.ActionOutput(thought="x"), "thought", "did you mean thoughts?"),
     (lambda: memstream.memory_name(""), "user_id", "is empty"),

@@ -156,6 +156,9 @@ def root() -> None:
 def main() -> None:
     """Runs the command line and exits with one of the codes in failures.py."""
     _open_closed_streams()
+    if sys.argv[1:2] != ["serve"]:
+        # Clients: their errors have the cause, which gRPC would print for every attempt to connect.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     root.main(prog_name="memstream")
 
 

@@ -40,6 +40,16 @@ _ADVICE: tuple[tuple[type[errors.MemstreamError], str], ...] = (
 )
 
 
+# By a part of gRPC's message.
+_NO_ANSWER = (
+    ("CERTIFICATE_VERIFY_FAILED", "the certificate of {target} is not trusted: name its CA with --tls-ca"),
+    ("Hostname Verification", "the certificate of {target} is for another name: use that name in --target"),
+    ("WRONG_VERSION_NUMBER", "{target} has no TLS: leave out --tls, --tls-ca, --tls-cert and --tls-key"),
+    ("http1.x server", "{target} is not a gRPC port: name that of the server, 7700 by default, not its HTTP port"),
+    ("Socket closed", "{target} closed the connection: if the server has TLS, pass --tls or --tls-ca"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """Address and credentials of a server."""
@@ -67,15 +77,21 @@ class Server:
 def to_failure(error: errors.MemstreamError, target: str) -> Failure:
     """The Failure for an error: message, advice and exit code."""
     if isinstance(error, errors.Unavailable) and not error.reason:
-        why = error.message.rpartition(": ")[2].rstrip("]")
-        return Failure(
-            f"no server answers at {target} ({why}): start one with `memstream serve`, or name another with --target"
-        )
+        return Failure(_describe_no_answer(error.message).format(target=target))
     wait = f" in {error.retry_after} s" if error.retry_after else ""
     advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "").format(wait=wait)
     return _failure_class(error)(
         f"{_format_message(error)}: {advice}" if advice else _format_message(error), error.reason
     )
+
+
+def _describe_no_answer(message: str) -> str:
+    """What to do about a connection that failed with this message of gRPC's; {target} is a placeholder."""
+    known = next((text for part, text in _NO_ANSWER if part in message), None)
+    if known is not None:
+        return known
+    why = message.rpartition(": ")[2].rstrip("]").replace("{", "{{").replace("}", "}}")
+    return f"no server answers at {{target}} ({why}): start one with `memstream serve`, or name another with --target"
 
 
 def _failure_class(error: errors.MemstreamError) -> type[Failure]:
