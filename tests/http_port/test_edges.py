@@ -104,10 +104,19 @@ def test_header_that_cannot_be_used_is_explained(name: str, value: bytes, status
     assert answer.json()["message"].isprintable()
 
 
-def test_unknown_path_and_method_are_http_errors(http_server: Server) -> None:
-    assert call(http_server[1], "/memstream.v1.StreamService/Nothing").status_code == 404
-    assert httpx2.get(f"http://{http_server[1]}{INFO}").status_code == 405
-    assert call(http_server[1], content_type="text/plain").status_code == 415
+def test_what_is_no_call_is_an_error_that_says_what_is(http_server: Server) -> None:
+    address = http_server[1]
+    for answer, status, said in (
+        (call(address, "/memstream.v1.StreamService/Nothing"), 404, "/memstream.v1.SERVICE/METHOD"),
+        (httpx2.get(f"http://{address}{INFO}"), 405, "POST"),
+        (call(address, content_type="application/x-www-form-urlencoded"), 415, "application/json"),
+        (call(address, "/memstream.v1.StreamService/Observe"), 415, "Observe, Recall and ImportMemories need"),
+    ):
+        assert answer.status_code == status
+        assert answer.json()["code"] == "unimplemented"
+        assert said in answer.json()["message"]
+    web = call(address, "/memstream.v1.StreamService/Nothing", content_type="application/grpc-web+proto")
+    assert (web.status_code, web.content) == (404, b"")
 
 
 async def test_health_reports_the_whole_server(http_server: Server) -> None:

@@ -5,11 +5,13 @@ a page that rebinds its DNS name to this address names its own host.
 Rule 2. A request from a page (it has an Origin) must come from the same host, or from `http_cors_origins`.
 Rule 3. The body of a request must arrive within `opening_max_s`.
 Rule 4. Headers are UTF-8, which ConnectRPC decodes without a check, and gRPC itself needs HTTP/2 and its own port.
+Rule 5. An error without a body, as ConnectRPC answers an unknown path, method or content type, says what a call is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, MutableMapping, Sequence
 from contextvars import ContextVar
@@ -32,6 +34,13 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
+_REASONS = {
+    404: "there is no such rpc: a call is a POST to /memstream.v1.SERVICE/METHOD",
+    405: "a call is a POST",
+    415: "set the header content-type to application/json, for Watch, WatchMessages and ExportMemories to "
+    "application/connect+json; Observe, Recall and ImportMemories need the gRPC port",
+}
+"""By status."""
 _EXPOSED = ("x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "connect-content-encoding")
 
 
@@ -93,6 +102,8 @@ class HttpApplication:
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
         elif page := next((each for each in self._pages if each.serves(scope["path"])), None):
             respond = page
+        if not headers.get(b"content-type", b"").startswith(b"application/grpc-web"):
+            send = _with_reason(send)
         await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))
 
     def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:
@@ -152,6 +163,28 @@ def _bounded(receive: Receive, limit_s: float) -> Receive:
         return message
 
     return receive_in_time
+
+
+def _with_reason(send: Send) -> Send:
+    """`send`, which gives the errors in _REASONS a body if they have none."""
+    start: MutableMapping[str, Any] | None = None
+
+    async def send_with_reason(message: MutableMapping[str, Any]) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and message["status"] in _REASONS:
+            start = message  # its headers depend on the body
+            return
+        if start is not None:
+            if not message.get("body") and not message.get("more_body"):
+                error = {"code": "unimplemented", "message": _REASONS[start["status"]]}
+                message["body"] = json.dumps(error).encode()
+                kept = [each for each in start.get("headers", ()) if each[0].lower() != b"content-length"]
+                start["headers"] = [*kept, (b"content-type", b"application/json")]
+            await send(start)
+            start = None
+        await send(message)
+
+    return send_with_reason
 
 
 def _with_headers(send: Send) -> Send:
