@@ -56,7 +56,10 @@ class Directory:
     def create(self) -> None:
         """Creates the directory if necessary, for this user alone."""
         with self._usable():
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except FileNotFoundError as error:  # of a filesystem without new directories, such as /proc
+                raise self._unusable(error) from error
 
     def open_users(self) -> int:
         """A descriptor of `local.users`."""
@@ -185,7 +188,11 @@ class Directory:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise LocalServerFailed(f"{self.path} cannot be used as a data directory: {error.strerror}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> LocalServerFailed:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        return LocalServerFailed(f"{self.path} cannot be used as a data directory: {why}")
 
 
 def _open_private(path: str, flags: int) -> int:

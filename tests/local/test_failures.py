@@ -143,10 +143,14 @@ def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         assert finish(process) == f"{sealed} cannot be used as a data directory: Permission denied\n"
 
 
-async def test_file_instead_of_a_directory_is_an_error(tmp_path: Path) -> None:
+async def test_path_that_can_be_no_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(memstream.LocalServerFailed, match="cannot be used as a data directory"):
+    for path, why in (
+        (tmp_path / "file", "it is a file"),
+        (tmp_path / "file" / "below", "Not a directory"),
+        (Path("/proc/memstream"), "No such file or directory"),
+    ):
+        with pytest.raises(memstream.LocalServerFailed, match=f"cannot be used as a data directory: {why}"):
             await memstream.local(path)
 
 
