@@ -31,6 +31,9 @@ def test_export_and_import_restore_a_memory(server: ServerProcess, tmp_path: Pat
         "the train leaves at noon",
     ]
 
+    done = call("import", str(file), "moved", "--memory", "bob", target=server.address)
+    assert done.stdout == f"imported 2 fragments of {file} into moved/bob\n"
+
     again = call("export", "moving/joy", "-o", str(tmp_path / "again.jsonl"), "--json", target=server.address)
     assert json.loads(again.stdout)["fragments"] == 2
 

@@ -118,6 +118,11 @@ def test_rights_are_those_of_the_policy_file(tmp_path: Path) -> None:
         assert not any(key in server.log() for key in keys.values())
 
 
+def test_start_prints_the_address_of_the_console(http_server: Server) -> None:
+    server, address = http_server
+    assert f"  http       http://{address}/ (with the console)" in server.log()
+
+
 def test_console_is_off_by_its_setting(tmp_path: Path) -> None:
     address = free_address()
     with ServerProcess(tmp_path / "data", http_listen=address, console="false", http_metrics="true", **QUICK):

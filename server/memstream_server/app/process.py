@@ -49,6 +49,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         gc.enable()
         info = server.engine.info()
         announce(f"memstream listens on {server.address}")
+        if server.http_url:
+            announce(f"  http       {server.http_url}{' (with the console)' if settings.console else ''}")
         announce(f"  data       {settings.data_dir}")
         announce(f"  journal    {info.journal}")
         announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions{explain_choice(settings)}")

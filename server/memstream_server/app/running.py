@@ -49,6 +49,8 @@ class Running:
     """host:port as bound, or unix:/path."""
     engine: Engine
     metrics: Metrics
+    http_url: str
+    """Empty without an HTTP port."""
 
 
 @contextlib.asynccontextmanager
@@ -85,7 +87,7 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         if endpoint is not None:
             endpoint.answer_probes(server.is_serving)
-        await _start_http(server, settings)
+        http_url = await _start_http(server, settings)
         await engine.ownership.announce_address(settings.advertise or address)
         if chosen.shared and not settings.advertise and address.startswith(("0.0.0.0:", "[::]:")):
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
@@ -93,7 +95,7 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
             stack.callback(asyncio.create_task(check_models(used)).cancel)
         for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
             stack.callback(asyncio.create_task(watching).cancel)
-        yield Running(address, engine, metrics)
+        yield Running(address, engine, metrics, http_url)
 
 
 @contextlib.contextmanager
@@ -170,18 +172,20 @@ async def _start_engine(
     return engine
 
 
-async def _start_http(server: RpcServer, settings: Settings) -> None:
-    """Starts the HTTP port. Another server may have the default port: then this one runs without."""
+async def _start_http(server: RpcServer, settings: Settings) -> str:
+    """Starts the HTTP port, and returns its URL; empty without one. Another server may have the default port: then this
+    one runs without."""
     if not settings.http_listen:
-        return
+        return ""
     try:
         address = await server.start_http(settings)
     except OSError as error:
         if "http_listen" in settings.model_fields_set:
             raise
         log.warning("http_port_in_use", reason=error, remedy="set http_listen to another port, or empty for none")
-    else:
-        log.info("http_listening", address=address)
+        return ""
+    log.info("http_listening", address=address)
+    return f"http{'' if settings.tls_cert_file is None else 's'}://{address}/"
 
 
 async def _watch_engine(engine: Engine, metrics: Metrics) -> None:

@@ -151,6 +151,7 @@ def import_command(
     elif operation.end_time is None:
         print_line(f"started the import as operation {operation.id}")
     elif operation.state.value == "succeeded":
-        print_line(f"imported {operation.done:,} fragments of {file} into {namespace}")
+        where = f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace
+        print_line(f"imported {operation.done:,} fragments of {file} into {where}")
     else:
         raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")
