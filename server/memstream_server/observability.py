@@ -251,7 +251,12 @@ class MetricsEndpoint:
 
 def serve_metrics(metrics: Metrics, listen: str) -> MetricsEndpoint | None:
     """Serves `metrics` at host:port; None when `listen` is empty. Raises OSError when the address is in use."""
-    return MetricsEndpoint(metrics, listen) if listen else None
+    if not listen:
+        return None
+    try:
+        return MetricsEndpoint(metrics, listen)
+    except OSError as error:
+        raise OSError(f"cannot listen at {listen} (metrics_listen): {error.strerror}") from error
 
 
 async def watch_loop(metrics: Metrics, interval_s: float = 1.0) -> None:

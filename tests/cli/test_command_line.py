@@ -97,6 +97,7 @@ def test_flag_help_has_meaning_default_and_bounds() -> None:
     [
         (["serve", "--batch-max", "0"], "--batch-max"),
         (["serve", "--listen", "nowhere"], "listen: must be host:port"),
+        (["serve", "--milvus-uri", "./milvus.db"], "milvus_uri: must be the URI of a Milvus server"),
         (["serve", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),
         (["serve", "--content-max-bytes", "4000000", "--message-max-bytes", "65536"], "at most half"),
         (["backup", "x", "--config", "/nonexistent/memstream.toml"], "there is no settings file"),

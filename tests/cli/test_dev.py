@@ -81,9 +81,12 @@ def test_taken_http_port_is_the_last_line_of_the_log(tmp_path: Path) -> None:
 def test_serve_says_that_its_port_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run("serve", "--listen", address, "--data", str(tmp_path / "data"), "--http-listen", "")
-    assert done.returncode == 1
+        words = ("serve", "--data", str(tmp_path / "data"), "--http-listen", "")
+        done = run(*words, "--listen", address)
+        metrics = run(*words, "--listen", "127.0.0.1:0", "--metrics-listen", address)
+    assert (done.returncode, metrics.returncode) == (1, 1)
     assert done.stderr.endswith(f"cannot listen at {address}: Address already in use\n")
+    assert metrics.stderr.endswith(f"cannot listen at {address} (metrics_listen): Address already in use\n")
 
 
 def test_taken_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
@@ -93,3 +96,11 @@ def test_taken_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"memstream: 127.0.0.1:{port} is in use")
     assert "--listen 127.0.0.1:0" in done.stderr
+
+
+def test_address_that_is_none_is_misuse() -> None:
+    done = call("dev", "--listen", "nowhere")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "memstream: --listen: must be host:port with a port of 0 to 65535, is 'nowhere'\n",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shlex
 import signal
@@ -19,7 +20,7 @@ import memstream_server
 from memstream import errors
 from memstream.client import Client
 from memstream.local_client import Opening, local
-from memstream_server.cli.failures import Failure
+from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import print_json, print_line
 from memstream_server.cli.records import Format, Malformed, RecordReader
@@ -106,8 +107,7 @@ async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen
         http = str(json.loads(running.get("http_listen", '""')))
         opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
         return opening, await stack.enter_async_context(opening), http
-    if not listen.startswith("unix:") and _find_free(listen) != listen and not listen.endswith(":0"):
-        raise Failure(f"{listen} is in use, perhaps by another server: --listen 127.0.0.1:0 takes a free port")
+    _check_listen(listen)
     while True:
         http = _find_free(DEFAULT_HTTP)
         opening = local(directory, listen=listen, http_listen=http)
@@ -116,6 +116,24 @@ async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen
         except errors.LocalServerFailed:
             if _find_free(http) == http:  # not because another process took the address meanwhile
                 raise
+
+
+def _check_listen(listen: str) -> None:
+    """Raises Misuse if this is no address, Failure if another process listens there."""
+    if listen.startswith("unix:"):
+        return
+    try:
+        host, port = parse_listen(listen)
+    except ValueError as error:
+        raise Misuse(f"--listen: {error}") from error
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise Failure(f"cannot listen at {listen}: {error.strerror}") from error
+        raise Failure(
+            f"{listen} is in use, perhaps by another server: --listen 127.0.0.1:0 takes a free port"
+        ) from error
 
 
 def _find_free(address: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -64,7 +65,8 @@ _STOP_S = 1.0
 def _bind_problem(listen: str) -> str:
     """Why nobody can listen there; empty if unknown. gRPC says it in its own log alone."""
     if listen.startswith("unix:"):
-        return ""
+        folder = Path(listen.removeprefix("unix:")).absolute().parent
+        return "" if folder.is_dir() else f"there is no directory {folder}"
     host, port = parse_listen(listen)
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pydantic import BaseModel, SecretStr
 
-from memstream_server.settings.values import JournalUrl, setting
+from memstream_server.settings.values import JournalUrl, MilvusUri, setting
 
 
 class IndexSettings(BaseModel):
     """The vector index."""
 
-    milvus_uri: str = setting("", "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory")
+    milvus_uri: MilvusUri = setting(
+        "", "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory"
+    )
     milvus_token: SecretStr = setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
     milvus_timeout_s: float = setting(10.0, "deadline of connecting to Milvus and of one search", "seconds", 0.1, 600)
     index_partitions: int = setting(

@@ -88,6 +88,15 @@ def _checked_otlp_endpoint(url: str) -> str:
 OtlpEndpoint = Annotated[str, AfterValidator(_checked_otlp_endpoint)]
 
 
+def _checked_milvus_uri(uri: str) -> str:
+    if uri and (not uri.startswith(("http://", "https://", "tcp://", "unix:")) or uri.endswith(".db")):
+        raise ValueError("must be the URI of a Milvus server, as in http://127.0.0.1:19530")
+    return uri
+
+
+MilvusUri = Annotated[str, AfterValidator(_checked_milvus_uri)]
+
+
 def setting(default: Any, meaning: str, unit: str = "", low: float | None = None, high: float | None = None) -> Any:
     """A field of a settings class: default, meaning, unit and inclusive bounds."""
     return Field(default, description=meaning, ge=low, le=high, json_schema_extra={"unit": unit}, validate_default=True)
