@@ -171,6 +171,14 @@ def test_failure_is_json_with_json_flag() -> None:
     assert "no server answers" in said["message"]
 
 
+@pytest.mark.parametrize("words", [("recal", "a/b"), ("recall", "a/b"), ("recall", "a/b", "q", "--limit", "0")])
+def test_wrong_command_line_is_json_with_json_flag(words: tuple[str, ...]) -> None:
+    code, out, err = invoke(*words, "--json")
+    error = json.loads(err)["error"]
+    assert (code, out, error["exit_code"]) == (Exit.USAGE, "", Exit.USAGE)
+    assert error["message"].startswith(("No such command", "Missing argument", "Invalid value for '-n'"))
+
+
 def test_failure_of_invalid_value_is_json() -> None:
     code, _, err = invoke("recall", "a/b", "q", "--alpha", "nan", "--json")
     error = json.loads(err)["error"]

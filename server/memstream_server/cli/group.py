@@ -103,6 +103,10 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise SystemExit(Exit.INTERRUPTED) from None
+        except click.UsageError as error:
+            if ctx.meta[AS_JSON]:
+                raise Misuse(error.format_message()) from error
+            raise
         except ValueError as error:
             from memstream.errors import InvalidArgument  # imported late: --help does not need it
 
