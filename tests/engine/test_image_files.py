@@ -21,7 +21,7 @@ from memstream_server.adapters.images.layout import Damaged, decode_image
 from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import ImageKey
 
-KEY = ImageKey(memory="m1", epoch=1, revision=7, space="hashing-4", analyzer=3)
+KEY = ImageKey(memory="m1", epoch=1, revision=7, time_us=70, space="hashing-4", analyzer=3)
 MIB = 1 << 20
 
 
@@ -46,6 +46,12 @@ async def write(images: FolderImages, key: ImageKey = KEY, size: int = 8) -> Non
     await images.write(images.announce(key.memory), key, lambda: parts(size))
 
 
+def read(images: FolderImages, key: ImageKey = KEY) -> Parts | None:
+    """The parts of the memory's image, if it was written under this key."""
+    image = images.read(key.memory, key.space, key.analyzer)
+    return image.parts if image is not None and image.key == key else None
+
+
 def files(path: Path) -> list[Path]:
     """Oldest first; by name those that were written within one tick of the file system's clock."""
     return sorted((path / "images").iterdir(), key=lambda file: (file.stat().st_mtime_ns, file.name))
@@ -64,9 +70,9 @@ def check_equal(found: Parts | None, size: int = 8) -> None:
 async def test_an_image_is_read_as_it_was_written(tmp_path: Path) -> None:
     async with opened(tmp_path) as images:
         await write(images)
-        check_equal(images.read(KEY))
+        check_equal(read(images))
     async with opened(tmp_path) as images:
-        check_equal(images.read(KEY))
+        check_equal(read(images))
         assert images.size_bytes == files(tmp_path)[0].stat().st_size
 
 
@@ -79,10 +85,10 @@ async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
         damaged += [whole[:length] for length in range(len(whole))]
         for data in [*damaged, whole + b"\0"]:
             with pytest.raises(Damaged):
-                decode_image(np.frombuffer(data, np.uint8), KEY)
+                decode_image(np.frombuffer(data, np.uint8))
         file.write_bytes(damaged[-1])
         with structlog.testing.capture_logs() as logged:
-            assert images.read(KEY) is None
+            assert read(images) is None
         assert [(one["event"], one["memory"]) for one in logged] == [("image_damaged", "m1")]
     assert files(tmp_path) == []
 
@@ -90,9 +96,6 @@ async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"epoch": 2},
-        {"revision": 6},
-        {"revision": 8},
         {"space": "hashing-8"},
         {"analyzer": 4},
     ],
@@ -100,8 +103,28 @@ async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
 async def test_a_foreign_image_is_removed(tmp_path: Path, other: dict[str, object]) -> None:
     async with opened(tmp_path) as images:
         await write(images, replace(KEY, **other))  # type: ignore[arg-type]  # real fields
-        assert images.read(KEY) is None
+        assert read(images) is None
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("other", [{"epoch": 2}, {"revision": 6}, {"revision": 8}, {"time_us": 71}])
+async def test_the_caller_judges_the_revision(tmp_path: Path, other: dict[str, int]) -> None:
+    async with opened(tmp_path) as images:
+        await write(images, replace(KEY, **other))  # type: ignore[arg-type]  # real fields
+        image = images.read("m1", KEY.space, KEY.analyzer)
+        assert image is not None
+        assert image.key == replace(KEY, **other)  # type: ignore[arg-type]  # real fields
+        images.drop("m1")
+    assert files(tmp_path) == []
+
+
+async def test_an_announced_image_is_not_read_yet(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        later = images.announce("m1")
+        assert read(images) is None
+        await images.write(later, replace(KEY, revision=8), lambda: parts(9))
+        check_equal(read(images, replace(KEY, revision=8)), 9)
 
 
 async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
@@ -109,8 +132,8 @@ async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
         await write(images)
         (file,) = files(tmp_path)
         file.rename(file.with_name(file.name.replace("m1", "m2")))
-        assert images.read(replace(KEY, memory="m2")) is None
-        assert images.read(KEY) is None
+        assert read(images, replace(KEY, memory="m2")) is None
+        assert read(images) is None
 
 
 async def test_a_start_removes_images_of_other_software(tmp_path: Path) -> None:
@@ -119,7 +142,7 @@ async def test_a_start_removes_images_of_other_software(tmp_path: Path) -> None:
     (tmp_path / "images" / "part").write_bytes(b"left by a killed process")
     async with opened(tmp_path, software="2") as images:
         assert files(tmp_path) == []
-        assert images.read(KEY) is None
+        assert read(images) is None
 
 
 async def test_the_least_recently_written_leave_first(tmp_path: Path) -> None:
@@ -134,7 +157,7 @@ async def test_the_least_recently_written_leave_first(tmp_path: Path) -> None:
         assert not images.has("m4")
     async with opened(tmp_path, bytes_max=one) as images:
         assert (images.has("m1"), images.has("m3")) == (False, True)
-        check_equal(images.read(replace(KEY, memory="m3")))
+        check_equal(read(images, replace(KEY, memory="m3")))
 
 
 async def test_a_removal_cancels_a_write_in_progress(tmp_path: Path) -> None:
@@ -188,10 +211,10 @@ async def test_a_failed_write_is_logged_and_forgotten(tmp_path: Path, monkeypatc
         with structlog.testing.capture_logs() as logged:
             await write(images)
         assert [one["event"] for one in logged] == ["image_not_written"]
-        assert images.read(KEY) is None
+        assert read(images) is None
         (tmp_path / "images").unlink()
         await write(images)  # the folder may be deleted at any time
-        check_equal(images.read(KEY))
+        check_equal(read(images))
 
 
 KILLED = """
@@ -239,7 +262,7 @@ async def test_a_kill_leaves_the_old_image_or_the_new_one(tmp_path: Path, step: 
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with opened(tmp_path) as images:
-        newer = images.read(replace(KEY, revision=8))
+        newer = read(images, replace(KEY, revision=8))
         if step == "replaced":
             check_equal(newer, 9)
         else:

@@ -10,7 +10,7 @@ import numpy as np
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import LoadedMemory
+from memstream_server.ports.journal.reading import Changes, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row, Terms
 from memstream_server.ports.journal.writing import Commit, Receipt, Rejection
@@ -102,7 +102,7 @@ class Gathered:
         self.told: list[bool | str] = []
         self.blocks: list[Block] = []
 
-    def restore(self, record: MemoryRecord, vectors_max: int) -> None:
+    def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None:
         """Reads the blocks."""
 
     def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:

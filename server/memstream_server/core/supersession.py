@@ -92,6 +92,18 @@ class Links:
         """Whether a fragment names it, or it names one."""
         return fragment_id in self._newer or fragment_id in self._older or fragment_id in self._named_by
 
+    def connected(self, fragment_ids: Iterable[str]) -> set[str]:
+        """These fragments, and all that links lead to from them, in either direction."""
+        waiting = list(fragment_ids)
+        found = set(waiting)
+        while waiting:
+            id_ = waiting.pop()
+            for other in (self.newer(id_), *self.older(id_), *self._named_by.get(id_, ())):
+                if other and other not in found:
+                    found.add(other)
+                    waiting.append(other)
+        return found
+
     def chain(self, fragment_id: str) -> list[str]:
         """Ids of the current end of its chain and of all that it supersedes, directly or not: older before newer, at
         most CHAIN_MAX, the newest. Empty if the fragment has no links.

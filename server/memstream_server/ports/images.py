@@ -1,8 +1,9 @@
 """Images: a file per memory that spares its next activation the rows. A cache: losing an image loses only time.
 
 Contract
-- `read` returns what was written under an equal key, complete and unchanged, or None. It deletes an image with another
-  key, or a damaged one.
+- `read` returns what was written last, complete and unchanged, or None. It deletes a damaged image, and one of another
+  space or analyzer. It returns None while a write is announced: the caller would use an image that is about to change.
+- The caller compares revision and time with the journal, and calls `drop` for an image that it cannot use.
 - After `remove` has returned, no file has a part of the memory's images, also not by a write that was announced before.
 - A write that fails is logged and leaves no file.
 """
@@ -21,23 +22,38 @@ IMAGE_FOLDER = "images"
 
 @dataclass(frozen=True, slots=True)
 class ImageKey:
-    """What an image must have been written for. The store adds the version of the software."""
+    """What an image was written for. The store adds the version of the software."""
 
     memory: str
     """The memory's uid."""
     epoch: int
     revision: int
+    time_us: int
+    """Time of the commit that made the revision: with the revision it names the state, also after another history of
+    the memory has replaced the journal's. 0 if the log no longer had it."""
     space: str
     """Name of the embedding space of its vectors."""
     analyzer: int
     """Version of the analyzer of its terms."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """An image as it was read."""
+
+    key: ImageKey
+    parts: Parts
+
+
 class Images(Protocol):
     """The images of one process."""
 
-    def read(self, key: ImageKey) -> Parts | None:
+    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
         """The arrays may be read-only. Blocking; call it in any thread."""
+        ...
+
+    def drop(self, memory: str) -> None:
+        """Remove the memory's image soon, before any write that is announced later. Call it in any thread."""
         ...
 
     def has(self, memory: str) -> bool:
@@ -67,9 +83,12 @@ class Images(Protocol):
 class NoImages:
     """Keeps nothing: for servers that share a journal, and for a bound of 0 bytes."""
 
-    def read(self, key: ImageKey) -> Parts | None:
+    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
         """See Images."""
         return None
+
+    def drop(self, memory: str) -> None:
+        """See Images."""
 
     def has(self, memory: str) -> bool:
         """See Images."""

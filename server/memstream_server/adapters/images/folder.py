@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -26,7 +27,7 @@ import structlog
 
 from memstream_server.adapters.images.layout import LAYOUT, Damaged, decode_image, encode_image
 from memstream_server.core.arrays import Parts
-from memstream_server.ports.images import ImageKey
+from memstream_server.ports.images import Image, ImageKey
 
 log = structlog.get_logger(__name__)
 
@@ -75,24 +76,31 @@ class FolderImages:
         """Wait for the waiting writes."""
         await asyncio.to_thread(self._thread.shutdown)
 
-    def read(self, key: ImageKey) -> Parts | None:
+    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
         """See Images."""
+        image, outcome = None, "miss"
         try:
-            data, inode = _read_file(self._path(key.memory))
-        except OSError:
-            self._count_read("miss")
-            return None
-        try:
-            parts = decode_image(data, key)
+            if memory not in self._tickets:
+                data, inode = _read_file(self._path(memory))
+                image = decode_image(data)
+        except OSError:  # there is none
+            pass
         except Damaged as error:
-            log.warning("image_damaged", memory=key.memory, reason=error)
-            self._count_read("damaged")
-            self._thread.submit(self._remove_file, key.memory, inode)
-            return None
-        if parts is None:
-            self._thread.submit(self._remove_file, key.memory, inode)
-        self._count_read("miss" if parts is None else "hit")
-        return parts
+            log.warning("image_damaged", memory=memory, reason=error)
+            outcome = "damaged"
+            self._thread.submit(self._remove_file, memory, inode)
+        if image is not None:
+            wanted = replace(image.key, memory=memory, space=space, analyzer=analyzer)
+            outcome = "hit" if image.key == wanted else "miss"
+            if outcome == "miss":
+                self._thread.submit(self._remove_file, memory, inode)
+                image = None
+        self._count_read(outcome)
+        return image
+
+    def drop(self, memory: str) -> None:
+        """See Images."""
+        self._thread.submit(self._remove_file, memory)
 
     def has(self, memory: str) -> bool:
         """See Images."""

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Parts
-from memstream_server.ports.images import ImageKey
+from memstream_server.ports.images import Image, ImageKey
 
 MAGIC = b"memstream image\n"
-LAYOUT = 1
+LAYOUT = 2
 """Raise it with every change of the layout or of what a working set packs."""
 _PREFIX = struct.Struct("<16sII")
 _ALIGNMENT = 64
@@ -67,8 +67,8 @@ def encode_image(key: ImageKey, parts: Parts) -> list[memoryview]:
     return [memoryview(_PREFIX.pack(MAGIC, check, len(header))), memoryview(header), *pieces]
 
 
-def decode_image(data: npt.NDArray[np.uint8], key: ImageKey) -> Parts | None:
-    """What was encoded, as views of `data`; None if it has another key. Raises Damaged."""
+def decode_image(data: npt.NDArray[np.uint8]) -> Image:
+    """What was encoded, as views of `data`. Raises Damaged."""
     if len(data) < _PREFIX.size:
         raise Damaged("it is shorter than its prefix")
     magic, check, header_bytes = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
@@ -78,10 +78,9 @@ def decode_image(data: npt.NDArray[np.uint8], key: ImageKey) -> Parts | None:
         raise Damaged("its checksum differs")
     end = _PREFIX.size + header_bytes
     header = _decode_header(data[_PREFIX.size : end].tobytes())
-    if header.key != key:
-        return None
     first = end + -end % _ALIGNMENT
-    return Parts({each.name: _view_array(data, first, each) for each in header.arrays}, header.values)
+    arrays = {each.name: _view_array(data, first, each) for each in header.arrays}
+    return Image(header.key, Parts(arrays, header.values))
 
 
 def _decode_header(packed: bytes) -> _Header:

@@ -17,6 +17,7 @@ superseding: what an observation supersedes, and the chains of fragments that le
 decide: decides what observations do to the memory
 build_commit: the journal transaction of a decision
 working_set: the memory in RAM: its state and its search structures
+image_changes: the rows that an image lacks, and which commits it does not outlive
 renew_terms: analyzes stored fragments again after a change of the analyzer
 search_structures: attributes, postings and vectors by slot, without content
 fragment_cache: fragments that recall is likely to return

@@ -315,8 +315,9 @@ class Actor:
             return decision, commit_of(self.working, decision, self._models, self._runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
-        # before: a crash leaves no image of what the commit removes
-        await self._storage.images.remove(self.uid, durable=bool(commit.removed or commit.erased))
+        if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
+            self.working.forget_image()
+            await self._storage.images.remove(self.uid, durable=bool(commit.removed or commit.erased))
         started_s = self._runtime.clock.monotonic_s()
         await self._storage.journal.commit(commit)
         self._runtime.metrics.count_commit(self._runtime.clock.monotonic_s() - started_s)

@@ -16,7 +16,7 @@ from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import IdentityIndex, identity_hash
 from memstream_server.core.lexical import LexicalIndex
-from memstream_server.core.values import Vector
+from memstream_server.core.values import Fragment, Vector
 from memstream_server.ports.journal.rows import Block, Row
 
 _DEAD_MIN = 1_024
@@ -76,6 +76,11 @@ class SearchStructures:
         self.lexical.settle()
         self.identities.settle()
 
+    @property
+    def vector_count(self) -> int:
+        """Number of vectors in RAM."""
+        return len(self.fresh) if self.dense is None else int(self.dense.present.sum())
+
     def find_alike(self, identity: int) -> list[str]:
         """Ids of the fragments with that identity hash, forgotten ones included."""
         ids = [self.columns.ids[slot] for slot in self.identities.find(identity)]
@@ -95,6 +100,31 @@ class SearchStructures:
             self.extend(Block.from_rows(list(new.values())))
         for row in changes:
             self._apply_row(row)
+
+    def apply_block(self, block: Block) -> None:
+        """Apply fragments as they are after an image, by position: those that it lacks, and others of which neither
+        words nor attributes were replaced, but place, marks or vector may have changed.
+        """
+        fragments = block.fragments
+        new = [each.id not in self.columns for each in fragments]
+        vectors = iter(block.vectors)
+        given = [next(vectors) if has else None for has in block.vectored]
+        for fragment, is_new, vector in zip(fragments, new, given, strict=True):
+            if not is_new:
+                self._apply_marks(fragment, vector)
+        if any(new):
+            self.extend(block.select(np.array(new)), later=True)
+
+    def _apply_marks(self, fragment: Fragment, vector: Vector | None) -> None:
+        slot = self.columns.update(fragment)
+        self.identities.set(slot, identity_hash(fragment))
+        self.lexical.move(slot, int(self.columns.session[slot]))
+        if self.dense is not None:
+            self.dense.set(slot, vector)
+        if fragment.forget_time_us is None:
+            self.lexical.restore(slot)
+        else:
+            self.lexical.remove(slot)
 
     def _apply_row(self, row: Row) -> None:
         fragment = row.fragment
@@ -165,7 +195,10 @@ class SearchStructures:
         return Parts(arrays, columns.values)
 
     def unpack(self, parts: Parts) -> None:
-        """Become what was packed, from empty, as after a load from rows. Raises KeyError and ValueError."""
+        """Become what was packed, from empty, as after a load from rows. Raises KeyError and ValueError.
+
+        The caller then calls `settle_postings`.
+        """
         if self.dense is None:
             raise ValueError("an image has all vectors")
         groups: dict[str, dict[str, npt.NDArray[Any]]] = {"columns": {}, "lexical": {}, "dense": {}}
@@ -178,7 +211,6 @@ class SearchStructures:
         self.lexical.unpack(Parts(groups["lexical"], {}), sessions, alive)
         self.identities.extend(parts.arrays["identities"], later=True)
         self.dense.unpack(Parts(groups["dense"], {}))
-        self.settle_postings()
 
     def _compact_slots(self) -> None:
         dead = len(self.columns) - len(self.columns.live_ids())

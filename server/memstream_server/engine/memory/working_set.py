@@ -26,12 +26,13 @@ from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKin
 from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FragmentCache
+from memstream_server.engine.memory.image_changes import outdates_image, read_changes
 from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
-from memstream_server.ports.images import NO_IMAGES, ImageKey, Images
+from memstream_server.ports.images import NO_IMAGES, Image, ImageKey, Images
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.reading import LoadedMemory
+from memstream_server.ports.journal.reading import Changes, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Row
 from memstream_server.ports.journal.writing import Commit
@@ -76,35 +77,62 @@ class WorkingSet:
         self._analyzer = analyzer
         self._images = images
         self.image_revision = -1
-        """Revision of the image that it was restored from; -1 if it was loaded from rows."""
+        """Revision of the image that it was restored from and that is still there; -1 if there is none."""
+        self._image_count = 0
+        """Fragments of that image: they have the first slots."""
+        self._log_time_us = 0
+        """Time of the commit that made the present revision; 0: unknown."""
         self._empty(False)
 
     # ---- called by the journal during the load
-    def restore(self, record: MemoryRecord, vectors_max: int) -> list[str] | None:
-        """See Gathering: from the memory's image."""
+    def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> list[str] | None:
+        """See Gathering: from the memory's image and the rows that were committed after it."""
         self.begin(record, all_vectors=True)
-        self.image_revision = -1
-        parts = self._images.read(self._image_key())
+        self.forget_image()
+        image = self._images.read(record.uid, self.embedding.name, self._analyzer.version)
+        if image is None:
+            return None
+        held = None
         try:
-            return None if parts is None else self._unpack(parts, vectors_max)
+            held = self._unpack(image, vectors_max, changes)
         except (LookupError, TypeError, ValueError) as error:  # written by other software of the same version
             log.error("image_not_usable", memory=record.uid, error=type(error).__name__)
-            return None
+        if held is None:
+            self._images.drop(record.uid)
+        return held
 
-    def _unpack(self, parts: Parts, vectors_max: int) -> list[str] | None:
-        if int(parts.arrays["dense.present"].sum()) > vectors_max:
+    def _unpack(self, image: Image, vectors_max: int, changes: Changes) -> list[str] | None:
+        parts, language = image.parts, self.record.policy.language
+        self.links.unpack(parts.values["links"])
+        blocks = read_changes(image, self.links, self.record, changes)
+        self._renewed_in = parts.values["renewed_in"]
+        if blocks is None or self._renewed_in not in ("", language):
             return None
         self._structures.unpack(parts)
-        columns = self._structures.columns
+        self._key_of.update(parts.values["external_ids"])
+        self._keys.update({key: id_ for id_, key in self._key_of.items()})
+        columns, count = self._structures.columns, len(self._structures.columns)
+        for block in blocks:
+            self._structures.apply_block(self._renew_terms(block))
+            for each in block.fragments:
+                self._index_keys(each)
+                self.links.note(each)
+        if (blocks and not columns.in_order()) or self._structures.vector_count > vectors_max:
+            return None
+        self._structures.settle_postings()
         insights, held = columns.kind_is([FragmentKind.INSIGHT]), ~columns.tier_is([Tier.LONG_TERM])
         self.insights.update([columns.ids[slot] for slot in np.flatnonzero(insights).tolist()])
         self._unsettled.update([columns.ids[slot] for slot in np.flatnonzero(held).tolist()])
-        self.links.unpack(parts.values["links"])
-        self._key_of.update(parts.values["external_ids"])
-        self._keys.update({key: id_ for id_, key in self._key_of.items()})
-        self._renewed_in = parts.values["renewed_in"]
-        self.image_revision = self.record.revision
+        self.image_revision, self._image_count = image.key.revision, count
         return [columns.ids[slot] for slot in np.flatnonzero(held & columns.alive).tolist()]
+
+    def forget_image(self) -> None:
+        """The memory's image is removed, or about to be."""
+        self.image_revision, self._image_count = -1, 0
+
+    def outdates_image(self, commit: Commit) -> bool:
+        """Whether the memory's image must be removed before the commit."""
+        return self.image_revision < 0 or outdates_image(commit, self._structures.columns, self._image_count)
 
     def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
         """See Gathering."""
@@ -112,7 +140,8 @@ class WorkingSet:
 
     def _image_key(self) -> ImageKey:
         record = self.record
-        return ImageKey(record.uid, record.epoch, record.revision, self.embedding.name, self._analyzer.version)
+        space, analyzer = self.embedding.name, self._analyzer.version
+        return ImageKey(record.uid, record.epoch, record.revision, self._log_time_us, space, analyzer)
 
     async def write_image(self, ticket: int) -> None:
         """Write the memory's image. Only for a working set that is not used any more: its slots may be renumbered."""
@@ -155,10 +184,7 @@ class WorkingSet:
 
     def add(self, block: Block) -> None:
         """See Gathering. Raises ValueError if the terms are outdated and the analyzer lacks the language."""
-        renewed = renew_terms(block, self._analyzer, self.record)
-        if renewed is not block:
-            self._renewed_in = self.record.policy.language
-        self._structures.extend(renewed, later=True)
+        self._structures.extend(self._renew_terms(block), later=True)
         for each in block.fragments:
             if each.external_id or each.kind is FragmentKind.INSIGHT:
                 self._index_keys(each)
@@ -166,6 +192,12 @@ class WorkingSet:
                 self.links.note(each)
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
         self._latest = [*self._latest, *block.fragments][-LATEST_MAX:]
+
+    def _renew_terms(self, block: Block) -> Block:
+        renewed = renew_terms(block, self._analyzer, self.record)
+        if renewed is not block:
+            self._renewed_in = self.record.policy.language
+        return renewed
 
     def end(self) -> None:
         """See Gathering."""
@@ -175,7 +207,7 @@ class WorkingSet:
 
     def finish_load(self, loaded: LoadedMemory) -> None:
         """Add the record and the tiers' state."""
-        self.record = loaded.record
+        self.record, self._log_time_us = loaded.record, loaded.log_time_us
         self.state = State(
             kind=loaded.record.kind,
             seed=loaded.record.seed,
@@ -336,6 +368,7 @@ class WorkingSet:
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
         )
+        self._log_time_us = commit.time_us
         self._apply_suspicions(commit)
         if commit.erased_evidence:
             self.erase_revision = commit.revision + 1

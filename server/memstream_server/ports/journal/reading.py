@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal.records import MemoryRecord, Producer
+from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
 from memstream_server.ports.journal.rows import Anchor, Block, Row
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
 
@@ -48,6 +48,8 @@ class LoadedMemory:
     next_position: int
     suspicions: tuple[Suspicion, ...] = ()
     """Those that are not decided."""
+    log_time_us: int = 0
+    """Time of the commit that made the revision; 0 if the log does not reach back to it."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -77,14 +79,27 @@ class KeptReceipt:
     """None if the receipt keeps no outcomes or the batch is not stored yet."""
 
 
+class Changes(Protocol):
+    """Reads, in the snapshot of a load, what was committed after an earlier revision. Valid during `restore`."""
+
+    def read_log(self, revision: int, limit: int) -> list[Recorded]:
+        """Up to `limit` transitions from `revision` on, fewer if they are large."""
+        ...
+
+    def read_blocks(self, ids: Collection[str]) -> Iterator[Block]:
+        """These fragments by position, with all vectors of the requested space; unknown ids are skipped."""
+        ...
+
+
 class Gathering(Protocol):
     """Takes the blocks of a memory while it is read, in a thread of the journal.
 
     Taken block by block, short-lived objects cost neither RAM nor garbage collection.
     """
 
-    def restore(self, record: MemoryRecord, vectors_max: int) -> Sequence[str] | None:
-        """Called first, and again if the read restarts. Take all blocks of this revision from elsewhere.
+    def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> Sequence[str] | None:
+        """Called first, and again if the read restarts. Take all blocks of an earlier revision from elsewhere, and
+        apply `changes`.
 
         Returns the ids of the fragments before long-term that are not forgotten, by position; then only `set_accesses`
         follows. None: `begin` and the blocks follow.

@@ -72,6 +72,18 @@ class Block:
             versions=np.array([each.version for each in terms], np.uint16),
         )
 
+    def select(self, which: npt.NDArray[np.bool_]) -> Block:
+        """The block of these fragments, bool[fragments]."""
+        return Block(
+            fragments=[each for each, wanted in zip(self.fragments, which.tolist(), strict=True) if wanted],
+            hashes=self.hashes[np.repeat(which, self.sizes)],
+            counts=self.counts[np.repeat(which, self.sizes)],
+            sizes=self.sizes[which],
+            vectored=self.vectored[which],
+            vectors=self.vectors[which[self.vectored]],
+            versions=self.versions[which],
+        )
+
     def iterate_rows(self) -> Iterator[Row]:
         """Convert to rows; a fragment without terms has None."""
         ends, vectors = np.cumsum(self.sizes).tolist(), iter(self.vectors)

@@ -70,7 +70,7 @@ def read_fragments(connection: Connection, uid: str, ids: Sequence[str], model: 
     if number is None:
         return []
     found: dict[str, Fragment] = {}
-    for chunk in _split_ids(ids):
+    for chunk in split_ids(ids):
         for name, *columns in fetch_rows(connection, _SOME, {"number": number, "ids": chunk, "model": model}):
             found[name] = decode_row(model, *columns)
     return [found[name] for name in ids if name in found]
@@ -80,13 +80,13 @@ def read_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str
     number = find_number(connection, uid)
     found: dict[str, bytes] = {}
     if number is not None:
-        for chunk in _split_ids(ids):
+        for chunk in split_ids(ids):
             rows = fetch_rows(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk})
             found.update((name, vector) for name, vector in rows)
     return found
 
 
-def _split_ids(ids: Sequence[str]) -> Iterator[list[str]]:
+def split_ids(ids: Sequence[str]) -> Iterator[list[str]]:
     return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
 
 

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select
 
 from memstream_server.adapters.journal.sql import codec
-from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_column_pages, fetch_columns, fetch_pages
+from memstream_server.adapters.journal.sql.bulk import (
+    IDS_MAX,
+    PAGE_ROWS,
+    fetch_column_pages,
+    fetch_columns,
+    fetch_pages,
+)
 from memstream_server.adapters.journal.sql.conflicts import read_open
-from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments
-from memstream_server.adapters.journal.sql.reads import decode_record, get_row
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments, split_ids
+from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_events
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
+    events,
     fragments,
     key_range,
     observations,
     outbox,
     producers,
+    row_key,
     vectors,
 )
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal.reading import Gathering, LoadedMemory
-from memstream_server.ports.journal.records import MemoryRecord, Producer
+from memstream_server.ports.journal.reading import Changes, Gathering, LoadedMemory
+from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
 from memstream_server.ports.journal.rows import Block
 from memstream_server.ports.journal.writing import Receipt
 
@@ -42,6 +50,17 @@ _PAGE = (
     .order_by(fragments.c.key)
     .limit(_limit)
 )
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+_KEYS = select(fragments.c.key).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
+_CHANGED: Select[*tuple[Any, ...]] = (
+    select(fragments.c.key, *FRAGMENT, fragments.c.terms).where(fragments.c.key.in_(_ids)).order_by(fragments.c.key)
+)
+_CHANGED_VECTORS = (
+    select(vectors.c.key, vectors.c.vector)
+    .where(vectors.c.key.in_(_ids), vectors.c.model == _model)
+    .order_by(vectors.c.key)
+)
+_LOG_TIME = select(events.c.time_us).where(events.c.key == _low)
 _ACCESSED_PAGE = (
     select(fragments.c.key, fragments.c.access_time_us)
     .where(fragments.c.key.between(_low, _high), fragments.c.access_count > 0)
@@ -93,7 +112,7 @@ class _BlockList:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
 
-    def restore(self, record: MemoryRecord, vectors_max: int) -> None: ...
+    def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None: ...
 
     def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None: ...
 
@@ -112,7 +131,7 @@ def load_memory(
     kept = _BlockList()
     gathering = kept if into is None else into
     record = decode_record(memory)
-    restored = gathering.restore(record, vectors_max)
+    restored = gathering.restore(record, vectors_max, _Changes(connection, uid, memory.number, model))
     if restored is None:
         before_long_term = _gather_blocks(connection, record, memory.number, model, vectors_max, gathering)
     else:
@@ -129,7 +148,30 @@ def load_memory(
         producers=_read_producers(connection, memory.number, pending),
         next_position=memory.next_position,
         suspicions=read_open(connection, memory.number),
+        log_time_us=connection.execute(_LOG_TIME, {"low": row_key(memory.number, record.revision)}).scalar() or 0,
     )
+
+
+class _Changes:
+    """`ports.journal.reading.Changes`."""
+
+    def __init__(self, connection: Connection, uid: str, number: int, model: str) -> None:
+        self._connection, self._uid, self._number, self._model = connection, uid, number, model
+
+    def read_log(self, revision: int, limit: int) -> list[Recorded]:
+        return read_events(self._connection, self._uid, revision - 1, limit)
+
+    def read_blocks(self, ids: Collection[str]) -> Iterator[Block]:
+        keys: list[int] = []
+        for some in split_ids(sorted(ids)):
+            (found,) = fetch_columns(self._connection, _KEYS, {"number": self._number, "ids": some})
+            keys += found
+        keys.sort()
+        for start in range(0, len(keys), IDS_MAX):
+            values = {"ids": keys[start : start + IDS_MAX], "model": self._model}
+            columns = fetch_columns(self._connection, _CHANGED, values)
+            vectored, packed = fetch_columns(self._connection, _CHANGED_VECTORS, values)
+            yield _make_block(columns, vectored, _to_matrix(packed), vectored, self._model)
 
 
 def _gather_blocks(
@@ -163,14 +205,22 @@ def _read_accesses(connection: Connection, number: int) -> tuple[list[int], list
 
 def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
     """One block per page: the fragments and vectors of the same keys."""
-    for keys, blobs, counts, times, packed in fetch_column_pages(connection, _PAGE, *key_range(number)):
-        found, vectors, having = _read_vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors)
-        models = [model if has else "" for has in _mark_members(keys, having)]
-        fragments = codec.decode_fragments(blobs, counts, times, models)
-        if found != keys:  # skip vectors whose fragment is gone
-            vectors = vectors[_mark_members(found, keys)]
-        hashes, counts, sizes, versions = codec.decode_terms_of_all(packed)
-        yield Block(fragments, hashes, counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
+    for columns in fetch_column_pages(connection, _PAGE, *key_range(number)):
+        keys = columns[0]
+        yield _make_block(columns, *_read_vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors), model)
+
+
+def _make_block(
+    columns: Sequence[Any], found: list[int], vectors: npt.NDArray[np.float32], having: list[int], model: str
+) -> Block:
+    """columns: keys, FRAGMENT, terms. found: keys of `vectors`; having: keys that have a vector."""
+    keys, blobs, counts, times, packed = columns
+    models = [model if has else "" for has in _mark_members(keys, having)]
+    fragments = codec.decode_fragments(blobs, counts, times, models)
+    if found != keys:  # skip vectors whose fragment is gone
+        vectors = vectors[_mark_members(found, keys)]
+    hashes, term_counts, sizes, versions = codec.decode_terms_of_all(packed)
+    return Block(fragments, hashes, term_counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
 
 
 def _mark_members(keys: list[int], others: list[int]) -> list[bool]:

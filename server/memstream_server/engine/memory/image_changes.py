@@ -1,0 +1,61 @@
+"""What happened to a memory after its image was written: whether the image may be used, and the rows that it lacks.
+
+Rule 1. An image is of this history if the log has the commit of its revision, with its time. If that commit is pruned
+from the log, the image counts for the present revision and the epoch at which it was written.
+Rule 2. No row is applied to an image that holds what a later commit replaced or removed: such an image must not exist,
+and a commit of this process has removed it (`outdates_image`). Another process may have made the commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memstream_server.core.later import changed_by, erases, replaced_by
+from memstream_server.core.supersession import Links
+from memstream_server.ports.images import Image
+from memstream_server.ports.journal.reading import Changes
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.rows import Block
+from memstream_server.ports.journal.writing import Commit
+
+if TYPE_CHECKING:
+    from memstream_server.core.columns import Columns
+
+CHANGED_MIN, CHANGED_SHARE = 64, 8
+"""More changed fragments than this number, and than one in so many of the image: loading the rows is as fast."""
+COMMITS_PER_CHANGE = 4
+"""So many times as many commits may have made the changes; reading the log takes time too."""
+
+NO_LINKS = Links()
+
+
+def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Changes) -> list[Block] | None:
+    """The fragments that differ from the image, by position. None if the image cannot be used."""
+    key, ids = image.key, image.parts.values["ids"]
+    most = max(CHANGED_MIN, len(ids) // CHANGED_SHARE)
+    count = record.revision - key.revision + 1
+    if not 0 < count <= COMMITS_PER_CHANGE * most + 1:
+        return None
+    log = changes.read_log(key.revision, count)
+    if not log and count == 1:
+        return [] if key.epoch == record.epoch else None
+    if len(log) < count or (log[0].revision, log[0].time_us) != (key.revision, key.time_us):
+        return None
+    events = [event for one in log[1:] for event in one.events]
+    if erases(events) or not replaced_by(events).isdisjoint(ids):
+        return None
+    changed = changed_by(events, links)
+    return list(changes.read_blocks(changed)) if len(changed) <= most else None
+
+
+def outdates_image(commit: Commit, columns: Columns, image_count: int) -> bool:
+    """Whether the memory's image, of the first `image_count` slots, holds what the commit replaces or removes, or
+    whether the commit's events do not name all that it writes.
+    """
+    if commit.erased or erases(commit.events):
+        return True
+    gone = {*commit.removed, *commit.forgotten_versions, *(one.fragment for one in commit.replaced)}
+    gone |= replaced_by(commit.events) | {row.fragment.id for row in commit.rows if row.replaces}
+    if any((slot := columns.slot(id_)) is not None and slot < image_count for id_ in gone):
+        return True
+    return not {row.fragment.id for row in commit.rows} <= changed_by(commit.events, NO_LINKS)
