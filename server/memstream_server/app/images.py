@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 @contextlib.asynccontextmanager
 async def open_images(settings: Settings, metrics: Metrics) -> AsyncIterator[Images]:
-    """None with a shared journal: each activation raises the epoch there, so that no image would ever be current."""
+    """None with a shared journal: another process that erases a fragment could not remove the images of this one."""
     from memstream_server.rpc.info import server_version
 
     folder = settings.data_dir / IMAGE_FOLDER
