@@ -33,13 +33,14 @@ def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Chan
     """The fragments that differ from the image, by position. None if the image cannot be used."""
     key, ids = image.key, image.parts.values["ids"]
     most = max(CHANGED_MIN, len(ids) // CHANGED_SHARE)
-    count = record.revision - key.revision + 1
-    if not 0 < count <= COMMITS_PER_CHANGE * most + 1:
+    later = record.revision - key.revision
+    if later == 0:
+        same = changes.time_us == key.time_us if changes.time_us else key.epoch == record.epoch
+        return [] if same else None
+    if not 0 < later <= COMMITS_PER_CHANGE * most:
         return None
-    log = changes.read_log(key.revision, count)
-    if not log and count == 1:
-        return [] if key.epoch == record.epoch else None
-    if len(log) < count or (log[0].revision, log[0].time_us) != (key.revision, key.time_us):
+    log = changes.read_log(key.revision, later + 1)
+    if len(log) <= later or (log[0].revision, log[0].time_us) != (key.revision, key.time_us):
         return None
     events = [event for one in log[1:] for event in one.events]
     if erases(events) or not replaced_by(events).isdisjoint(ids):

@@ -88,6 +88,7 @@ class WorkingSet:
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> list[str] | None:
         """See Gathering: from the memory's image and the rows that were committed after it."""
         self.begin(record, all_vectors=True)
+        self._log_time_us = changes.time_us
         self.forget_image()
         image = self._images.read(record.uid, self.embedding.name, self._analyzer.version)
         if image is None:
@@ -207,7 +208,7 @@ class WorkingSet:
 
     def finish_load(self, loaded: LoadedMemory) -> None:
         """Add the record and the tiers' state."""
-        self.record, self._log_time_us = loaded.record, loaded.log_time_us
+        self.record = loaded.record
         self.state = State(
             kind=loaded.record.kind,
             seed=loaded.record.seed,

@@ -48,8 +48,6 @@ class LoadedMemory:
     next_position: int
     suspicions: tuple[Suspicion, ...] = ()
     """Those that are not decided."""
-    log_time_us: int = 0
-    """Time of the commit that made the revision; 0 if the log does not reach back to it."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -81,6 +79,9 @@ class KeptReceipt:
 
 class Changes(Protocol):
     """Reads, in the snapshot of a load, what was committed after an earlier revision. Valid during `restore`."""
+
+    time_us: int
+    """Time of the commit that made the present revision; 0 if the log does not reach back to it."""
 
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
         """Up to `limit` transitions from `revision` on, fewer if they are large."""

@@ -131,7 +131,7 @@ def load_memory(
     kept = _BlockList()
     gathering = kept if into is None else into
     record = decode_record(memory)
-    restored = gathering.restore(record, vectors_max, _Changes(connection, uid, memory.number, model))
+    restored = gathering.restore(record, vectors_max, _Changes(connection, record, memory.number, model))
     if restored is None:
         before_long_term = _gather_blocks(connection, record, memory.number, model, vectors_max, gathering)
     else:
@@ -148,15 +148,15 @@ def load_memory(
         producers=_read_producers(connection, memory.number, pending),
         next_position=memory.next_position,
         suspicions=read_open(connection, memory.number),
-        log_time_us=connection.execute(_LOG_TIME, {"low": row_key(memory.number, record.revision)}).scalar() or 0,
     )
 
 
 class _Changes:
     """`ports.journal.reading.Changes`."""
 
-    def __init__(self, connection: Connection, uid: str, number: int, model: str) -> None:
-        self._connection, self._uid, self._number, self._model = connection, uid, number, model
+    def __init__(self, connection: Connection, record: MemoryRecord, number: int, model: str) -> None:
+        self._connection, self._uid, self._number, self._model = connection, record.uid, number, model
+        self.time_us = connection.execute(_LOG_TIME, {"low": row_key(number, record.revision)}).scalar() or 0
 
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
         return read_events(self._connection, self._uid, revision - 1, limit)
