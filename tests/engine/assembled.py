@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memstream_server.adapters.journal import SqlJournal
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.images import open_images
 from memstream_server.app.models import Models
@@ -68,14 +69,18 @@ async def assembled(
     models: Models | None = None,
     index: MemoryIndex | None = None,
     clock: Clock | None = None,
+    own_journal: SqlJournal | None = None,
     **settings: object,
 ) -> AsyncIterator[Assembled]:
-    """Run an engine on `data_dir`. Passing an earlier MemoryIndex simulates an index that outlived its process."""
+    """Run an engine on `data_dir`. Passing an earlier MemoryIndex simulates an index that outlived its process.
+
+    own_journal: its journal, by default that of `data_dir`; the engine closes it.
+    """
     values = {"index_flush_interval_s": 0.05, "access_flush_interval_s": 0.05} | settings
     chosen = Settings(data_dir=data_dir, **values)  # type: ignore[arg-type]  # pydantic checks
     now = clock or Clock()
     used, vectors = models or Models(ScriptedEmbedder()), index or MemoryIndex()
-    stored = await journals.open_test_journal(data_dir, now.now_us)
+    stored = own_journal or await journals.open_test_journal(data_dir, now.now_us)
     journal = FaultyJournal(stored)
     space, embedding = await record_space(stored, used.embedder, chosen)
     metrics = Metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -35,8 +36,8 @@ async def opened(
     path: Path, bytes_max: int = MIB, free_min_bytes: int = 0, software: str = "1"
 ) -> AsyncIterator[FolderImages]:
     images = FolderImages(path / "images", software, bytes_max, free_min_bytes)
-    await images.open()
     try:
+        await images.open()
         yield images
     finally:
         await images.close()
@@ -48,7 +49,7 @@ async def write(images: FolderImages, key: ImageKey = KEY, size: int = 8) -> Non
 
 def read(images: FolderImages, key: ImageKey = KEY) -> Parts | None:
     """The parts of the memory's image, if it was written under this key."""
-    image = images.read(key.memory, key.space, key.analyzer)
+    image = images.read(key.memory, key.epoch, key.space, key.analyzer)
     return image.parts if image is not None and image.key == key else None
 
 
@@ -107,11 +108,11 @@ async def test_a_foreign_image_is_removed(tmp_path: Path, other: dict[str, objec
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("other", [{"epoch": 2}, {"revision": 6}, {"revision": 8}, {"time_us": 71}])
+@pytest.mark.parametrize("other", [{"revision": 6}, {"revision": 8}, {"time_us": 71}])
 async def test_the_caller_judges_the_revision(tmp_path: Path, other: dict[str, int]) -> None:
     async with opened(tmp_path) as images:
         await write(images, replace(KEY, **other))  # type: ignore[arg-type]  # real fields
-        image = images.read("m1", KEY.space, KEY.analyzer)
+        image = images.read("m1", KEY.epoch, KEY.space, KEY.analyzer)
         assert image is not None
         assert image.key == replace(KEY, **other)  # type: ignore[arg-type]  # real fields
         images.drop("m1")
@@ -130,10 +131,74 @@ async def test_an_announced_image_is_not_read_yet(tmp_path: Path) -> None:
 async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
     async with opened(tmp_path) as images:
         await write(images)
-        (file,) = files(tmp_path)
-        file.rename(file.with_name(file.name.replace("m1", "m2")))
-        assert read(images, replace(KEY, memory="m2")) is None
+    (file,) = files(tmp_path)
+    file.rename(file.with_name(file.name.replace("m1", "m2")))
+    async with opened(tmp_path) as images:
+        assert images.has("m2")
+        assert images.read("m2", KEY.epoch, KEY.space, KEY.analyzer) is None
         assert read(images) is None
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("other", [4, 1])
+async def test_an_image_follows_the_epochs_of_its_owner(tmp_path: Path, other: int) -> None:
+    def read_at(epoch: int) -> Parts | None:
+        image = images.read("m1", epoch, KEY.space, KEY.analyzer)
+        return None if image is None else image.parts
+
+    async with opened(tmp_path) as images:
+        await write(images)
+        check_equal(read_at(2))
+        images.set_epoch("m1", 2)
+        images.set_epoch("m2", 2)
+        check_equal(read_at(2))
+    async with opened(tmp_path) as images:
+        assert images.list_epochs() == {"m1": 2}
+        check_equal(read_at(3))
+        assert read_at(other) is None  # another process owned it, or the journal is older than the image
+    assert files(tmp_path) == []
+
+
+async def test_a_drop_removes_an_image_of_its_epoch_only(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        images.drop("m1", epoch=2)
+    async with opened(tmp_path) as images:
+        check_equal(read(images))
+        writing = asyncio.create_task(write(images, replace(KEY, memory="m2")))  # the drop waits behind it
+        images.drop("m1", epoch=1)
+        images.set_epoch("m1", 2)
+        await writing
+    async with opened(tmp_path) as images:
+        assert images.list_epochs() == {"m2": 1, "m1": 2}
+        images.drop("m1", epoch=2)
+    assert [file.name.split(".")[0] for file in files(tmp_path)] == ["m2"]
+
+
+async def test_of_two_images_of_a_memory_a_start_keeps_the_newer(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+    (older,) = files(tmp_path)
+    left = older.read_bytes()
+    async with opened(tmp_path) as images:
+        await write(images, replace(KEY, epoch=2), 9)
+    (newer,) = files(tmp_path)
+    older.write_bytes(left)  # as a kill between the two steps of a replacement leaves it
+    os.utime(older, ns=(0, 0))
+    async with opened(tmp_path) as images:
+        assert files(tmp_path) == [newer]
+        check_equal(read(images, replace(KEY, epoch=2)), 9)
+
+
+async def test_two_processes_do_not_use_one_folder(tmp_path: Path) -> None:
+    async with opened(tmp_path) as images:
+        await write(images)
+        with pytest.raises(BlockingIOError):
+            async with opened(tmp_path):
+                pass
+        check_equal(read(images))
+    async with opened(tmp_path) as images:
+        check_equal(read(images))
 
 
 async def test_a_start_removes_images_of_other_software(tmp_path: Path) -> None:

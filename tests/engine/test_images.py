@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,12 +42,12 @@ from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import observe
 from tests.engine.test_past import POLICIES, SMALL, STEP_US, WORDS, Walk, listed
 from tests.support.faulty_journal import Fault
-from tests.support.journals import only_sqlite
+from tests.support.journals import change_rows, query_rows
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
-pytestmark = [pytest.mark.usefixtures("hasty", "small"), only_sqlite("images")]
+pytestmark = pytest.mark.usefixtures("hasty", "small")
 
 opened = partial(assembled, access_flush_interval_s=3_600)
 """Accesses are written by `leave_ram` only, not between the two loads of a comparison."""
@@ -274,8 +273,8 @@ async def test_an_image_that_does_not_fit_the_log_is_removed(
         elif way == "pruned log":
             await engine._journal.prune_events(record.uid, NOW_US * 2, revision)
         else:
-            with sqlite3.connect(tmp_path / "journal.db") as rows:
-                rows.execute("UPDATE events SET time_us = time_us - 1 WHERE key & 0xFFFFFFFF = ?", (revision,))
+            statement = "UPDATE events SET time_us = time_us - 1 WHERE (key & 4294967295) = CAST(? AS bigint)"
+            change_rows(tmp_path, statement, revision)
         with pytest.raises(AssertionError):
             await check_same(engine, revision=revision)
         await engine._storage.images.remove("nobody")
@@ -317,6 +316,33 @@ async def test_a_switch_of_the_embedding_space_removes_all_images(tmp_path: Path
         await engine.recall(NAMESPACE, "joy", Query("tea"))
         await leave_ram(engine)
         await check_same(engine)
+
+
+async def test_images_of_other_owners_or_of_nobody_are_dropped(tmp_path: Path) -> None:
+    async with opened(tmp_path) as parts:
+        engine, uids = parts.engine, {}
+        for name in ("joy", "joan", "jim"):
+            await engine.memories.create(NewMemory(NAMESPACE, name, MemoryKind.LONG_TERM, DEFAULT))
+            await engine.observe_batch(NAMESPACE, name, "", 1, [observation("Bob likes tea")], AckLevel.STORED)
+            await leave_ram(engine, name)
+            uids[name] = (await engine.memories.get(NAMESPACE, name)).uid
+        await engine._journal.own_memory(uids["joan"])  # as another process does
+        await engine._journal.delete_memory(uids["jim"])
+        await engine._drop_outdated_images()
+    assert [file.name.partition(".")[0] for file in files(tmp_path)] == [uids["joy"]]
+
+
+async def test_an_image_from_before_another_owner_is_not_used(tmp_path: Path) -> None:
+    async with opened(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
+        await observe(parts.engine, observation("Bob likes tea"))
+        await leave_ram(parts.engine)
+        await check_same(parts.engine)
+        for _ in range(2):
+            await parts.engine._journal.own_memory((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
+        with pytest.raises(AssertionError):
+            await check_same(parts.engine)
+    assert files(tmp_path) == []
 
 
 async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
@@ -373,6 +399,7 @@ async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) ->
         await observe(parts.engine, observation("Bob likes tea"), observation("Ann sold the garden", session="s"))
         assert files(tmp_path) == []
     (image,) = files(tmp_path)
+    written = image.stat().st_ino
     assert (image.stat().st_mode & 0o777, image.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     async with opened(tmp_path) as parts:
         await check_same(parts.engine)
@@ -381,7 +408,7 @@ async def test_a_stop_writes_images_that_the_next_start_reads(tmp_path: Path) ->
         assert reads(parts) == {"hit": 2}
         earlier = answer.recollections[0].fragment.id
         await observe(parts.engine, observation("Bob likes tea no more", supersedes=(earlier,)))
-        assert files(tmp_path) == [image]
+        assert [file.stat().st_ino for file in files(tmp_path)] == [written]
         revision = (await parts.engine.memories.get(NAMESPACE, "joy")).revision
         await check_same(parts.engine, revision=revision - 1)
     async with opened(tmp_path) as parts:
@@ -463,10 +490,8 @@ async def test_no_image_keeps_what_leaves_for_good(tmp_path: Path, way: str) -> 
             "a zqword", session="zqsession", speaker="zqspeaker", external_id="zqkey", metadata=(("m", "zqvalue"),)
         )
         secret, _ = await observe(engine, said, observation("Bob likes tea"))
-        with sqlite3.connect(f"file:{tmp_path / 'journal.db'}?mode=ro", uri=True) as rows:
-            ((vector, terms),) = rows.execute(
-                "SELECT vector, terms FROM vectors v JOIN fragments f ON f.key = v.key WHERE f.id = ?", (secret,)
-            ).fetchall()
+        where = f"JOIN fragments f ON f.key = v.key WHERE f.id = '{secret}'"
+        ((vector, terms),) = query_rows(tmp_path, f"SELECT vector, terms FROM vectors v {where}")
         needles = {word: word.encode() for word in ("zqsession", "zqspeaker", "zqkey", "zqvalue")}
         needles |= {"id": secret.encode(), "vector": vector, "term": terms[:8]}
         await leave_ram(engine)

@@ -47,6 +47,7 @@ READS = frozenset(
         "list_memories",
         "load_memory",
         "oldest_forgotten",
+        "read_epochs",
         "read_outbox",
         "outbox_fragments",
         "outbox_rows",

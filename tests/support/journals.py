@@ -45,8 +45,8 @@ def query_rows(data_dir: Path, statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement.encode()).fetchall()
 
 
-def change_rows(data_dir: Path, statement: str, value: bytes) -> int:
-    """Run a statement with one value, written as ?, on a closed journal. Returns the number of changed rows."""
+def change_rows(data_dir: Path, statement: str, value: bytes | int) -> int:
+    """Run a statement with one value, written as ?, while nothing is written. Returns the number of changed rows."""
     if not DATABASE:
         with closing(sqlite3.connect(data_dir / "journal.db")) as database, database:
             return database.execute(statement, (value,)).rowcount

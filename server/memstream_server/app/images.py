@@ -20,13 +20,10 @@ log = structlog.get_logger(__name__)
 
 @contextlib.asynccontextmanager
 async def open_images(settings: Settings, metrics: Metrics) -> AsyncIterator[Images]:
-    """None with a shared journal: another process that erases a fragment could not remove the images of this one."""
+    """Those in the data directory; none if the settings allow none or another server has the folder."""
     from memstream_server.rpc.info import server_version
 
     folder = settings.data_dir / IMAGE_FOLDER
-    if settings.journal_url.get_secret_value():
-        yield NO_IMAGES
-        return
     if not settings.images_bytes_max:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         yield NO_IMAGES

@@ -30,6 +30,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.fragments import Fragments
 from memstream_server.engine.memories import Memories
 from memstream_server.engine.memory.batch_calls import BatchCalls
+from memstream_server.engine.memory.image_changes import drop_outdated_images
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.operations.erase import Erasing
 from memstream_server.engine.operations.purge import Purging
@@ -134,6 +135,7 @@ class Engine:
 
     async def start(self) -> None:
         """Start the background tasks and resume the work of an earlier process. Does not wait for the index."""
+        await self._drop_outdated_images()
         await self.ownership.start()
         await self.reembedding.resume()
         self._indexer.start()
@@ -152,12 +154,20 @@ class Engine:
     async def _follow_servers(self) -> None:
         """With a shared journal: follow the other servers, and resume the work of those that ended."""
         while True:
-            for step in (self.reembedding.follow_store, self._revive_abandoned, self.operations.resume):
+            for step in (
+                self._drop_outdated_images,  # first: a switch of the embedding space may take long
+                self.reembedding.follow_store,
+                self._revive_abandoned,
+                self.operations.resume,
+            ):
                 try:
                     await step()
                 except (JournalError, EngineError) as error:
                     log.warning("follow_servers_failed", step=step.__name__, error=error)
             await asyncio.sleep(self._lease.renew_s)
+
+    async def _drop_outdated_images(self) -> None:
+        await drop_outdated_images(self._storage.images, self._journal)
 
     async def _revive_abandoned(self) -> None:
         for uid in await self.ownership.list_abandoned():

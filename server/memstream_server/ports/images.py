@@ -1,8 +1,9 @@
 """Images: a file per memory that spares its next activation the rows. A cache: losing an image loses only time.
 
 Contract
-- `read` returns what was written last, complete and unchanged, or None. It deletes a damaged image, and one of another
-  space or analyzer. It returns None while a write is announced: the caller would use an image that is about to change.
+- `read` returns what was written last, complete and unchanged, or None. It deletes an image that is damaged, of another
+  space or analyzer, or older than another process's ownership of the memory. It returns None while a write is
+  announced: the caller would use an image that is about to change.
 - The caller compares revision and time with the journal, and calls `drop` for an image that it cannot use.
 - After `remove` has returned, no file has a part of the memory's images, also not by a write that was announced before.
 - A write that fails is logged and leaves no file.
@@ -27,6 +28,7 @@ class ImageKey:
     memory: str
     """The memory's uid."""
     epoch: int
+    """The epoch at which this process owned the memory. `set_epoch` changes that of a kept image, but not its key."""
     revision: int
     time_us: int
     """Time of the commit that made the revision: with the revision it names the state, also after another history of
@@ -48,12 +50,25 @@ class Image:
 class Images(Protocol):
     """The images of one process."""
 
-    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
-        """The arrays may be read-only. Blocking; call it in any thread."""
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
+        """The image of that epoch, or of the one before, of which this process was the owner too.
+
+        The arrays may be read-only. Blocking; call it in any thread.
+        """
         ...
 
-    def drop(self, memory: str) -> None:
-        """Remove the memory's image soon, before any write that is announced later. Call it in any thread."""
+    def drop(self, memory: str, epoch: int | None = None) -> None:
+        """Remove the memory's image soon, before any write that is announced later; with `epoch` only an image of that
+        epoch. Call it in any thread.
+        """
+        ...
+
+    def list_epochs(self) -> dict[str, int]:
+        """The epoch of each memory's image."""
+        ...
+
+    def set_epoch(self, memory: str, epoch: int) -> None:
+        """This process has taken the memory again, and its image, if there is one, still counts. Does not block."""
         ...
 
     def has(self, memory: str) -> bool:
@@ -81,13 +96,20 @@ class Images(Protocol):
 
 
 class NoImages:
-    """Keeps nothing: for servers that share a journal, and for a bound of 0 bytes."""
+    """Keeps nothing: for a bound of 0 bytes, and if the folder cannot be used."""
 
-    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
         """See Images."""
         return None
 
-    def drop(self, memory: str) -> None:
+    def drop(self, memory: str, epoch: int | None = None) -> None:
+        """See Images."""
+
+    def list_epochs(self) -> dict[str, int]:
+        """See Images."""
+        return {}
+
+    def set_epoch(self, memory: str, epoch: int) -> None:
         """See Images."""
 
     def has(self, memory: str) -> bool:

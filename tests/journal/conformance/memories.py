@@ -165,6 +165,15 @@ class Memories:
         assert len(await journal.get_vectors("u2", MODEL, [one.fragment.id for one in mine])) == 4
         assert [one.revision for one in await journal.list_events("u2", 0, 9)] == [1, 2, 3]
 
+    async def test_epochs_are_read_of_memories_that_exist(self, journal: Journal) -> None:
+        await journal.create_memory(record("u0", "tragedy"), ())
+        before = (await journal.read_epochs(["u0", "u1"]))["u1"]
+        taken = await journal.own_memory("u1")
+        many = [f"none{number}" for number in range(600)]
+        assert await journal.read_epochs(["u0", *many, "u1"]) == {"u0": 0, "u1": before + 1}
+        assert taken.epoch == before + 1
+        assert await journal.read_epochs([]) == {}
+
     async def test_all_memories_are_ordered_by_uid(self, journal: Journal) -> None:
         await journal.create_memory(record("u0", "joy", "tragedy"), ())
         await journal.create_memory(record("u2", "sad"), ())

@@ -1,14 +1,16 @@
-"""The files of images: one per memory, replaced atomically.
+"""The files of images: one per memory, replaced atomically, named by memory, epoch and software.
 
 Rule 1. One thread writes, in the order of the calls. A removal waits for it only if a write of that memory waits there:
 a commit must not wait for images of other memories.
 Rule 2. A file that another version of the software wrote has another name, and the next start removes it.
+Rule 3. A file is renamed, replaced or removed under `_changing` only, so that a removal meets the file's present name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -16,10 +18,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,16 @@ _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 """Uids that may be part of a file's name."""
 _PART = "part"
 """Name of the file that is being written."""
+
+
+class _Kept(NamedTuple):
+    """An image of the folder."""
+
+    epoch: int
+    size: int
+    """In bytes."""
+    written: int = 0
+    """Tells it from other images of the memory."""
 
 
 class FolderImages:
@@ -56,9 +68,10 @@ class FolderImages:
         self._tickets: dict[str, int] = {}
         """The latest announced write of a memory, until it is done."""
         self._last_ticket = 0
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        """Bytes by memory, in order of writing; changed under `_changing`."""
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        """By memory, in order of writing; changed under `_changing`."""
         self._changing = threading.Lock()
+        self._lock = -1
         self._unsynced = False
         """Whether a removal may not be durable."""
 
@@ -66,45 +79,67 @@ class FolderImages:
     def size_bytes(self) -> int:
         """Bytes of all images."""
         with self._changing:
-            return sum(self._sizes.values())
+            return sum(kept.size for kept in self._kept.values())
 
     async def open(self) -> None:
-        """Find the images of an earlier process; remove what this software cannot read."""
+        """Lock the folder and find the images of an earlier process; remove what this software cannot read.
+
+        Raises OSError, also if another process has the folder.
+        """
         await self._run(self._scan_folder)
 
     async def close(self) -> None:
         """Wait for the waiting writes."""
         await asyncio.to_thread(self._thread.shutdown)
+        if self._lock >= 0:
+            os.close(self._lock)
 
-    def read(self, memory: str, space: str, analyzer: int) -> Image | None:
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
         """See Images."""
-        image, outcome = None, "miss"
-        try:
-            if memory not in self._tickets:
-                data, inode = _read_file(self._path(memory))
-                image = decode_image(data)
-        except OSError:  # there is none
-            pass
-        except Damaged as error:
-            log.warning("image_damaged", memory=memory, reason=error)
-            outcome = "damaged"
-            self._thread.submit(self._remove_file, memory, inode)
-        if image is not None:
-            wanted = replace(image.key, memory=memory, space=space, analyzer=analyzer)
-            outcome = "hit" if image.key == wanted else "miss"
-            if outcome == "miss":
-                self._thread.submit(self._remove_file, memory, inode)
+        kept, image, outcome = self._kept.get(memory), None, "miss"
+        if kept is not None and memory not in self._tickets:
+            try:
+                if kept.epoch in (epoch, epoch - 1):
+                    image = decode_image(_read_file(self._path(memory, kept.epoch)))
+            except OSError:  # deleted
+                pass
+            except Damaged as error:
+                log.warning("image_damaged", memory=memory, reason=error)
+                outcome = "damaged"
+            if image is not None and (image.key.memory, image.key.space, image.key.analyzer) == (
+                memory,
+                space,
+                analyzer,
+            ):
+                outcome = "hit"
+            else:
                 image = None
+                self._thread.submit(self._remove_file, memory, kept)
         self._count_read(outcome)
         return image
 
-    def drop(self, memory: str) -> None:
+    def list_epochs(self) -> dict[str, int]:
         """See Images."""
-        self._thread.submit(self._remove_file, memory)
+        with self._changing:
+            return {memory: kept.epoch for memory, kept in self._kept.items()}
+
+    def set_epoch(self, memory: str, epoch: int) -> None:
+        """See Images."""
+        with self._changing, contextlib.suppress(OSError):  # deleted
+            kept = self._kept.get(memory)
+            if kept is not None and kept.epoch != epoch:
+                self._path(memory, kept.epoch).rename(self._path(memory, epoch))
+                self._kept[memory] = kept._replace(epoch=epoch)
+
+    def drop(self, memory: str, epoch: int | None = None) -> None:
+        """See Images."""
+        kept = self._kept.get(memory)
+        if kept is not None and epoch in (None, kept.epoch):
+            self._thread.submit(self._remove_file, memory, kept)
 
     def has(self, memory: str) -> bool:
         """See Images."""
-        return memory in self._tickets or memory in self._sizes
+        return memory in self._tickets or memory in self._kept
 
     def announce(self, memory: str) -> int:
         """See Images."""
@@ -120,7 +155,7 @@ class FolderImages:
         """See Images."""
         if self._tickets.pop(memory, None) is not None:
             await self._run(self._remove_file, memory)
-        elif memory in self._sizes:
+        elif memory in self._kept:
             await asyncio.to_thread(self._remove_file, memory)
         if durable and self._unsynced:
             await self._run(self._sync_folder)
@@ -134,19 +169,26 @@ class FolderImages:
     async def _run(self, work: Callable[..., None], *arguments: object) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
-    def _path(self, memory: str) -> Path:
-        return self._folder / (memory + self._suffix)
+    def _path(self, memory: str, epoch: int) -> Path:
+        return self._folder / f"{memory}.{epoch}{self._suffix}"
 
     def _scan_folder(self) -> None:
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        found: list[tuple[float, str, int]] = []
+        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found: list[tuple[float, str, _Kept]] = []
         for entry in os.scandir(self._folder):
-            if entry.name.endswith(self._suffix):
+            memory, _, epoch = entry.name.removesuffix(self._suffix).partition(".")
+            if entry.name.endswith(self._suffix) and epoch.isdecimal():
                 seen = entry.stat()
-                found.append((seen.st_mtime, entry.name.removesuffix(self._suffix), seen.st_size))
+                found.append((seen.st_mtime, memory, _Kept(int(epoch), seen.st_size)))
             else:
                 os.unlink(entry)
-        self._sizes.update({memory: size for _, memory, size in sorted(found)})
+        for _, memory, kept in sorted(found):
+            if memory in self._kept:
+                self._remove_file(memory)  # a crash kept it beside its successor
+            self._kept[memory] = kept
         self._enforce_bound()
 
     def _write_image(self, ticket: int, key: ImageKey, pack: Callable[[], Parts | None]) -> None:
@@ -167,11 +209,9 @@ class FolderImages:
                 return
             with open(part, "wb", opener=partial(os.open, mode=0o600)) as file:
                 file.writelines(pieces)
-            if self._tickets.get(key.memory) == ticket:
-                with self._changing:
-                    self._sizes[key.memory] = size
-                    self._sizes.move_to_end(key.memory)
-                part.replace(self._path(key.memory))
+            with self._changing:
+                if self._tickets.get(key.memory) == ticket:
+                    self._replace_file(part, key, _Kept(key.epoch, size, ticket))
         except OSError as error:
             log.warning("image_not_written", memory=key.memory, error=error)
         finally:
@@ -179,20 +219,24 @@ class FolderImages:
                 part.unlink(missing_ok=True)
         self._enforce_bound()
 
-    def _remove_file(self, memory: str, inode: int | None = None) -> None:
-        """Remove the file, with `inode` only that one."""
-        path = self._path(memory)
-        if inode is not None and (not path.exists() or path.stat().st_ino != inode):
-            return
-        path.unlink(missing_ok=True)
+    def _replace_file(self, part: Path, key: ImageKey, kept: _Kept) -> None:
+        part.replace(self._path(key.memory, kept.epoch))
+        former = self._kept.pop(key.memory, kept)
+        self._kept[key.memory] = kept
+        if former.epoch != kept.epoch:
+            self._path(key.memory, former.epoch).unlink(missing_ok=True)
+
+    def _remove_file(self, memory: str, which: _Kept | None = None) -> None:
+        """Remove the memory's file; with `which` only that one."""
         with self._changing:
-            self._sizes.pop(memory, None)
-        self._unsynced = True
+            kept = self._kept.get(memory)
+            if kept is not None and which in (None, kept):
+                self._path(memory, kept.epoch).unlink(missing_ok=True)
+                del self._kept[memory]
+                self._unsynced = True
 
     def _remove_files(self) -> None:
-        with self._changing:
-            memories = list(self._sizes)
-        for memory in memories:
+        for memory in self.list_epochs():
             self._remove_file(memory)
         self._sync_folder()
 
@@ -207,16 +251,15 @@ class FolderImages:
     def _enforce_bound(self) -> None:
         while self.size_bytes > self._bytes_max:
             with self._changing:
-                first = next(iter(self._sizes), "")
+                first = next(iter(self._kept), "")
             self._remove_file(first)
 
 
-def _read_file(path: Path) -> tuple[npt.NDArray[np.uint8], int]:
-    """(the bytes, the file's inode). Raises OSError."""
+def _read_file(path: Path) -> npt.NDArray[np.uint8]:
+    """Raises OSError."""
     with open(path, "rb", buffering=0) as file:
-        seen = os.fstat(file.fileno())
-        data = np.empty(seen.st_size, np.uint8)
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         view, done = data.data, 0
         while done < len(data) and (count := file.readinto(view[done:])):
             done += count
-        return data[:done], seen.st_ino
+        return data[:done]

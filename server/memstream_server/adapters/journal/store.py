@@ -196,6 +196,9 @@ class SqlJournal:
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.all_memories, after, limit)
 
+    async def read_epochs(self, uids: Sequence[str]) -> dict[str, int]:
+        return await self._read(reads.read_epochs, uids)
+
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         return await self._read(reads.list_namespaces, after, limit)
 

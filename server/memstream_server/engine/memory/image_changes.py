@@ -1,9 +1,9 @@
 """What happened to a memory after its image was written: whether the image may be used, and the rows that it lacks.
 
-Rule 1. An image is of this history if the log has the commit of its revision, with its time. If that commit is pruned
-from the log, the image counts for the present revision and the epoch at which it was written.
-Rule 2. No row is applied to an image that holds what a later commit replaced or removed: such an image must not exist,
-and a commit of this process has removed it (`outdates_image`). Another process may have made the commit.
+Rule 1. No other process has owned the memory since (`Images.read`): all later commits are of this process.
+Rule 2. An image is of this history if the log has the commit of its revision, with its time, or was pruned up to it.
+Rule 3. No row is applied to an image that holds what a later commit replaced or removed: a commit removes such an image
+before (`outdates_image`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.later import changed_by, erases, replaced_by
 from memstream_server.core.supersession import Links
-from memstream_server.ports.images import Image
+from memstream_server.ports.images import Image, Images
+from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Changes
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block
@@ -34,11 +35,10 @@ def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Chan
     key, ids = image.key, image.parts.values["ids"]
     most = max(CHANGED_MIN, len(ids) // CHANGED_SHARE)
     later = record.revision - key.revision
-    if later == 0:
-        same = changes.time_us == key.time_us if changes.time_us else key.epoch == record.epoch
-        return [] if same else None
-    if not 0 < later <= COMMITS_PER_CHANGE * most:
+    if not 0 <= later <= COMMITS_PER_CHANGE * most:
         return None
+    if later == 0:
+        return [] if changes.time_us in (0, key.time_us) else None
     log = changes.read_log(key.revision, later + 1)
     if len(log) <= later or (log[0].revision, log[0].time_us) != (key.revision, key.time_us):
         return None
@@ -60,3 +60,14 @@ def outdates_image(commit: Commit, columns: Columns, image_count: int) -> bool:
     if any((slot := columns.slot(id_)) is not None and slot < image_count for id_ in gone):
         return True
     return not {row.fragment.id for row in commit.rows} <= changed_by(commit.events, NO_LINKS)
+
+
+async def drop_outdated_images(images: Images, journal: Journal) -> None:
+    """Remove the images of memories that are gone, or that another process has owned since: it may have erased what
+    they hold. Raises JournalError.
+    """
+    held = images.list_epochs()
+    epochs = await journal.read_epochs(list(held)) if held else {}
+    for memory, epoch in held.items():
+        if epochs.get(memory) != epoch:
+            images.drop(memory, epoch)

@@ -90,7 +90,7 @@ class WorkingSet:
         self.begin(record, all_vectors=True)
         self._log_time_us = changes.time_us
         self.forget_image()
-        image = self._images.read(record.uid, self.embedding.name, self._analyzer.version)
+        image = self._images.read(record.uid, record.epoch, self.embedding.name, self._analyzer.version)
         if image is None:
             return None
         held = None

@@ -141,7 +141,6 @@ class Reembedding:
             raise
         spaces = await self._journal.get_spaces()
         await self._journal.set_spaces(Spaces(in_force=space, next=None, old=spaces.in_force))
-        await self._storage.images.remove_all()  # a space that returns later has other vectors
         await self._switch_space(embedding, space, refused)
 
     async def _begin_fill(self, name: str, progress: Progress) -> tuple[Embedding, Space]:
@@ -233,6 +232,7 @@ class Reembedding:
         self, embedding: Embedding, space: Space, refused: Collection[tuple[str, int]] = frozenset()
     ) -> None:
         """Switch this process to the new space: memories activated from now on use it, active ones follow."""
+        await self._storage.images.remove_all()  # a space that returns later has other vectors
         spaces = await self._journal.get_spaces()
         self._embeddings.in_force, self._embeddings.next, self._embeddings.candidate = embedding, None, None
         self._indexer.use_spaces(space, spaces.old)

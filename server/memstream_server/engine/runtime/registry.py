@@ -196,6 +196,8 @@ class Registry:
         except JournalError as error:
             raise JournalUnavailable("the memory could not be read: try again", retry_after_s=0.5) from error
         self.ownership.confirm_memory(uid, epoch, loaded.record.epoch)
+        if working.image_revision >= 0:
+            self._storage.images.set_epoch(uid, loaded.record.epoch)
         if uid in self._deleting | self._outlived and await self._is_gone(loaded.record):
             self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted")

@@ -125,6 +125,10 @@ class Journal(Protocol):
         """Memories of all namespaces with uids greater than `after`, ascending."""
         ...
 
+    async def read_epochs(self, uids: Sequence[str]) -> dict[str, int]:
+        """The epochs of those memories that exist."""
+        ...
+
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, number of memories), ascending."""
         ...

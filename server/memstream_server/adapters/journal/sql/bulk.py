@@ -31,6 +31,11 @@ STEP_ROWS = 32
 """Larger statements have a multiple of this: at most 40 statement texts a table, each prepared once."""
 
 
+def split_ids(ids: Sequence[T]) -> Iterator[list[T]]:
+    """The ids in parts of IDS_MAX."""
+    return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
+
+
 @dataclass(frozen=True, eq=False)
 class Bulk:
     """A statement around a list of rows: `head` (?, ?), (?, ?) `tail`, in SQL that both databases accept."""

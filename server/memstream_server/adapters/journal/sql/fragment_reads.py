@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, func, select
 
 from memstream_server.adapters.journal.sql import codec
-from memstream_server.adapters.journal.sql.bulk import IDS_MAX, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows, split_ids
 from memstream_server.adapters.journal.sql.reads import find_number
 from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, vectors
 from memstream_server.core.values import Fragment
@@ -84,10 +84,6 @@ def read_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str
             rows = fetch_rows(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk})
             found.update((name, vector) for name, vector in rows)
     return found
-
-
-def split_ids(ids: Sequence[str]) -> Iterator[list[str]]:
-    return (list(ids[start : start + IDS_MAX]) for start in range(0, len(ids), IDS_MAX))
 
 
 def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model: str | None) -> list[Fragment]:

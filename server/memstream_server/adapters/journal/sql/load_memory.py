@@ -11,14 +11,14 @@ from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func,
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import (
-    IDS_MAX,
     PAGE_ROWS,
     fetch_column_pages,
     fetch_columns,
     fetch_pages,
+    split_ids,
 )
 from memstream_server.adapters.journal.sql.conflicts import read_open
-from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments, split_ids
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_events
 from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.adapters.journal.sql.schema import (
@@ -167,8 +167,8 @@ class _Changes:
             (found,) = fetch_columns(self._connection, _KEYS, {"number": self._number, "ids": some})
             keys += found
         keys.sort()
-        for start in range(0, len(keys), IDS_MAX):
-            values = {"ids": keys[start : start + IDS_MAX], "model": self._model}
+        for some_keys in split_ids(keys):
+            values = {"ids": some_keys, "model": self._model}
             columns = fetch_columns(self._connection, _CHANGED, values)
             vectored, packed = fetch_columns(self._connection, _CHANGED_VECTORS, values)
             yield _make_block(columns, vectored, _to_matrix(packed), vectored, self._model)

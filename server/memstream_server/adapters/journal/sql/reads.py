@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, BindParameter, ColumnElement, Connection, bindparam, cast, func, select
@@ -9,7 +10,7 @@ from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import ANSWER_KEPT_US
-from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows
+from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows, split_ids
 from memstream_server.adapters.journal.sql.schema import (
     events,
     fragments,
@@ -65,6 +66,7 @@ _NAMESPACES = (
     .order_by(memories.c.namespace)
     .limit(_limit)
 )
+_EPOCHS = select(memories.c.uid, memories.c.epoch).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
 _RECEIPTS = (
@@ -198,6 +200,11 @@ def _has_text(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
 
 def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryRecord]:
     return [decode_record(row) for row in connection.execute(_ALL, {"after": after, "limit": limit})]
+
+
+def read_epochs(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
+    rows = [row for some in split_ids(uids) for row in connection.execute(_EPOCHS, {"uids": some})]
+    return {row.uid: row.epoch for row in rows}
 
 
 def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
