@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing
+from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.stable_hash import stable_hash
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, TruthStatus
 
@@ -103,6 +103,8 @@ class IdentityIndex:
         self._slots: Hashes = np.empty(0, np.int64)
         self._recent: dict[int, list[int]] = {}
         self._recent_count = 0
+        self._deferred = False
+        """Whether slots are in neither yet."""
 
     @property
     def nbytes(self) -> int:
@@ -113,15 +115,31 @@ class IdentityIndex:
         """Add the next slots. `later`: the caller calls `settle` before the next `find`."""
         first = len(self._current)
         self._current.extend(hashes)
+        self._deferred |= later
         if not later:
             for slot, value in enumerate(self._current.view[first:].tolist(), first):
                 self._add_recent(slot, value)
 
     def settle(self) -> None:
         """Merge the dict into the sorted arrays."""
+        if self._deferred or self._recent:
+            self._sort()
+
+    def _sort(self) -> None:
         self._slots = np.argsort(self._current.view, kind="stable")
         self._sorted = self._current.view[self._slots]
-        self._recent, self._recent_count = {}, 0
+        self._recent, self._recent_count, self._deferred = {}, 0, False
+
+    def pack(self) -> Parts:
+        """The hashes, and the order of the slots by hash."""
+        self._sort()
+        return Parts({"hashes": self._current.view, "slots": self._slots}, {})
+
+    def unpack(self, parts: Parts) -> None:
+        """Become what was packed, from empty. Raises KeyError and IndexError."""
+        self._current.extend(parts.arrays["hashes"])
+        self._slots = parts.arrays["slots"].copy()
+        self._sorted = self._current.view[self._slots]
 
     def set(self, slot: int, value: int) -> None:
         """Add an entry for the changed fragment of a slot."""
@@ -146,7 +164,7 @@ class IdentityIndex:
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only these slots, renumbered in that order."""
         self._current.keep(slots)
-        self.settle()
+        self._sort()
 
     def _add_recent(self, slot: int, value: int) -> None:
         self._recent.setdefault(value, []).append(slot)

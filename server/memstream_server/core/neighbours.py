@@ -243,10 +243,17 @@ class Neighbours:
         self._dirty = set(self._sessions)
 
     def pack(self) -> Parts:
-        """Lengths and eligibility. Sessions and what is alive are columns."""
-        return Parts({"lengths": self._lengths.view, "eligible": self._eligible.view}, {})
+        """Windows, lengths and eligibility. Sessions and what is alive are columns."""
+        self.settle()
+        arrays = {"lengths": self._lengths.view, "eligible": self._eligible.view}
+        return Parts(arrays | {"windows": self._windows.view, "window_lengths": self._window_lengths.view}, {})
 
     def unpack(self, parts: Parts, sessions: npt.NDArray[np.int32], alive: npt.NDArray[np.bool_]) -> None:
         """Become what was packed, from empty. Raises KeyError and ValueError."""
         self._fill(sessions, parts.arrays["eligible"], parts.arrays["lengths"])
         self._alive.view[:] = alive
+        self._windows.view[:] = parts.arrays["windows"]
+        self._window_lengths.view[:] = parts.arrays["window_lengths"]
+        self._dirty.clear()
+        for held in self._sessions.values():
+            self._set_ends(held)

@@ -5,6 +5,7 @@ Rule 1. Slots are valid until the next await: `remove_fragments` may renumber th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -188,10 +189,14 @@ class SearchStructures:
             self._drop_gone_slots()
         if not self.columns.in_order():
             return None
-        columns, groups = self.columns.pack(), {"lexical": self.lexical.pack(), "dense": self.dense.pack()}
-        arrays = {"identities": self.identities.hashes}
-        for group, parts in (groups | {"columns": columns}).items():
-            arrays |= {f"{group}.{name}": array for name, array in parts.arrays.items()}
+        columns = self.columns.pack()
+        groups = {
+            "columns": columns,
+            "lexical": self.lexical.pack(),
+            "identities": self.identities.pack(),
+            "dense": self.dense.pack(),
+        }
+        arrays = {f"{group}.{name}": array for group, parts in groups.items() for name, array in parts.arrays.items()}
         return Parts(arrays, columns.values)
 
     def unpack(self, parts: Parts) -> None:
@@ -201,15 +206,14 @@ class SearchStructures:
         """
         if self.dense is None:
             raise ValueError("an image has all vectors")
-        groups: dict[str, dict[str, npt.NDArray[Any]]] = {"columns": {}, "lexical": {}, "dense": {}}
+        groups: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
         for name, array in parts.arrays.items():
             group, _, rest = name.partition(".")
-            if rest:
-                groups[group][rest] = array
+            groups[group][rest] = array
         self.columns.unpack(Parts(groups["columns"], parts.values))
         sessions, alive = self.columns.session, self.columns.alive
         self.lexical.unpack(Parts(groups["lexical"], {}), sessions, alive)
-        self.identities.extend(parts.arrays["identities"], later=True)
+        self.identities.unpack(Parts(groups["identities"], {}))
         self.dense.unpack(Parts(groups["dense"], {}))
 
     def _compact_slots(self) -> None:
