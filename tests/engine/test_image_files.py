@@ -20,7 +20,7 @@ import structlog
 from memstream_server.adapters.images import FolderImages
 from memstream_server.adapters.images.layout import Damaged, decode_image
 from memstream_server.core.arrays import Parts
-from memstream_server.ports.images import ImageKey
+from memstream_server.ports.images import Image, ImageKey
 
 KEY = ImageKey(memory="m1", epoch=1, revision=7, time_us=70, space="hashing-4", analyzer=3)
 MIB = 1 << 20
@@ -47,9 +47,14 @@ async def write(images: FolderImages, key: ImageKey = KEY, size: int = 8) -> Non
     await images.write(images.announce(key.memory), key, lambda: parts(size))
 
 
+def read_image(images: FolderImages, key: ImageKey = KEY) -> Image | None:
+    reading = images.read(key.memory, key.epoch, key.space, key.analyzer)
+    return None if reading is None else reading.result()
+
+
 def read(images: FolderImages, key: ImageKey = KEY) -> Parts | None:
     """The parts of the memory's image, if it was written under this key."""
-    image = images.read(key.memory, key.epoch, key.space, key.analyzer)
+    image = read_image(images, key)
     return image.parts if image is not None and image.key == key else None
 
 
@@ -112,7 +117,7 @@ async def test_a_foreign_image_is_removed(tmp_path: Path, other: dict[str, objec
 async def test_the_caller_judges_the_revision(tmp_path: Path, other: dict[str, int]) -> None:
     async with opened(tmp_path) as images:
         await write(images, replace(KEY, **other))  # type: ignore[arg-type]  # real fields
-        image = images.read("m1", KEY.epoch, KEY.space, KEY.analyzer)
+        image = read_image(images)
         assert image is not None
         assert image.key == replace(KEY, **other)  # type: ignore[arg-type]  # real fields
         images.drop("m1")
@@ -135,7 +140,7 @@ async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
     file.rename(file.with_name(file.name.replace("m1", "m2")))
     async with opened(tmp_path) as images:
         assert images.has("m2")
-        assert images.read("m2", KEY.epoch, KEY.space, KEY.analyzer) is None
+        assert read_image(images, replace(KEY, memory="m2")) is None
         assert read(images) is None
     assert files(tmp_path) == []
 
@@ -143,7 +148,7 @@ async def test_an_image_of_another_memory_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [4, 1])
 async def test_an_image_follows_the_epochs_of_its_owner(tmp_path: Path, other: int) -> None:
     def read_at(epoch: int) -> Parts | None:
-        image = images.read("m1", epoch, KEY.space, KEY.analyzer)
+        image = read_image(images, replace(KEY, epoch=epoch))
         return None if image is None else image.parts
 
     async with opened(tmp_path) as images:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,9 +104,6 @@ class Gathered:
 
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None:
         """Reads the blocks."""
-
-    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
-        """Never called."""
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         self.told.append(all_vectors)

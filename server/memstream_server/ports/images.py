@@ -1,9 +1,9 @@
 """Images: a file per memory that spares its next activation the rows. A cache: losing an image loses only time.
 
 Contract
-- `read` returns what was written last, complete and unchanged, or None. It deletes an image that is damaged, of another
-  space or analyzer, or older than another process's ownership of the memory. It returns None while a write is
-  announced: the caller would use an image that is about to change.
+- `read` gives what was written last, complete and unchanged, or None. It deletes an image that is damaged, of another
+  space or analyzer, or older than another process's ownership of the memory. It gives None while a write is announced:
+  the caller would use an image that is about to change.
 - The caller compares revision and time with the journal, and calls `drop` for an image that it cannot use.
 - After `remove` has returned, no file has a part of the memory's images, also not by a write that was announced before.
 - A write that fails is logged and leaves no file.
@@ -12,6 +12,7 @@ Contract
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,10 +51,10 @@ class Image:
 class Images(Protocol):
     """The images of one process."""
 
-    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
-        """The image of that epoch, or of the one before, of which this process was the owner too.
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Future[Image | None] | None:
+        """Start to read the image of that epoch, or of the one before, at which this process was the owner too.
 
-        The arrays may be read-only. Blocking; call it in any thread.
+        None if the memory has no image. The arrays may be read-only. Call it in any thread.
         """
         ...
 
@@ -98,7 +99,7 @@ class Images(Protocol):
 class NoImages:
     """Keeps nothing: for a bound of 0 bytes, and if the folder cannot be used."""
 
-    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Future[Image | None] | None:
         """See Images."""
         return None
 

@@ -17,7 +17,7 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -35,6 +35,8 @@ log = structlog.get_logger(__name__)
 
 _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 """Uids that may be part of a file's name."""
+READERS_MAX = 4
+"""Images read at once."""
 _PART = "part"
 """Name of the file that is being written."""
 
@@ -65,6 +67,7 @@ class FolderImages:
         self._suffix = "." + blake2b(f"{LAYOUT} {software}".encode(), digest_size=8).hexdigest()
         self._count_read = count_read
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._readers = ThreadPoolExecutor(READERS_MAX, thread_name_prefix="images-read")
         self._tickets: dict[str, int] = {}
         """The latest announced write of a memory, until it is done."""
         self._last_ticket = 0
@@ -89,34 +92,19 @@ class FolderImages:
         await self._run(self._scan_folder)
 
     async def close(self) -> None:
-        """Wait for the waiting writes."""
+        """Wait for the waiting reads and writes."""
+        await asyncio.to_thread(self._readers.shutdown)
         await asyncio.to_thread(self._thread.shutdown)
         if self._lock >= 0:
             os.close(self._lock)
 
-    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Image | None:
+    def read(self, memory: str, epoch: int, space: str, analyzer: int) -> Future[Image | None] | None:
         """See Images."""
-        kept, image, outcome = self._kept.get(memory), None, "miss"
-        if kept is not None and memory not in self._tickets:
-            try:
-                if kept.epoch in (epoch, epoch - 1):
-                    image = decode_image(_read_file(self._path(memory, kept.epoch)))
-            except OSError:  # deleted
-                pass
-            except Damaged as error:
-                log.warning("image_damaged", memory=memory, reason=error)
-                outcome = "damaged"
-            if image is not None and (image.key.memory, image.key.space, image.key.analyzer) == (
-                memory,
-                space,
-                analyzer,
-            ):
-                outcome = "hit"
-            else:
-                image = None
-                self._thread.submit(self._remove_file, memory, kept)
-        self._count_read(outcome)
-        return image
+        kept = self._kept.get(memory)
+        if kept is None or memory in self._tickets:
+            self._count_read("miss")
+            return None
+        return self._readers.submit(self._read_image, memory, kept, (epoch, space, analyzer))
 
     def list_epochs(self) -> dict[str, int]:
         """See Images."""
@@ -171,6 +159,25 @@ class FolderImages:
 
     def _path(self, memory: str, epoch: int) -> Path:
         return self._folder / f"{memory}.{epoch}{self._suffix}"
+
+    def _read_image(self, memory: str, kept: _Kept, wanted: tuple[int, str, int]) -> Image | None:
+        epoch, *rest = wanted
+        image, outcome = None, "miss"
+        try:
+            if kept.epoch in (epoch, epoch - 1):
+                image = decode_image(_read_file(self._path(memory, kept.epoch)))
+        except OSError:  # deleted
+            pass
+        except Damaged as error:
+            log.warning("image_damaged", memory=memory, reason=error)
+            outcome = "damaged"
+        if image is not None and [image.key.memory, image.key.space, image.key.analyzer] == [memory, *rest]:
+            outcome = "hit"
+        else:
+            image = None
+            self._thread.submit(self._remove_file, memory, kept)
+        self._count_read(outcome)
+        return image
 
     def _scan_folder(self) -> None:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -90,12 +90,17 @@ class WorkingSet:
         self.begin(record, all_vectors=True)
         self._log_time_us = changes.time_us
         self.forget_image()
-        image = self._images.read(record.uid, record.epoch, self.embedding.name, self._analyzer.version)
+        reading = self._images.read(record.uid, record.epoch, self.embedding.name, self._analyzer.version)
+        if reading is None:
+            return None
+        positions, times_us = changes.read_accesses()  # another thread reads the image meanwhile
+        image, held = reading.result(), None
         if image is None:
             return None
-        held = None
         try:
             held = self._unpack(image, vectors_max, changes)
+            if held is not None:
+                self._structures.columns.set_accesses(positions, times_us)
         except (LookupError, TypeError, ValueError) as error:  # written by other software of the same version
             log.error("image_not_usable", memory=record.uid, error=type(error).__name__)
         if held is None:
@@ -134,10 +139,6 @@ class WorkingSet:
     def outdates_image(self, commit: Commit) -> bool:
         """Whether the memory's image must be removed before the commit."""
         return self.image_revision < 0 or outdates_image(commit, self._structures.columns, self._image_count)
-
-    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
-        """See Gathering."""
-        self._structures.columns.set_accesses(positions, times_us)
 
     def _image_key(self) -> ImageKey:
         record = self.record

@@ -83,6 +83,10 @@ class Changes(Protocol):
     time_us: int
     """Time of the commit that made the present revision; 0 if the log does not reach back to it."""
 
+    def read_accesses(self) -> tuple[list[int], list[int]]:
+        """(positions of the fragments with counted accesses, times of the last ones)."""
+        ...
+
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
         """Up to `limit` transitions from `revision` on, fewer if they are large."""
         ...
@@ -102,13 +106,9 @@ class Gathering(Protocol):
         """Called first, and again if the read restarts. Take all blocks of an earlier revision from elsewhere, and
         apply `changes`.
 
-        Returns the ids of the fragments before long-term that are not forgotten, by position; then only `set_accesses`
-        follows. None: `begin` and the blocks follow.
+        Returns the ids of the fragments before long-term that are not forgotten, by position; then nothing follows.
+        None: `begin` and the blocks follow.
         """
-        ...
-
-    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None:
-        """When these fragments were last accessed; no accesses of the others are counted."""
         ...
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:

@@ -114,8 +114,6 @@ class _BlockList:
 
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None: ...
 
-    def set_accesses(self, positions: Sequence[int], times_us: Sequence[int]) -> None: ...
-
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None: ...
 
     def add(self, block: Block) -> None:
@@ -135,7 +133,6 @@ def load_memory(
     if restored is None:
         before_long_term = _gather_blocks(connection, record, memory.number, model, vectors_max, gathering)
     else:
-        gathering.set_accesses(*_read_accesses(connection, memory.number))
         before_long_term = read_fragments(connection, uid, restored, model)
     held = _read_held(connection, memory.number, model, before_long_term)
     pending = tuple(_read_pending(connection, memory.number))
@@ -157,6 +154,15 @@ class _Changes:
     def __init__(self, connection: Connection, record: MemoryRecord, number: int, model: str) -> None:
         self._connection, self._uid, self._number, self._model = connection, record.uid, number, model
         self.time_us = connection.execute(_LOG_TIME, {"low": row_key(number, record.revision)}).scalar() or 0
+
+    def read_accesses(self) -> tuple[list[int], list[int]]:
+        positions: list[int] = []
+        times_us: list[int] = []
+        low, high = key_range(self._number)
+        for keys, times in fetch_column_pages(self._connection, _ACCESSED_PAGE, low, high):
+            positions += [key - low for key in keys]
+            times_us += times
+        return positions, times_us
 
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
         return read_events(self._connection, self._uid, revision - 1, limit)
@@ -190,17 +196,6 @@ def _gather_blocks(
         ]
     into.end()
     return before_long_term
-
-
-def _read_accesses(connection: Connection, number: int) -> tuple[list[int], list[int]]:
-    """(positions of the fragments with counted accesses, times of the last ones)."""
-    positions: list[int] = []
-    times_us: list[int] = []
-    low, high = key_range(number)
-    for keys, times in fetch_column_pages(connection, _ACCESSED_PAGE, low, high):
-        positions += [key - low for key in keys]
-        times_us += times
-    return positions, times_us
 
 
 def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
