@@ -14,7 +14,7 @@ from tests.server.test_erase import files_with
 from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess
 
-pytestmark = only_sqlite("images")
+pytestmark = only_sqlite("backup and restore")
 
 COUNT = 1_000
 

@@ -113,9 +113,12 @@ class FolderImages:
 
     def set_epoch(self, memory: str, epoch: int) -> None:
         """See Images."""
+        kept = self._kept.get(memory)
+        if kept is None or kept.epoch == epoch:  # usual on SQLite: no lock
+            return
         with self._changing, contextlib.suppress(OSError):  # deleted
             kept = self._kept.get(memory)
-            if kept is not None and kept.epoch != epoch:
+            if kept is not None:
                 self._path(memory, kept.epoch).rename(self._path(memory, epoch))
                 self._kept[memory] = kept._replace(epoch=epoch)
 
