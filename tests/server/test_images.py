@@ -48,14 +48,17 @@ async def test_answers_stay_the_same_across_the_life_of_an_image(make_server: Ma
     assert word.encode() in image.read_bytes()
     await started(server)
     async with memstream.connect(server.address) as client:
-        assert await ask(client.memory("images/joy")) == expected
+        memory = client.memory("images/joy")
+        assert await ask(memory) == expected
+        await memory.observe_batch([Observation("a later line with the number 77")])
+        expected = await ask(memory)
     backup = tmp_path / "monday.memstream"
     assert run("backup", str(backup), "--data", str(server.data_dir)).returncode == 0
     await restarted(server)
     async with memstream.connect(server.address) as client:
         memory = client.memory("images/joy")
         assert await ask(memory) == expected
-        assert images(server) == [image]
+        assert images(server) == [image], "the later line is applied to it"
         ended = await client.finished(await memory.erase_fragments([secret.fragment_id]))
         assert ended.state is OperationState.SUCCEEDED
         assert files_with(server.data_dir, {word: word.encode()}) == {}

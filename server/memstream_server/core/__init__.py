@@ -22,7 +22,7 @@ Values and decisions:
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone
-    later: what the log says about the commits after an image
+    later_commits: what the log says about the commits after an image
     timeline: a memory as of an earlier revision, from its log and the versions that were kept
     keyed_random: reproducible draws from a keyed hash
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memstream_server.core.later import changed_by, erases, replaced_by
+from memstream_server.core.later_commits import changed_by, erases, replaced_by
 from memstream_server.core.supersession import Links
 from memstream_server.ports.images import Image, Images
 from memstream_server.ports.journal.port import Journal
@@ -27,7 +27,7 @@ CHANGED_MIN, CHANGED_SHARE = 64, 8
 COMMITS_PER_CHANGE = 4
 """So many times as many commits may have made the changes; reading the log takes time too."""
 
-NO_LINKS = Links()
+_NO_LINKS = Links()
 
 
 def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Changes) -> list[Block] | None:
@@ -59,7 +59,7 @@ def outdates_image(commit: Commit, columns: Columns, image_count: int) -> bool:
     gone |= replaced_by(commit.events) | {row.fragment.id for row in commit.rows if row.replaces}
     if any((slot := columns.slot(id_)) is not None and slot < image_count for id_ in gone):
         return True
-    return not {row.fragment.id for row in commit.rows} <= changed_by(commit.events, NO_LINKS)
+    return not {row.fragment.id for row in commit.rows} <= changed_by(commit.events, _NO_LINKS)
 
 
 async def drop_outdated_images(images: Images, journal: Journal) -> None:
