@@ -63,6 +63,11 @@ DATED = with_value(DBGPT, "short_term.capacity", 3)
 AT_ONCE = with_value(DEFAULT, "retention.forget_grace_s", 0)
 
 
+SAID = observation(
+    "a zqword", session="zqsession", speaker="zqspeaker", external_id="zqkey", metadata=(("m", "zqvalue"),)
+)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small memories have images, too."""
@@ -77,6 +82,12 @@ def reads(parts: Assembled) -> dict[str, float]:
     """Reads of images by outcome."""
     (family,) = parts.metrics.image_reads.collect()
     return {one.labels["outcome"]: one.value for one in family.samples if one.name.endswith("_total") and one.value}
+
+
+def needles_of(id_: str, vector: bytes, terms: bytes) -> dict[str, bytes]:
+    """What an image has of the fragment SAID."""
+    words = {word: word.encode() for word in ("zqsession", "zqspeaker", "zqkey", "zqvalue")}
+    return words | {"id": id_.encode(), "vector": vector, "term": terms[:8]}
 
 
 async def leave_ram(engine: Engine, name: str = "joy") -> None:
@@ -318,33 +329,6 @@ async def test_a_switch_of_the_embedding_space_removes_all_images(tmp_path: Path
         await check_same(engine)
 
 
-async def test_images_of_other_owners_or_of_nobody_are_dropped(tmp_path: Path) -> None:
-    async with opened(tmp_path) as parts:
-        engine, uids = parts.engine, {}
-        for name in ("joy", "joan", "jim"):
-            await engine.memories.create(NewMemory(NAMESPACE, name, MemoryKind.LONG_TERM, DEFAULT))
-            await engine.observe_batch(NAMESPACE, name, "", 1, [observation("Bob likes tea")], AckLevel.STORED)
-            await leave_ram(engine, name)
-            uids[name] = (await engine.memories.get(NAMESPACE, name)).uid
-        await engine._journal.own_memory(uids["joan"])  # as another process does
-        await engine._journal.delete_memory(uids["jim"])
-        await engine._drop_outdated_images()
-    assert [file.name.partition(".")[0] for file in files(tmp_path)] == [uids["joy"]]
-
-
-async def test_an_image_from_before_another_owner_is_not_used(tmp_path: Path) -> None:
-    async with opened(tmp_path) as parts:
-        await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
-        await observe(parts.engine, observation("Bob likes tea"))
-        await leave_ram(parts.engine)
-        await check_same(parts.engine)
-        for _ in range(2):
-            await parts.engine._journal.own_memory((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
-        with pytest.raises(AssertionError):
-            await check_same(parts.engine)
-    assert files(tmp_path) == []
-
-
 async def test_large_memories_answer_the_same(tmp_path: Path) -> None:
     assert PAGE_ROWS == BLOCK
     drawn = random.Random(5)
@@ -486,14 +470,10 @@ async def test_no_image_keeps_what_leaves_for_good(tmp_path: Path, way: str) -> 
     async with opened(tmp_path) as parts:
         engine = parts.engine
         await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
-        said = observation(
-            "a zqword", session="zqsession", speaker="zqspeaker", external_id="zqkey", metadata=(("m", "zqvalue"),)
-        )
-        secret, _ = await observe(engine, said, observation("Bob likes tea"))
+        secret, _ = await observe(engine, SAID, observation("Bob likes tea"))
         where = f"JOIN fragments f ON f.key = v.key WHERE f.id = '{secret}'"
         ((vector, terms),) = query_rows(tmp_path, f"SELECT vector, terms FROM vectors v {where}")
-        needles = {word: word.encode() for word in ("zqsession", "zqspeaker", "zqkey", "zqvalue")}
-        needles |= {"id": secret.encode(), "vector": vector, "term": terms[:8]}
+        needles = needles_of(secret, vector, terms)
         await leave_ram(engine)
         assert {name for name, needle in needles.items() if needle in files(tmp_path)[0].read_bytes()} == needles.keys()
         if way == "erase":

@@ -19,14 +19,12 @@ from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
 from tests.engine.memory import observation
 from tests.engine.test_fragments import observe
-from tests.engine.test_images import check_same, files, leave_ram, reads, small, until_done
+from tests.engine.test_images import SAID, check_same, files, leave_ram, needles_of, reads, small, until_done
 from tests.support.waiting import until
 from tests.toolchains.postgres import Cluster
 
 __all__ = ["hasty", "small"]
 pytestmark = [pytest.mark.toolchain, pytest.mark.usefixtures("hasty", "small")]
-
-SECRET = "a zqword"
 
 
 @pytest.fixture
@@ -46,14 +44,10 @@ async def joined(data_dir: Path, url: str) -> AsyncIterator[Assembled]:
 async def remember(engine: Engine, postgres: Cluster, url: str) -> tuple[str, dict[str, bytes]]:
     """(a fragment of a new memory, bytes of it that an image holds)."""
     await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
-    said = observation(
-        SECRET, session="zqsession", speaker="zqspeaker", external_id="zqkey", metadata=(("m", "zqvalue"),)
-    )
-    secret, _ = await observe(engine, said, observation("Bob likes tea"))
+    secret, _ = await observe(engine, SAID, observation("Bob likes tea"))
     statement = "SELECT vector, terms FROM vectors v JOIN fragments f ON f.key = v.key WHERE f.id = %s"
     ((vector, terms),) = postgres.execute(url, statement, secret)
-    words = {word: word.encode() for word in (secret, "zqsession", "zqspeaker", "zqkey", "zqvalue")}
-    return secret, words | {"vector": vector, "term": terms[:8]}
+    return secret, needles_of(secret, vector, terms)
 
 
 def held_in(data_dir: Path, needles: Mapping[str, bytes]) -> set[str]:
