@@ -36,7 +36,7 @@ class Contender:
         """Locked versions of its packages."""
         if self.environment is None:
             return ", ".join(f"{name} {version(name)}" for name in self.packages)
-        locked = dict(re.findall(r"^([\w.-]+)==(\S+)", self.environment.requirements.read_text("utf-8"), re.M))
+        locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", self.environment.requirements.read_text("utf-8"), re.M))
         return ", ".join(f"{name} {locked[name]}" for name in self.packages)
 
 

@@ -363,14 +363,14 @@ def test_killed_installation_is_continued(place: Place, step: str) -> None:
             assert "using the verified files of an earlier installation" in lines
 
 
-def test_interrupted_installation_ends_with_an_error(place: Place) -> None:
+def test_interrupted_installation_ends_with_130(place: Place) -> None:
     place.add_wheel()
     process = place.start("install", NAME)
     assert process.stderr is not None
     assert "downloading" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Traceback" not in err
     assert not (place.models_dir / NAME).exists()
     assert not list(store.work_dir(place.models_dir, NAME).rglob("arriving"))
