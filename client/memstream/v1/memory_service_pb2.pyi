@@ -1482,6 +1482,260 @@ class ReplayDifference(_message.Message):
 Global___ReplayDifference: _TypeAlias = ReplayDifference  # noqa: Y015
 
 @_typing.final
+class ListSessionsRequest(_message.Message):
+    """Lists sessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SESSION_PREFIX_FIELD_NUMBER: _builtins.int
+    OBSERVE_TIME_MIN_FIELD_NUMBER: _builtins.int
+    OBSERVE_TIME_MAX_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    page_size: _builtins.int
+    """Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message."""
+    page_token: _builtins.str
+    """From the previous answer; empty for the first page."""
+    session_prefix: _builtins.str
+    """Only sessions whose name has this prefix; empty for all."""
+    @_builtins.property
+    def observe_time_min(self) -> _timestamp_pb2.Timestamp:
+        """Only sessions whose last observation was perceived at or after this time."""
+
+    @_builtins.property
+    def observe_time_max(self) -> _timestamp_pb2.Timestamp:
+        """Only sessions whose first observation was perceived before this time."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        session_prefix: _builtins.str = ...,
+        observe_time_min: _timestamp_pb2.Timestamp | None = ...,
+        observe_time_max: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min", "page_size", b"page_size", "page_token", b"page_token", "session_prefix", b"session_prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """A page of sessions, by `last_observe_time`, the latest first. A session that gets an observation while the pages are
+    read moves to the front, and may be on no later page.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    revision: _builtins.int
+    """The memory's revision."""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionSummary]:
+        """The sessions."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "revision", b"revision", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class SessionSummary(_message.Message):
+    """A session of a memory: the fragments with this session that are neither forgotten nor expired. Fragments without a
+    session are in no summary.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    FIRST_OBSERVE_TIME_FIELD_NUMBER: _builtins.int
+    LAST_OBSERVE_TIME_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
+    SPEAKERS_FIELD_NUMBER: _builtins.int
+    SPEAKER_COUNT_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """Its name, `Fragment.session`."""
+    fragments: _builtins.int
+    """Number of its fragments."""
+    speaker_count: _builtins.int
+    """Number of its speakers."""
+    @_builtins.property
+    def first_observe_time(self) -> _timestamp_pb2.Timestamp:
+        """The earliest `observe_time` of its fragments."""
+
+    @_builtins.property
+    def last_observe_time(self) -> _timestamp_pb2.Timestamp:
+        """The latest `observe_time` of its fragments."""
+
+    @_builtins.property
+    def speakers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its speakers, the one with most fragments first; at most 10."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        first_observe_time: _timestamp_pb2.Timestamp | None = ...,
+        last_observe_time: _timestamp_pb2.Timestamp | None = ...,
+        fragments: _builtins.int = ...,
+        speakers: _abc.Iterable[_builtins.str] | None = ...,
+        speaker_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_observe_time", b"first_observe_time", "last_observe_time", b"last_observe_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_observe_time", b"first_observe_time", "fragments", b"fragments", "last_observe_time", b"last_observe_time", "session", b"session", "speaker_count", b"speaker_count", "speakers", b"speakers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionSummary: _TypeAlias = SessionSummary  # noqa: Y015
+
+@_typing.final
+class ListStandingQueriesRequest(_message.Message):
+    """Lists open standing queries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    page_size: _builtins.int
+    """Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message."""
+    page_token: _builtins.str
+    """From the previous answer; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStandingQueriesRequest: _TypeAlias = ListStandingQueriesRequest  # noqa: Y015
+
+@_typing.final
+class ListStandingQueriesResponse(_message.Message):
+    """A page of standing queries, the oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStandingQuery]:
+        """The standing queries."""
+
+    def __init__(
+        self,
+        *,
+        queries: _abc.Iterable[Global___OpenStandingQuery] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "queries", b"queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListStandingQueriesResponse: _TypeAlias = ListStandingQueriesResponse  # noqa: Y015
+
+@_typing.final
+class OpenStandingQuery(_message.Message):
+    """A standing query that a client has open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    OPEN_TIME_FIELD_NUMBER: _builtins.int
+    CHANGE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGES_SENT_FIELD_NUMBER: _builtins.int
+    RECOLLECTIONS_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id at the server, which no other standing query has."""
+    session: _builtins.str
+    """The session of its stream."""
+    messages_sent: _builtins.int
+    """Messages that were sent for it."""
+    recollections: _builtins.int
+    """Recollections in its present answer."""
+    principal: _builtins.str
+    """Who opened it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+    for callers without the right `admin` in the namespace.
+    """
+    @_builtins.property
+    def query(self) -> _stream_service_pb2.RecallQuery:
+        """The query as the client sent it, without its embedding."""
+
+    @_builtins.property
+    def open_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was opened."""
+
+    @_builtins.property
+    def change_time(self) -> _timestamp_pb2.Timestamp:
+        """When its last change was sent: the first answer, or a later one. Unset before the first answer."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        query: _stream_service_pb2.RecallQuery | None = ...,
+        session: _builtins.str = ...,
+        open_time: _timestamp_pb2.Timestamp | None = ...,
+        change_time: _timestamp_pb2.Timestamp | None = ...,
+        messages_sent: _builtins.int = ...,
+        recollections: _builtins.int = ...,
+        principal: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change_time", b"change_time", "open_time", b"open_time", "query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_time", b"change_time", "id", b"id", "messages_sent", b"messages_sent", "open_time", b"open_time", "principal", b"principal", "query", b"query", "recollections", b"recollections", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenStandingQuery: _TypeAlias = OpenStandingQuery  # noqa: Y015
+
+@_typing.final
 class ForgetFragmentsRequest(_message.Message):
     """Forgets fragments."""
 

@@ -147,6 +147,16 @@ class MemoryServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/memstream.v1.MemoryService/ListSessions',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.ListStandingQueries = channel.unary_unary(
+                '/memstream.v1.MemoryService/ListStandingQueries',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesResponse.FromString,
+                _registered_method=True)
         self.EraseFragments = channel.unary_unary(
                 '/memstream.v1.MemoryService/EraseFragments',
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.EraseFragmentsRequest.SerializeToString,
@@ -330,6 +340,22 @@ class MemoryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """Lists the sessions of a memory, the one with the latest observation first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStandingQueries(self, request, context):
+        """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+        of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+        list lacks the streams that its clients have not opened at the new owner yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EraseFragments(self, request, context):
         """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
         """
@@ -470,6 +496,16 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     servicer.ReplayRecall,
                     request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListSessionsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ListStandingQueries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListStandingQueries,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesResponse.SerializeToString,
             ),
             'EraseFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseFragments,
@@ -1089,6 +1125,60 @@ class MemoryService(object):
             '/memstream.v1.MemoryService/ReplayRecall',
             memstream_dot_v1_dot_memory__service__pb2.ReplayRecallRequest.SerializeToString,
             memstream_dot_v1_dot_memory__service__pb2.ReplayRecallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ListSessions',
+            memstream_dot_v1_dot_memory__service__pb2.ListSessionsRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStandingQueries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ListStandingQueries',
+            memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ListStandingQueriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

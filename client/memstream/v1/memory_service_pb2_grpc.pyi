@@ -82,6 +82,13 @@ class MemoryServiceStub:
     """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
     to recall, reinforces nothing.
     """
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListSessionsRequest, _memory_service_pb2.ListSessionsResponse]
+    """Lists the sessions of a memory, the one with the latest observation first."""
+    ListStandingQueries: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListStandingQueriesRequest, _memory_service_pb2.ListStandingQueriesResponse]
+    """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+    of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+    list lacks the streams that its clients have not opened at the new owner yet.
+    """
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
     ReflectMemory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ReflectMemoryRequest, _memory_service_pb2.ReflectMemoryResponse]
@@ -144,6 +151,13 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ReplayRecall: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ReplayRecallRequest, _memory_service_pb2.ReplayRecallResponse]  # type: ignore[assignment]
     """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
     to recall, reinforces nothing.
+    """
+    ListSessions: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListSessionsRequest, _memory_service_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists the sessions of a memory, the one with the latest observation first."""
+    ListStandingQueries: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListStandingQueriesRequest, _memory_service_pb2.ListStandingQueriesResponse]  # type: ignore[assignment]
+    """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+    of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+    list lacks the streams that its clients have not opened at the new owner yet.
     """
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
@@ -336,6 +350,25 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_memory_service_pb2.ReplayRecallResponse, _abc.Awaitable[_memory_service_pb2.ReplayRecallResponse]]:
         """Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
         to recall, reinforces nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _memory_service_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ListSessionsResponse, _abc.Awaitable[_memory_service_pb2.ListSessionsResponse]]:
+        """Lists the sessions of a memory, the one with the latest observation first."""
+
+    @_abc_1.abstractmethod
+    def ListStandingQueries(
+        self,
+        request: _memory_service_pb2.ListStandingQueriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ListStandingQueriesResponse, _abc.Awaitable[_memory_service_pb2.ListStandingQueriesResponse]]:
+        """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+        of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+        list lacks the streams that its clients have not opened at the new owner yet.
         """
 
     @_abc_1.abstractmethod

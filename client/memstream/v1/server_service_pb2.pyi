@@ -162,8 +162,8 @@ class GetServerInfoResponse(_message.Message):
 
     @_builtins.property
     def model_usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelUsage]:
-        """The use of the LLM since the server's start; empty without one, and for callers who may not read every namespace,
-        because it sums up all tenants.
+        """The use of the models at endpoints since the server's start; empty without one, and for callers who may not read
+        every namespace, because it sums up all tenants.
         """
 
     @_builtins.property
@@ -257,7 +257,9 @@ class ModelUsage(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes."""
+    """Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes of the LLM; "embedder" and
+    "next_embedder", each with its own probes.
+    """
     model: _builtins.str
     """Its name."""
     requests: _builtins.int
@@ -265,9 +267,9 @@ class ModelUsage(_message.Message):
     failed: _builtins.int
     """Of these, the requests without a usable result: malformed, refused or failed."""
     prompt_tokens: _builtins.int
-    """Tokens of the prompts, as the endpoint counts them."""
+    """Tokens of the prompts, or of the texts that were embedded, as the endpoint counts them."""
     completion_tokens: _builtins.int
-    """Tokens of the replies, as the endpoint counts them."""
+    """Tokens of the replies, as the endpoint counts them; 0 for an embedder."""
     def __init__(
         self,
         *,

@@ -2936,6 +2936,501 @@ func (x *ReplayDifference) GetPresent() string {
 	return ""
 }
 
+// Lists sessions.
+type ListSessionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only sessions whose name has this prefix; empty for all.
+	SessionPrefix string `protobuf:"bytes,5,opt,name=session_prefix,json=sessionPrefix,proto3" json:"session_prefix,omitempty"`
+	// Only sessions whose last observation was perceived at or after this time.
+	ObserveTimeMin *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=observe_time_min,json=observeTimeMin,proto3" json:"observe_time_min,omitempty"`
+	// Only sessions whose first observation was perceived before this time.
+	ObserveTimeMax *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=observe_time_max,json=observeTimeMax,proto3" json:"observe_time_max,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ListSessionsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListSessionsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetSessionPrefix() string {
+	if x != nil {
+		return x.SessionPrefix
+	}
+	return ""
+}
+
+func (x *ListSessionsRequest) GetObserveTimeMin() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ObserveTimeMin
+	}
+	return nil
+}
+
+func (x *ListSessionsRequest) GetObserveTimeMax() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ObserveTimeMax
+	}
+	return nil
+}
+
+// A page of sessions, by `last_observe_time`, the latest first. A session that gets an observation while the pages are
+// read moves to the front, and may be on no later page.
+type ListSessionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sessions.
+	Sessions []*SessionSummary `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// The memory's revision.
+	Revision      int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsResponse) Reset() {
+	*x = ListSessionsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsResponse) ProtoMessage() {}
+
+func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ListSessionsResponse) GetSessions() []*SessionSummary {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *ListSessionsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListSessionsResponse) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+// A session of a memory: the fragments with this session that are neither forgotten nor expired. Fragments without a
+// session are in no summary.
+type SessionSummary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name, `Fragment.session`.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// The earliest `observe_time` of its fragments.
+	FirstObserveTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=first_observe_time,json=firstObserveTime,proto3" json:"first_observe_time,omitempty"`
+	// The latest `observe_time` of its fragments.
+	LastObserveTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_observe_time,json=lastObserveTime,proto3" json:"last_observe_time,omitempty"`
+	// Number of its fragments.
+	Fragments int64 `protobuf:"varint,4,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// Its speakers, the one with most fragments first; at most 10.
+	Speakers []string `protobuf:"bytes,5,rep,name=speakers,proto3" json:"speakers,omitempty"`
+	// Number of its speakers.
+	SpeakerCount  int32 `protobuf:"varint,6,opt,name=speaker_count,json=speakerCount,proto3" json:"speaker_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionSummary) Reset() {
+	*x = SessionSummary{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionSummary) ProtoMessage() {}
+
+func (x *SessionSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionSummary.ProtoReflect.Descriptor instead.
+func (*SessionSummary) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *SessionSummary) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SessionSummary) GetFirstObserveTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstObserveTime
+	}
+	return nil
+}
+
+func (x *SessionSummary) GetLastObserveTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastObserveTime
+	}
+	return nil
+}
+
+func (x *SessionSummary) GetFragments() int64 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *SessionSummary) GetSpeakers() []string {
+	if x != nil {
+		return x.Speakers
+	}
+	return nil
+}
+
+func (x *SessionSummary) GetSpeakerCount() int32 {
+	if x != nil {
+		return x.SpeakerCount
+	}
+	return 0
+}
+
+// Lists open standing queries.
+type ListStandingQueriesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Page size, at most 1,000; 0 takes 100. A page also ends at the size of a message.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStandingQueriesRequest) Reset() {
+	*x = ListStandingQueriesRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStandingQueriesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStandingQueriesRequest) ProtoMessage() {}
+
+func (x *ListStandingQueriesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStandingQueriesRequest.ProtoReflect.Descriptor instead.
+func (*ListStandingQueriesRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListStandingQueriesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListStandingQueriesRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListStandingQueriesRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListStandingQueriesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of standing queries, the oldest first.
+type ListStandingQueriesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The standing queries.
+	Queries []*OpenStandingQuery `protobuf:"bytes,1,rep,name=queries,proto3" json:"queries,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStandingQueriesResponse) Reset() {
+	*x = ListStandingQueriesResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStandingQueriesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStandingQueriesResponse) ProtoMessage() {}
+
+func (x *ListStandingQueriesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStandingQueriesResponse.ProtoReflect.Descriptor instead.
+func (*ListStandingQueriesResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ListStandingQueriesResponse) GetQueries() []*OpenStandingQuery {
+	if x != nil {
+		return x.Queries
+	}
+	return nil
+}
+
+func (x *ListStandingQueriesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// A standing query that a client has open.
+type OpenStandingQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id at the server, which no other standing query has.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The query as the client sent it, without its embedding.
+	Query *RecallQuery `protobuf:"bytes,2,opt,name=query,proto3" json:"query,omitempty"`
+	// The session of its stream.
+	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
+	// When it was opened.
+	OpenTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=open_time,json=openTime,proto3" json:"open_time,omitempty"`
+	// When its last change was sent: the first answer, or a later one. Unset before the first answer.
+	ChangeTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=change_time,json=changeTime,proto3" json:"change_time,omitempty"`
+	// Messages that were sent for it.
+	MessagesSent int64 `protobuf:"varint,6,opt,name=messages_sent,json=messagesSent,proto3" json:"messages_sent,omitempty"`
+	// Recollections in its present answer.
+	Recollections int32 `protobuf:"varint,7,opt,name=recollections,proto3" json:"recollections,omitempty"`
+	// Who opened it: the principal of the call, "key:NAME" for instance. Empty on a server without authentication, and
+	// for callers without the right `admin` in the namespace.
+	Principal     string `protobuf:"bytes,8,opt,name=principal,proto3" json:"principal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenStandingQuery) Reset() {
+	*x = OpenStandingQuery{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenStandingQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenStandingQuery) ProtoMessage() {}
+
+func (x *OpenStandingQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenStandingQuery.ProtoReflect.Descriptor instead.
+func (*OpenStandingQuery) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *OpenStandingQuery) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *OpenStandingQuery) GetQuery() *RecallQuery {
+	if x != nil {
+		return x.Query
+	}
+	return nil
+}
+
+func (x *OpenStandingQuery) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *OpenStandingQuery) GetOpenTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OpenTime
+	}
+	return nil
+}
+
+func (x *OpenStandingQuery) GetChangeTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangeTime
+	}
+	return nil
+}
+
+func (x *OpenStandingQuery) GetMessagesSent() int64 {
+	if x != nil {
+		return x.MessagesSent
+	}
+	return 0
+}
+
+func (x *OpenStandingQuery) GetRecollections() int32 {
+	if x != nil {
+		return x.Recollections
+	}
+	return 0
+}
+
+func (x *OpenStandingQuery) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
 // Forgets fragments.
 type ForgetFragmentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2955,7 +3450,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +3462,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +3475,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -3031,7 +3526,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3538,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3551,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -3092,7 +3587,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3104,7 +3599,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3117,7 +3612,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -3169,7 +3664,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +3676,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +3689,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -3237,7 +3732,7 @@ type SupersedeFragmentsRequest struct {
 
 func (x *SupersedeFragmentsRequest) Reset() {
 	*x = SupersedeFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3744,7 @@ func (x *SupersedeFragmentsRequest) String() string {
 func (*SupersedeFragmentsRequest) ProtoMessage() {}
 
 func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3757,7 @@ func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SupersedeFragmentsRequest) GetNamespace() string {
@@ -3357,7 +3852,7 @@ type SupersedeFragmentsResponse struct {
 
 func (x *SupersedeFragmentsResponse) Reset() {
 	*x = SupersedeFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3864,7 @@ func (x *SupersedeFragmentsResponse) String() string {
 func (*SupersedeFragmentsResponse) ProtoMessage() {}
 
 func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3877,7 @@ func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
@@ -3418,7 +3913,7 @@ type ListConflictsRequest struct {
 
 func (x *ListConflictsRequest) Reset() {
 	*x = ListConflictsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3430,7 +3925,7 @@ func (x *ListConflictsRequest) String() string {
 func (*ListConflictsRequest) ProtoMessage() {}
 
 func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3443,7 +3938,7 @@ func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
 func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListConflictsRequest) GetNamespace() string {
@@ -3494,7 +3989,7 @@ type ListConflictsResponse struct {
 
 func (x *ListConflictsResponse) Reset() {
 	*x = ListConflictsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +4001,7 @@ func (x *ListConflictsResponse) String() string {
 func (*ListConflictsResponse) ProtoMessage() {}
 
 func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +4014,7 @@ func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
 func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
@@ -3560,7 +4055,7 @@ type ResolveConflictRequest struct {
 
 func (x *ResolveConflictRequest) Reset() {
 	*x = ResolveConflictRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3572,7 +4067,7 @@ func (x *ResolveConflictRequest) String() string {
 func (*ResolveConflictRequest) ProtoMessage() {}
 
 func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3585,7 +4080,7 @@ func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
 func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResolveConflictRequest) GetNamespace() string {
@@ -3650,7 +4145,7 @@ type ResolveConflictResponse struct {
 
 func (x *ResolveConflictResponse) Reset() {
 	*x = ResolveConflictResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3662,7 +4157,7 @@ func (x *ResolveConflictResponse) String() string {
 func (*ResolveConflictResponse) ProtoMessage() {}
 
 func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3675,7 +4170,7 @@ func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
 func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
@@ -3711,7 +4206,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3723,7 +4218,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3736,7 +4231,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -3785,7 +4280,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +4292,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +4305,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -3835,7 +4330,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4342,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4355,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -3895,7 +4390,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +4402,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +4415,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -3945,7 +4440,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4452,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4465,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -4009,7 +4504,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4516,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4529,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -4074,7 +4569,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4086,7 +4581,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4099,7 +4594,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -4162,7 +4657,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4669,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4682,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -4229,7 +4724,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4241,7 +4736,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4254,7 +4749,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -4485,7 +4980,46 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\vfragment_id\x18\x02 \x01(\tR\n" +
 	"fragmentId\x12\x1a\n" +
 	"\brecorded\x18\x03 \x01(\tR\brecorded\x12\x18\n" +
-	"\apresent\x18\x04 \x01(\tR\apresent\"\xb5\x01\n" +
+	"\apresent\x18\x04 \x01(\tR\apresent\"\xba\x02\n" +
+	"\x13ListSessionsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12%\n" +
+	"\x0esession_prefix\x18\x05 \x01(\tR\rsessionPrefix\x12D\n" +
+	"\x10observe_time_min\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x0eobserveTimeMin\x12D\n" +
+	"\x10observe_time_max\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x0eobserveTimeMax\"\x94\x01\n" +
+	"\x14ListSessionsResponse\x128\n" +
+	"\bsessions\x18\x01 \x03(\v2\x1c.memstream.v1.SessionSummaryR\bsessions\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\"\x9b\x02\n" +
+	"\x0eSessionSummary\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12H\n" +
+	"\x12first_observe_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x10firstObserveTime\x12F\n" +
+	"\x11last_observe_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0flastObserveTime\x12\x1c\n" +
+	"\tfragments\x18\x04 \x01(\x03R\tfragments\x12\x1a\n" +
+	"\bspeakers\x18\x05 \x03(\tR\bspeakers\x12#\n" +
+	"\rspeaker_count\x18\x06 \x01(\x05R\fspeakerCount\"\x8e\x01\n" +
+	"\x1aListStandingQueriesRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"\x80\x01\n" +
+	"\x1bListStandingQueriesResponse\x129\n" +
+	"\aqueries\x18\x01 \x03(\v2\x1f.memstream.v1.OpenStandingQueryR\aqueries\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xcd\x02\n" +
+	"\x11OpenStandingQuery\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
+	"\x05query\x18\x02 \x01(\v2\x19.memstream.v1.RecallQueryR\x05query\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x127\n" +
+	"\topen_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bopenTime\x12;\n" +
+	"\vchange_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"changeTime\x12#\n" +
+	"\rmessages_sent\x18\x06 \x01(\x03R\fmessagesSent\x12$\n" +
+	"\rrecollections\x18\a \x01(\x05R\rrecollections\x12\x1c\n" +
+	"\tprincipal\x18\b \x01(\tR\tprincipal\"\xb5\x01\n" +
 	"\x16ForgetFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
@@ -4592,7 +5126,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x1fREPLAY_DIFFERENCE_TYPE_DEGRADED\x10\b\x12 \n" +
 	"\x1cREPLAY_DIFFERENCE_TYPE_INDEX\x10\t\x12&\n" +
 	"\"REPLAY_DIFFERENCE_TYPE_UNEXPLAINED\x10\n" +
-	"2\xf3\x12\n" +
+	"2\xb6\x14\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -4615,7 +5149,9 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12s\n" +
 	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12g\n" +
 	"\x12ListRecallReceipts\x12'.memstream.v1.ListRecallReceiptsRequest\x1a(.memstream.v1.ListRecallReceiptsResponse\x12U\n" +
-	"\fReplayRecall\x12!.memstream.v1.ReplayRecallRequest\x1a\".memstream.v1.ReplayRecallResponse\x12[\n" +
+	"\fReplayRecall\x12!.memstream.v1.ReplayRecallRequest\x1a\".memstream.v1.ReplayRecallResponse\x12U\n" +
+	"\fListSessions\x12!.memstream.v1.ListSessionsRequest\x1a\".memstream.v1.ListSessionsResponse\x12j\n" +
+	"\x13ListStandingQueries\x12(.memstream.v1.ListStandingQueriesRequest\x1a).memstream.v1.ListStandingQueriesResponse\x12[\n" +
 	"\x0eEraseFragments\x12#.memstream.v1.EraseFragmentsRequest\x1a$.memstream.v1.EraseFragmentsResponse\x12X\n" +
 	"\rReflectMemory\x12\".memstream.v1.ReflectMemoryRequest\x1a#.memstream.v1.ReflectMemoryResponse\x12]\n" +
 	"\x0eExportMemories\x12#.memstream.v1.ExportMemoriesRequest\x1a$.memstream.v1.ExportMemoriesResponse0\x01\x12]\n" +
@@ -4635,7 +5171,7 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(ReplayDifferenceType)(0),              // 0: memstream.v1.ReplayDifferenceType
 	(*CreateMemoryRequest)(nil),            // 1: memstream.v1.CreateMemoryRequest
@@ -4677,157 +5213,176 @@ var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*ReplayRecallRequest)(nil),            // 37: memstream.v1.ReplayRecallRequest
 	(*ReplayRecallResponse)(nil),           // 38: memstream.v1.ReplayRecallResponse
 	(*ReplayDifference)(nil),               // 39: memstream.v1.ReplayDifference
-	(*ForgetFragmentsRequest)(nil),         // 40: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),        // 41: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),        // 42: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil),       // 43: memstream.v1.RestoreFragmentsResponse
-	(*SupersedeFragmentsRequest)(nil),      // 44: memstream.v1.SupersedeFragmentsRequest
-	(*SupersedeFragmentsResponse)(nil),     // 45: memstream.v1.SupersedeFragmentsResponse
-	(*ListConflictsRequest)(nil),           // 46: memstream.v1.ListConflictsRequest
-	(*ListConflictsResponse)(nil),          // 47: memstream.v1.ListConflictsResponse
-	(*ResolveConflictRequest)(nil),         // 48: memstream.v1.ResolveConflictRequest
-	(*ResolveConflictResponse)(nil),        // 49: memstream.v1.ResolveConflictResponse
-	(*EraseFragmentsRequest)(nil),          // 50: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),         // 51: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),           // 52: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),          // 53: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),          // 54: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),         // 55: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),          // 56: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                     // 57: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),         // 58: memstream.v1.ImportMemoriesResponse
-	nil,                                    // 59: memstream.v1.CreateMemoryRequest.LabelsEntry
-	nil,                                    // 60: memstream.v1.ListMemoriesRequest.LabelsEntry
-	(MemoryKind)(0),                        // 61: memstream.v1.MemoryKind
-	(*Policy)(nil),                         // 62: memstream.v1.Policy
-	(*Memory)(nil),                         // 63: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),          // 64: google.protobuf.FieldMask
-	(Tier)(0),                              // 65: memstream.v1.Tier
-	(*MemoryStats)(nil),                    // 66: memstream.v1.MemoryStats
-	(*timestamppb.Timestamp)(nil),          // 67: google.protobuf.Timestamp
-	(*Fragment)(nil),                       // 68: memstream.v1.Fragment
-	(*FragmentFilter)(nil),                 // 69: memstream.v1.FragmentFilter
-	(Truth)(0),                             // 70: memstream.v1.Truth
-	(*Observation)(nil),                    // 71: memstream.v1.Observation
-	(EventType)(0),                         // 72: memstream.v1.EventType
-	(*RecallQuery)(nil),                    // 73: memstream.v1.RecallQuery
-	(*ScorePart)(nil),                      // 74: memstream.v1.ScorePart
-	(*Recollection)(nil),                   // 75: memstream.v1.Recollection
-	(*RecallDone)(nil),                     // 76: memstream.v1.RecallDone
-	(*ConflictRecord)(nil),                 // 77: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 78: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 79: memstream.v1.Operation
+	(*ListSessionsRequest)(nil),            // 40: memstream.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),           // 41: memstream.v1.ListSessionsResponse
+	(*SessionSummary)(nil),                 // 42: memstream.v1.SessionSummary
+	(*ListStandingQueriesRequest)(nil),     // 43: memstream.v1.ListStandingQueriesRequest
+	(*ListStandingQueriesResponse)(nil),    // 44: memstream.v1.ListStandingQueriesResponse
+	(*OpenStandingQuery)(nil),              // 45: memstream.v1.OpenStandingQuery
+	(*ForgetFragmentsRequest)(nil),         // 46: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 47: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 48: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 49: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),      // 50: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil),     // 51: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),           // 52: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),          // 53: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),         // 54: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),        // 55: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),          // 56: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 57: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 58: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 59: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 60: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 61: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 62: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 63: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 64: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 65: memstream.v1.CreateMemoryRequest.LabelsEntry
+	nil,                                    // 66: memstream.v1.ListMemoriesRequest.LabelsEntry
+	(MemoryKind)(0),                        // 67: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 68: memstream.v1.Policy
+	(*Memory)(nil),                         // 69: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 70: google.protobuf.FieldMask
+	(Tier)(0),                              // 71: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 72: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 73: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 74: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 75: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 76: memstream.v1.Truth
+	(*Observation)(nil),                    // 77: memstream.v1.Observation
+	(EventType)(0),                         // 78: memstream.v1.EventType
+	(*RecallQuery)(nil),                    // 79: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 80: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 81: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 82: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 83: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 84: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 85: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	61, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	62, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	59, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	63, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	63, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	60, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
-	63, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	63, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	64, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	63, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	63, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	65, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	67, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	68, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	65, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	69, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	69, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	66, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
+	69, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	69, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	70, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	69, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	69, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	71, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	17, // 12: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	66, // 13: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	67, // 14: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	68, // 15: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	69, // 16: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	70, // 17: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	67, // 18: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	68, // 19: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	71, // 20: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	68, // 21: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	68, // 22: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	64, // 23: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	68, // 24: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	68, // 25: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	72, // 13: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	73, // 14: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	74, // 15: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	75, // 16: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	76, // 17: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	73, // 18: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	74, // 19: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	77, // 20: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	74, // 21: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	74, // 22: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	70, // 23: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	74, // 24: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	74, // 25: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
 	30, // 26: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	68, // 27: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	67, // 28: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	72, // 29: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	68, // 30: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	74, // 27: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	73, // 28: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	78, // 29: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	74, // 30: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
 	35, // 31: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
-	67, // 32: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
-	73, // 33: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
-	62, // 34: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	73, // 32: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	79, // 33: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	68, // 34: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
 	36, // 35: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
-	74, // 36: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	80, // 36: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
 	35, // 37: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
-	75, // 38: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
-	76, // 39: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	81, // 38: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	82, // 39: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
 	39, // 40: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
 	0,  // 41: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
-	69, // 42: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	69, // 43: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	77, // 44: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	78, // 45: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	77, // 46: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	69, // 47: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	79, // 48: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	79, // 49: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	57, // 50: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	79, // 51: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 52: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 53: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	5,  // 54: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	7,  // 55: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	9,  // 56: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	11, // 57: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	13, // 58: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	15, // 59: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	18, // 60: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	20, // 61: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	22, // 62: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	24, // 63: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	26, // 64: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	40, // 65: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	42, // 66: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	44, // 67: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	46, // 68: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	48, // 69: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	28, // 70: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	31, // 71: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	33, // 72: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	37, // 73: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	50, // 74: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	52, // 75: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	54, // 76: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	56, // 77: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 78: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 79: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	6,  // 80: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	8,  // 81: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	10, // 82: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	12, // 83: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	14, // 84: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	16, // 85: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	19, // 86: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	21, // 87: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	23, // 88: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	25, // 89: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	27, // 90: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	41, // 91: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	43, // 92: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	45, // 93: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	47, // 94: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	49, // 95: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	29, // 96: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	32, // 97: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	34, // 98: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	38, // 99: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	51, // 100: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	53, // 101: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	55, // 102: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	58, // 103: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	78, // [78:104] is the sub-list for method output_type
-	52, // [52:78] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	73, // 42: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
+	73, // 43: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
+	42, // 44: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
+	73, // 45: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
+	73, // 46: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
+	45, // 47: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
+	79, // 48: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
+	73, // 49: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
+	73, // 50: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
+	75, // 51: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	75, // 52: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	83, // 53: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	84, // 54: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	83, // 55: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	75, // 56: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	85, // 57: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	85, // 58: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	63, // 59: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	85, // 60: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 61: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 62: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	5,  // 63: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	7,  // 64: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	9,  // 65: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	11, // 66: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	13, // 67: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	15, // 68: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	18, // 69: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	20, // 70: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	22, // 71: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	24, // 72: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	26, // 73: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	46, // 74: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	48, // 75: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	50, // 76: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	52, // 77: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	54, // 78: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	28, // 79: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	31, // 80: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	33, // 81: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	37, // 82: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	40, // 83: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	43, // 84: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	56, // 85: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	58, // 86: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	60, // 87: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	62, // 88: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 89: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 90: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	6,  // 91: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	8,  // 92: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	10, // 93: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	12, // 94: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	14, // 95: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	16, // 96: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	19, // 97: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	21, // 98: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	23, // 99: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	25, // 100: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	27, // 101: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	47, // 102: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	49, // 103: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	51, // 104: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	53, // 105: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	55, // 106: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	29, // 107: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	32, // 108: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	34, // 109: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	38, // 110: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	41, // 111: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	44, // 112: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	57, // 113: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	59, // 114: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	61, // 115: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	64, // 116: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	89, // [89:117] is the sub-list for method output_type
+	61, // [61:89] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -4854,11 +5409,11 @@ func file_memstream_v1_memory_service_proto_init() {
 		(*GetFragmentHistoryRequest_Id)(nil),
 		(*GetFragmentHistoryRequest_ExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[43].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[49].OneofWrappers = []any{
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[55].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[61].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -4868,7 +5423,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   60,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

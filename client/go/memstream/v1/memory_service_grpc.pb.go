@@ -43,6 +43,8 @@ const (
 	MemoryService_RestoreFragmentVersion_FullMethodName = "/memstream.v1.MemoryService/RestoreFragmentVersion"
 	MemoryService_ListRecallReceipts_FullMethodName     = "/memstream.v1.MemoryService/ListRecallReceipts"
 	MemoryService_ReplayRecall_FullMethodName           = "/memstream.v1.MemoryService/ReplayRecall"
+	MemoryService_ListSessions_FullMethodName           = "/memstream.v1.MemoryService/ListSessions"
+	MemoryService_ListStandingQueries_FullMethodName    = "/memstream.v1.MemoryService/ListStandingQueries"
 	MemoryService_EraseFragments_FullMethodName         = "/memstream.v1.MemoryService/EraseFragments"
 	MemoryService_ReflectMemory_FullMethodName          = "/memstream.v1.MemoryService/ReflectMemory"
 	MemoryService_ExportMemories_FullMethodName         = "/memstream.v1.MemoryService/ExportMemories"
@@ -102,6 +104,12 @@ type MemoryServiceClient interface {
 	// Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
 	// to recall, reinforces nothing.
 	ReplayRecall(ctx context.Context, in *ReplayRecallRequest, opts ...grpc.CallOption) (*ReplayRecallResponse, error)
+	// Lists the sessions of a memory, the one with the latest observation first.
+	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
+	// Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+	// of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+	// list lacks the streams that its clients have not opened at the new owner yet.
+	ListStandingQueries(ctx context.Context, in *ListStandingQueriesRequest, opts ...grpc.CallOption) (*ListStandingQueriesResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -340,6 +348,26 @@ func (c *memoryServiceClient) ReplayRecall(ctx context.Context, in *ReplayRecall
 	return out, nil
 }
 
+func (c *memoryServiceClient) ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSessionsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListSessions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *memoryServiceClient) ListStandingQueries(ctx context.Context, in *ListStandingQueriesRequest, opts ...grpc.CallOption) (*ListStandingQueriesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListStandingQueriesResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListStandingQueries_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(EraseFragmentsResponse)
@@ -445,6 +473,12 @@ type MemoryServiceServer interface {
 	// Ranks the memory as of a receipt's revision, by its query and policy, and compares with the receipt. Needs the right
 	// to recall, reinforces nothing.
 	ReplayRecall(context.Context, *ReplayRecallRequest) (*ReplayRecallResponse, error)
+	// Lists the sessions of a memory, the one with the latest observation first.
+	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
+	// Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
+	// of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
+	// list lacks the streams that its clients have not opened at the new owner yet.
+	ListStandingQueries(context.Context, *ListStandingQueriesRequest) (*ListStandingQueriesResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)
 	// Reflects now: a long-running operation.
@@ -528,6 +562,12 @@ func (UnimplementedMemoryServiceServer) ListRecallReceipts(context.Context, *Lis
 }
 func (UnimplementedMemoryServiceServer) ReplayRecall(context.Context, *ReplayRecallRequest) (*ReplayRecallResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReplayRecall not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListStandingQueries(context.Context, *ListStandingQueriesRequest) (*ListStandingQueriesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListStandingQueries not implemented")
 }
 func (UnimplementedMemoryServiceServer) EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseFragments not implemented")
@@ -958,6 +998,42 @@ func _MemoryService_ReplayRecall_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_ListSessions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSessionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListSessions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListSessions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListSessions(ctx, req.(*ListSessionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _MemoryService_ListStandingQueries_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListStandingQueriesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListStandingQueries(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListStandingQueries_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListStandingQueries(ctx, req.(*ListStandingQueriesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_EraseFragments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(EraseFragmentsRequest)
 	if err := dec(in); err != nil {
@@ -1106,6 +1182,14 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ReplayRecall",
 			Handler:    _MemoryService_ReplayRecall_Handler,
+		},
+		{
+			MethodName: "ListSessions",
+			Handler:    _MemoryService_ListSessions_Handler,
+		},
+		{
+			MethodName: "ListStandingQueries",
+			Handler:    _MemoryService_ListStandingQueries_Handler,
 		},
 		{
 			MethodName: "EraseFragments",

@@ -219,8 +219,8 @@ type GetServerInfoResponse struct {
 	Degraded string `protobuf:"bytes,9,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// The journal, for instance "sqlite 3.45".
 	Journal string `protobuf:"bytes,10,opt,name=journal,proto3" json:"journal,omitempty"`
-	// The use of the LLM since the server's start; empty without one, and for callers who may not read every namespace,
-	// because it sums up all tenants.
+	// The use of the models at endpoints since the server's start; empty without one, and for callers who may not read
+	// every namespace, because it sums up all tenants.
 	ModelUsage []*ModelUsage `protobuf:"bytes,11,rep,name=model_usage,json=modelUsage,proto3" json:"model_usage,omitempty"`
 	// The status of each model.
 	Models        []*ModelStatus `protobuf:"bytes,12,rep,name=models,proto3" json:"models,omitempty"`
@@ -445,7 +445,8 @@ func (x *ModelStatus) GetLastError() string {
 // The use of a model in one role since the server's start.
 type ModelUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes.
+	// Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes of the LLM; "embedder" and
+	// "next_embedder", each with its own probes.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
 	// Its name.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
@@ -453,9 +454,9 @@ type ModelUsage struct {
 	Requests int64 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
 	// Of these, the requests without a usable result: malformed, refused or failed.
 	Failed int64 `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
-	// Tokens of the prompts, as the endpoint counts them.
+	// Tokens of the prompts, or of the texts that were embedded, as the endpoint counts them.
 	PromptTokens int64 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
-	// Tokens of the replies, as the endpoint counts them.
+	// Tokens of the replies, as the endpoint counts them; 0 for an embedder.
 	CompletionTokens int64 `protobuf:"varint,6,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache

@@ -108,8 +108,8 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
   journal: string;
 
   /**
-   * The use of the LLM since the server's start; empty without one, and for callers who may not read every namespace,
-   * because it sums up all tenants.
+   * The use of the models at endpoints since the server's start; empty without one, and for callers who may not read
+   * every namespace, because it sums up all tenants.
    *
    * @generated from field: repeated memstream.v1.ModelUsage model_usage = 11;
    */
@@ -200,7 +200,8 @@ export const ModelStatusSchema: GenMessage<ModelStatus> = /*@__PURE__*/
  */
 export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
   /**
-   * Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes.
+   * Its role: "scorer", "insights", "conflicts", or "check" for the server's own probes of the LLM; "embedder" and
+   * "next_embedder", each with its own probes.
    *
    * @generated from field: string role = 1;
    */
@@ -228,14 +229,14 @@ export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
   failed: bigint;
 
   /**
-   * Tokens of the prompts, as the endpoint counts them.
+   * Tokens of the prompts, or of the texts that were embedded, as the endpoint counts them.
    *
    * @generated from field: int64 prompt_tokens = 5;
    */
   promptTokens: bigint;
 
   /**
-   * Tokens of the replies, as the endpoint counts them.
+   * Tokens of the replies, as the endpoint counts them; 0 for an embedder.
    *
    * @generated from field: int64 completion_tokens = 6;
    */
