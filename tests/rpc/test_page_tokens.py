@@ -31,6 +31,8 @@ LISTS: dict[str, Callable[..., Message]] = {
     "ListNamespaces": lambda **given: memories.ListNamespacesRequest(**given),
     "ListFragments": lambda **given: memories.ListFragmentsRequest(**MEMORY, **given),
     "ListRecallReceipts": lambda **given: memories.ListRecallReceiptsRequest(**MEMORY, **given),
+    "ListSessions": lambda **given: memories.ListSessionsRequest(**MEMORY, **given),
+    "ListStandingQueries": lambda **given: memories.ListStandingQueriesRequest(**MEMORY, **given),
     "ListMessages": lambda **given: talks.ListMessagesRequest(**TALK, **given),
     "ListPlans": lambda **given: talks.ListPlansRequest(**TALK, **given),
     "ListOperations": lambda **given: operations.ListOperationsRequest(namespace=NAMESPACE, **given),
@@ -59,26 +61,32 @@ async def asked(listing: ServerProcess) -> AsyncIterator[Callable[[str, Message]
             await client.create_memory(f"{NAMESPACE}-{number}/m", exist_ok=True)
         memory = await client.create_memory(f"{NAMESPACE}/m", exist_ok=True)
         await memory.observe_batch(["first", "second", "third"])
+        await memory.observe_batch([memstream.Observation("said", session=each) for each in ("monday", "tuesday")])
         for _ in range(2):
             await memory.recall_once("first", receipt=True)
-    async with grpc.aio.insecure_channel(listing.address) as channel:
-        stubs: list[Any] = [
-            MemoryServiceStub(channel),
-            ConversationServiceStub(channel),
-            OperationServiceStub(channel),
-        ]
-        for _ in range(2):
-            message = talks.ConversationMessage(conversation="talk", sender="joy", content="hello")
-            await stubs[1].AppendMessage(talks.AppendMessageRequest(namespace=NAMESPACE, message=message))
-            await stubs[2].StartPurge(operations.StartPurgeRequest(**MEMORY))
-        plans = [talks.Plan(sub_task_number=number, sub_task_title="t") for number in (1, 2)]
-        await stubs[1].SavePlans(talks.SavePlansRequest(**TALK, plans=plans))
+        async with (
+            memory.recall() as recall,
+            recall.subscribe("first"),
+            recall.subscribe("second"),
+            grpc.aio.insecure_channel(listing.address) as channel,
+        ):
+            stubs: list[Any] = [
+                MemoryServiceStub(channel),
+                ConversationServiceStub(channel),
+                OperationServiceStub(channel),
+            ]
+            for _ in range(2):
+                message = talks.ConversationMessage(conversation="talk", sender="joy", content="hello")
+                await stubs[1].AppendMessage(talks.AppendMessageRequest(namespace=NAMESPACE, message=message))
+                await stubs[2].StartPurge(operations.StartPurgeRequest(**MEMORY))
+            plans = [talks.Plan(sub_task_number=number, sub_task_title="t") for number in (1, 2)]
+            await stubs[1].SavePlans(talks.SavePlansRequest(**TALK, plans=plans))
 
-        async def call(name: str, request: Message) -> Any:
-            stub = next(stub for stub in stubs if hasattr(stub, name))
-            return await getattr(stub, name)(request)
+            async def call(name: str, request: Message) -> Any:
+                stub = next(stub for stub in stubs if hasattr(stub, name))
+                return await getattr(stub, name)(request)
 
-        yield call
+            yield call
 
 
 @pytest.mark.parametrize("name", LISTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -170,3 +171,71 @@ async def test_a_server_that_goes_away_says_so_and_ends(wire: Wire) -> None:
     assert (await call.next()).HasField("going_away")
     wire.end_grace()
     assert (await call.error()).reason == "SHUTTING_DOWN"
+
+
+async def list_open(wire: Wire, **given: Any) -> Any:
+    request = memory_service_pb2.ListStandingQueriesRequest(namespace="ns", memory="m", **given)
+    return await wire.memories.ListStandingQueries(request)
+
+
+async def test_open_standing_queries_are_listed(wire: Wire) -> None:
+    await observe(wire, "fact one")
+    call = await wire.recall(done_in_recollections=True, session="monday")
+    only = fragments.FragmentFilter(speakers=["<b>\u202e"])
+    await call.query("q", "fact " + "é" * 500, subscribe=True, filter=only, embedding=[1.0] * wire.dimension)
+    first = await change(call)
+    await until_sent(wire, len(first))
+    (one,) = (await list_open(wire)).queries
+    assert (one.query.query_id, one.query.text, one.session) == ("q", "fact " + "é" * 500, "monday")
+    assert (one.query.filter, one.query.subscribe, len(one.query.embedding)) == (only, True, 0)
+    assert one.recollections == 0, "the filter leaves nothing"
+    assert one.principal == ""
+    assert one.open_time.ToMicroseconds() <= one.change_time.ToMicroseconds()
+
+
+async def test_list_of_standing_queries_counts_changes(wire: Wire) -> None:
+    call = await wire.recall(done_in_recollections=True)
+    await call.query("q", "fact", subscribe=True)
+    sent = await change(call)
+    await observe(wire, "a fact")
+    sent += await change(call)
+    await until_sent(wire, len(sent))
+    (one,) = (await list_open(wire)).queries
+    assert one.recollections == 1
+    assert one.change_time.ToMicroseconds() > one.open_time.ToMicroseconds()
+
+
+async def until_sent(wire: Wire, count: int) -> None:
+    """Waits until the list counts these messages: the client may read one before the server counts it."""
+    for _ in range(500):
+        if (await list_open(wire)).queries[0].messages_sent == count:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the messages were not counted")
+
+
+async def test_ended_standing_queries_leave_the_list(wire: Wire) -> None:
+    call = await wire.recall()
+    for name in ("q1", "q2"):
+        await call.query(name, "fact", subscribe=True)
+        await change(call)
+    first = await list_open(wire, page_size=1)
+    rest = await list_open(wire, page_size=1, page_token=first.next_page_token)
+    assert [one.query.query_id for one in (*first.queries, *rest.queries)] == ["q1", "q2"]
+    assert rest.next_page_token == ""
+    await call.send(cancel=pb.RecallCancel(query_id="q1"))
+    assert (await call.next()).HasField("failed")
+    assert [one.query.query_id for one in (await list_open(wire)).queries] == ["q2"]
+    await call.send(close=pb.RecallClose())
+    assert await call.next() is None
+    assert not (await list_open(wire)).queries
+
+
+async def test_other_memories_queries_are_not_listed(wire: Wire) -> None:
+    await wire.memories.CreateMemory(memory_service_pb2.CreateMemoryRequest(namespace="ns", memory="other"))
+    call = await wire.recall(memory="other")
+    await call.query("q", "fact", subscribe=True)
+    await change(call)
+    assert not (await list_open(wire)).queries
+    request = memory_service_pb2.ListStandingQueriesRequest(namespace="ns", memory="nobody")
+    assert (await refused(wire.memories.ListStandingQueries(request))).reason == "MEMORY_NOT_FOUND"

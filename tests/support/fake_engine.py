@@ -35,7 +35,14 @@ from memstream_server.engine.status import Info
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
-from tests.support.fake_resources import FakeConflicts, FakeFragments, FakeMemories, FakePast, FakeReceipts
+from tests.support.fake_resources import (
+    FakeConflicts,
+    FakeFragments,
+    FakeMemories,
+    FakeOpenQueries,
+    FakePast,
+    FakeReceipts,
+)
 from tests.support.fake_state import DIMENSION, FakeMemory, FakeProducer, Script, Step
 
 
@@ -171,6 +178,7 @@ class FakeEngine:
         self.fragments = FakeFragments(self)
         self.past = FakePast(self)
         self.conflicts = FakeConflicts(self)
+        self.open_queries = FakeOpenQueries(self)
         self.recall_receipts = FakeReceipts(self)
 
     def info(self) -> Info:

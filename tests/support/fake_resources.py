@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from memstream_server.core.columns import Columns
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.policy import Truth
+from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.conflicts import Resolved, Verdict
 from memstream_server.engine.errors import (
@@ -18,6 +20,7 @@ from memstream_server.engine.errors import (
     MemoryExists,
 )
 from memstream_server.engine.lifecycle import FragmentChange, apply_change
+from memstream_server.engine.recall.open_queries import OpenQuery
 from memstream_server.engine.recall.recall_receipts import Replay
 from memstream_server.engine.requests import (
     AnswerOf,
@@ -74,6 +77,17 @@ class FakeReceipts:
     async def replay(self, namespace: str, name: str, receipt_id: str, read_query: object) -> Replay:
         self._engine.find(namespace, name)
         raise FragmentNotFound(f"there is no receipt {receipt_id}", id=receipt_id)
+
+
+class FakeOpenQueries:
+    """No standing queries: the scripted engine answers none."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def list_page(self, namespace: str, name: str, after: str, limit: int) -> tuple[list[OpenQuery], bool]:
+        self._engine.find(namespace, name)
+        return [], False
 
 
 class FakeMemories:
@@ -221,6 +235,15 @@ class FakeFragments:
     ) -> tuple[Fragment, int]:
         await self.get(namespace, name, id)
         raise FragmentNotFound(f"fragment {id!r} has no version {version}", id=id)
+
+    async def list_sessions(
+        self, namespace: str, name: str, query: SessionQuery
+    ) -> tuple[list[SessionSummary], bool, int, str]:
+        memory, columns = self._engine.find(namespace, name), Columns()
+        for each in memory.fragments:
+            columns.append(each)
+        found = summarize_sessions(columns, columns.alive, replace(query, limit=query.limit + 1))
+        return found[: query.limit], len(found) > query.limit, memory.record.revision, memory.record.uid
 
     async def forget(
         self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None

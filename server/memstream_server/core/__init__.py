@@ -30,6 +30,7 @@ Recall:
     arrays: growable numpy arrays
     columns: the attributes of fragments as numpy columns
     filters: which fragments a recall may return
+    session_summaries: the sessions of a memory, from the columns
     dense: cosines over the vectors of a memory
     quantized: int8 copies of vectors, and bounds on the errors of their products
     unread: the vectors that a ranking by int8 copies must read

@@ -156,6 +156,11 @@ class Columns:
         return self._access_us.view
 
     @property
+    def position(self) -> npt.NDArray[np.int64]:
+        """Positions in the order of receipt, int64[n]."""
+        return self._position.view
+
+    @property
     def words(self) -> npt.NDArray[np.int64]:
         """Fold keys: equal for fragments with the same words and speaker (folding.py), int64[n]."""
         return self._words.view

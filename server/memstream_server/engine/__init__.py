@@ -2,7 +2,7 @@
 
 engine: the front that the rpcs call; starts and stops the background tasks
 memories: memories as resources: create, clone, read, change, delete
-fragments: fragments as resources: read, put, change, forget, restore, clear
+fragments: fragments as resources: read, summarized by session, put, change, forget, restore, clear
 conflicts: suspicions for the rpcs: listed, decided
 putting: PutFragment as one decision
 lifecycle: update, forget, restore and clear, each one decision in the memory's order

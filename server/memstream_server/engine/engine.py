@@ -39,6 +39,7 @@ from memstream_server.engine.operations.reflect import Reflecting
 from memstream_server.engine.operations.reindex import Reindexing
 from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.transfers import Transfers
+from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
 from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller
 from memstream_server.engine.recall.recall_receipts import RecallReceipts
@@ -109,6 +110,7 @@ class Engine:
         self._jobs = Jobs(storage, models, runtime, self._registry, self._recaller)
         self._retention = Retention(storage, runtime, self._registry)
         self._reinforcement = Reinforcement(storage, models, runtime)
+        self.open_queries = OpenQueries(runtime, self._registry)
         self._watchers = Watchers(storage.journal, storage.poll_interval_s)
         self.operations = OperationRunner(
             storage.operations, runtime.clock, runtime.ids, runtime.failure_of, self.ownership
@@ -323,16 +325,22 @@ class Engine:
         return replace(answer, degraded=degraded, as_of_revision=answer.revision)
 
     async def follow_query(
-        self, namespace: str, name: str, query: Query, again: Callable[[], Awaitable[None]]
+        self,
+        namespace: str,
+        name: str,
+        query: Query,
+        again: Callable[[], Awaitable[None]],
+        listed: OpenQuery | None = None,
     ) -> AsyncGenerator[Change, None]:
         """The answer to a standing query, then each change of it; see standing_query.py. The caller closes the
         generator.
 
-        `again` is awaited before every ranking after the first; its errors end the query.
+        `again` is awaited before every ranking after the first; its errors end the query. `listed` is what a list shows
+        of it.
         """
-        query = as_standing(query)
+        query, listed = as_standing(query), listed or OpenQuery()
         record = await self._registry.read_record(namespace, name)
-        with self._watchers.add_waiter(record) as waiting:
+        with self._watchers.add_waiter(record) as waiting, self.open_queries.keep(record.uid, listed):
             standing = StandingQuery(self._watchers, record, waiting, self._runtime.clock)
             while True:
                 waiting.news.clear()
@@ -344,6 +352,7 @@ class Engine:
                     if change is not None:
                         self._reinforcement.queue_answer(actor, query, change.answer)
                 if change is not None:
+                    listed.change_us, listed.recollections = self._runtime.clock.now_us(), len(change.ids)
                     yield change
                 query = replace(query, min_revision=0, preferred=standing.ids)
                 await standing.wait_until_due()

@@ -1,18 +1,21 @@
-"""Fragments as resources: read, put, change, forget, restore, clear."""
+"""Fragments as resources: read, summarized by session, put, change, forget, restore, clear."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, passes
+from memstream_server.core.filters import Filter, passes, visible
 from memstream_server.core.policy import Truth
+from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
 from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
+from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Version
 
@@ -107,6 +110,20 @@ class Fragments:
             if len(page) < PAGE:
                 return found, None, record.revision, record.uid
             after = page[-1].position
+
+    async def list_sessions(
+        self, namespace: str, name: str, query: SessionQuery
+    ) -> tuple[list[SessionSummary], bool, int, str]:
+        """(sessions, whether there are more, revision, memory uid). They are computed from the memory in RAM."""
+        async with self._registry.use(namespace, name) as actor:
+            working = actor.working
+            async with self._runtime.scheduler.slot(namespace, Lane.READ):
+                actor.raise_if_failed()
+                self._registry.ownership.check_lease()
+                columns = working.columns
+                seen = visible(columns, self._runtime.clock.now_us(), working.record.policy.retention.ttl_s)
+                found = summarize_sessions(columns, seen, replace(query, limit=query.limit + 1))
+                return found[: query.limit], len(found) > query.limit, working.record.revision, working.record.uid
 
     async def put(
         self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None

@@ -23,6 +23,8 @@ from memstream_server.rpc.idempotency import (
     respond_once,
 )
 from memstream_server.rpc.recall_receipts import ReceiptMethods
+from memstream_server.rpc.sessions import SessionMethods
+from memstream_server.rpc.standing_queries import StandingQueryMethods
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.fragments import TIERS
@@ -37,7 +39,7 @@ _UPDATE_TRIES = 5
 """An update without an etag is retried if another update came between its read and its write."""
 
 
-class MemoryService(ConflictMethods, ReceiptMethods, FragmentMethods):
+class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQueryMethods, FragmentMethods):
     """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
     # ---- memories

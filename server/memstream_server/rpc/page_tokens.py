@@ -2,7 +2,7 @@
 
 A token is base64url(check + payload) with an 8-byte check over the method, the arguments and the payload. It is not
 secret and grants nothing: the check detects mixed-up tokens, not forged ones. A payload is therefore validated like any
-other input: `read_number`, `read_name` and `read_position` refuse what no server writes.
+other input: `read_number`, `read_name`, `read_position` and `read_place` refuse what no server writes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _TOKEN_CHARS_MAX = 1_024
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _NAME = re.compile(r"[!-~]{1,1024}")
 """Names and ids in printable ASCII; a comparison does not need a stricter format."""
+_TIME_US = re.compile(r"-?[0-9]{1,18}")
 NUMBER_MAX = 2**32 - 2
 """The last position of a memory, and the last number of a conversation, that has a successor."""
 
@@ -50,6 +51,19 @@ def read_position(request: Message) -> tuple[int | None, str]:
         return None, ""
     number, _, uid = payload.partition(":")
     return number_in(number), name_in(uid)
+
+
+def read_place(request: Message) -> tuple[tuple[int, int] | None, str]:
+    """((time in µs, position), uid of the memory) of a payload `TIME:POSITION:UID`; (None, "") for the first page.
+    Raises PageTokenInvalid."""
+    payload = _read_payload(request)
+    if not payload:
+        return None, ""
+    time_us, _, rest = payload.partition(":")
+    position, _, uid = rest.partition(":")
+    if not _TIME_US.fullmatch(time_us):
+        raise _invalid_token()
+    return (int(time_us), number_in(position)), name_in(uid)
 
 
 def number_in(payload: str) -> int:

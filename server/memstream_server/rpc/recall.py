@@ -40,6 +40,7 @@ from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_li
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.standing_queries import listed_query
 from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
 
@@ -255,7 +256,10 @@ class RecallStream:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
         timeout_s = query_timeout_s(message)
         query = _with_time(query, timeout_s, None)
-        changes = self._engine.follow_query(self._opening.namespace, self._opening.memory, query, recheck_caller)
+        listed = listed_query(message, self._opening.session)
+        changes = self._engine.follow_query(
+            self._opening.namespace, self._opening.memory, query, recheck_caller, listed
+        )
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
@@ -263,6 +267,7 @@ class RecallStream:
                     if not self._is_wanted(message):
                         return
                     await self._write_message(response)
+                    listed.messages_sent += 1
                 change = await anext(changes, None)
 
     def _is_wanted(self, message: pb.RecallQuery) -> bool:
