@@ -22,10 +22,12 @@ here.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
 #   conflict_values: suspicions and their decisions.
 #   receipt_values: receipts of recalls, and their replays.
+#   listed_values: sessions, and open standing queries.
 #   conversations, conversation_values: conversations, and their messages and plans.
 #   transfer: export and import.
 #   values, resources, policy: arguments and results as frozen values.
-#   codec, receipt_codec, resource_codec, policy_codec, wiretypes: conversion of values to and from the wire.
+#   codec, receipt_codec, listed_codec, resource_codec, policy_codec, wiretypes: conversion of values to and from the
+#     wire.
 #   arguments, argument_types, kinds, value_kinds, names: checks of arguments.
 #   agent, templates: an agent's memory with prompt templates.
 #   otel: OpenTelemetry tracing.

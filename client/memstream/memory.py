@@ -30,6 +30,8 @@ from memstream.codec import (
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.fragment_listing import FragmentListing
+from memstream.listed_codec import iterate_sessions, iterate_standing_queries
+from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
@@ -447,6 +449,23 @@ class Memory:
     def list_receipts(self, *, page_size: Count = 0) -> AsyncIterator[RecallReceipt]:
         """Iterates over the receipts of recalls, the latest first, fetching page by page."""
         return iterate_receipts(self._link, self._path, page_size)
+
+    def list_sessions(
+        self,
+        prefix: str = "",
+        *,
+        observe_time_min: datetime | None = None,
+        observe_time_max: datetime | None = None,
+        page_size: Count = 0,
+    ) -> AsyncIterator[SessionSummary]:
+        """Iterates over the sessions, the one with the latest observation first, fetching page by page. `prefix`: of
+        their names; the times keep sessions with a last observation from `observe_time_min` on, and a first one before
+        `observe_time_max`."""
+        return iterate_sessions(self._link, self._path, prefix, observe_time_min, observe_time_max, page_size)
+
+    def list_standing_queries(self, *, page_size: Count = 0) -> AsyncIterator[OpenStandingQuery]:
+        """Iterates over the standing queries that clients have open, the oldest first, fetching page by page."""
+        return iterate_standing_queries(self._link, self._path, page_size)
 
     async def replay(self, receipt_id: str) -> Replay:
         """Ranks the memory as of a receipt's revision, by its query and policy, and compares."""

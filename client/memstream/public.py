@@ -65,6 +65,7 @@ from memstream.errors import (
     WindowExceeded,
 )
 from memstream.fragment_listing import FragmentListing
+from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.local_client import Opening, local
 from memstream.memory import Memory
 from memstream.names import memory_name, user_id_of
@@ -216,6 +217,7 @@ __all__ = [
     "Observation",
     "ObservationFields",
     "ObserveStream",
+    "OpenStandingQuery",
     "Opening",
     "Operation",
     "OperationNotFound",
@@ -265,6 +267,7 @@ __all__ = [
     "ServerBehind",
     "ServerDefect",
     "ServerInfo",
+    "SessionSummary",
     "SettingsMismatch",
     "ShortTermKind",
     "ShortTermPolicy",

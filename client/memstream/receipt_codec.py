@@ -57,8 +57,8 @@ def receipt_from_wire(wire: pb.RecallReceipt) -> RecallReceipt:
     return RecallReceipt(
         id=wire.id,
         create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
-        what=_what(wire.query) if wire.HasField("query") else None,
-        options=_options(wire.query),
+        what=what_from_wire(wire.query) if wire.HasField("query") else None,
+        options=options_from_wire(wire.query),
         policy=policy_from_wire(wire.policy),
         revision=wire.revision,
         formula=wire.formula,
@@ -90,11 +90,12 @@ def replay_from_wire(wire: pb.ReplayRecallResponse) -> Replay:
     )
 
 
-def _what(wire: stream_service_pb2.RecallQuery) -> str | Structured:
+def what_from_wire(wire: stream_service_pb2.RecallQuery) -> str | Structured:
+    """What a query asks."""
     return structured_from_wire(wire.structured) if wire.HasField("structured") else wire.text
 
 
-def _options(wire: stream_service_pb2.RecallQuery) -> RecallOptions:
+def options_from_wire(wire: stream_service_pb2.RecallQuery) -> RecallOptions:
     """The options that were given."""
     given = {field.name for field, _ in wire.ListFields()}
     found: dict[str, object] = {name: getattr(wire, name) for name in _PLAIN if name in given}

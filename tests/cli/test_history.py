@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import memstream
+import memstream.sync
 from tests.cli.commands import call
 from tests.cli.test_against_server import held, revision
 from tests.support.server import ServerProcess
@@ -79,3 +81,37 @@ def test_receipts_are_listed_and_replayed(server: ServerProcess) -> None:
 def test_a_followed_answer_has_no_receipt() -> None:
     refused = call("recall", "a/b", "x", "--follow", "--receipt")
     assert (refused.returncode, "--receipt" in refused.stderr) == (2, True)
+
+
+def test_sessions_are_listed_by_prefix_and_time(server: ServerProcess) -> None:
+    memory = "history/sessions"
+    lines = [
+        {"content": "tea", "session": "mon", "speaker": "Ann", "observe_time": "2026-01-05T09:00:00Z"},
+        {"content": "rain", "session": "tue\u202e", "speaker": "Bob", "observe_time": "2026-01-06T09:00:00Z"},
+    ]
+    stdin = "".join(f"{json.dumps(each)}\n" for each in lines)
+    said = call("observe", "--create", memory, "-", stdin=stdin, target=server.address)
+    assert said.returncode == 0, said.stderr
+    found = [json.loads(line) for line in told(server, "sessions", memory, "--json").splitlines()]
+    assert [(one["session"], one["fragments"]) for one in found] == [("tue\u202e", 1), ("mon", 1)]
+    shown = told(server, "sessions", memory)
+    assert "Ann" in shown
+    assert "\u202e" not in shown
+    assert "Bob" not in told(server, "sessions", memory, "--prefix", "mo")
+    assert "Bob" not in told(server, "sessions", memory, "--until", "2026-01-06")
+    assert "no session" in call("sessions", memory, "--since", "2026-01-07", target=server.address).stderr
+
+
+def test_open_standing_queries_are_shown(server: ServerProcess) -> None:
+    client = memstream.sync.connect(server.address)
+    with client:
+        memory = client.create_memory("history/queries", exist_ok=True)
+        assert "no standing query" in call("queries", memory.path, target=server.address).stderr
+        chosen = memstream.Filter(speakers=["Joy"])
+        with memory.recall(session="monday") as stream, stream.subscribe("rain\u202e", filter=chosen):
+            (one,) = memory.list_standing_queries()
+            assert (one.what, one.session, one.options["filter"].speakers) == ("rain\u202e", "monday", ("Joy",))
+            shown = told(server, "queries", memory.path)
+            assert "monday" in shown
+            assert "\u202e" not in shown
+        assert list(memory.list_standing_queries()) == []

@@ -12,6 +12,7 @@ from memstream.argument_types import Count, Items, Moment, Position, Seconds, Se
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord
+from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.policy import PolicyLike
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
@@ -251,6 +252,27 @@ class Memory:
     def list_receipts(self, *, page_size: Count = 0) -> Iterator[RecallReceipt]:
         """Iterates over the receipts of recalls, the latest first, fetching page by page."""
         return LOOP.iterate(self._inner.list_receipts(page_size=page_size))
+
+    def list_sessions(
+        self,
+        prefix: str = "",
+        *,
+        observe_time_min: datetime | None = None,
+        observe_time_max: datetime | None = None,
+        page_size: Count = 0,
+    ) -> Iterator[SessionSummary]:
+        """Iterates over the sessions, the one with the latest observation first, fetching page by page. `prefix`: of
+        their names; the times keep sessions with a last observation from `observe_time_min` on, and a first one before
+        `observe_time_max`."""
+        return LOOP.iterate(
+            self._inner.list_sessions(
+                prefix, observe_time_min=observe_time_min, observe_time_max=observe_time_max, page_size=page_size
+            )
+        )
+
+    def list_standing_queries(self, *, page_size: Count = 0) -> Iterator[OpenStandingQuery]:
+        """Iterates over the standing queries that clients have open, the oldest first, fetching page by page."""
+        return LOOP.iterate(self._inner.list_standing_queries(page_size=page_size))
 
     def replay(self, receipt_id: str) -> Replay:
         """Ranks the memory as of a receipt's revision, by its query and policy, and compares."""

@@ -16,6 +16,7 @@ doctor: diagnoses a data directory.
 healthcheck: probes a server.
 history: the versions of a fragment.
 keys: manages the file of API keys.
+listed: lists sessions, and open standing queries.
 listing: list.
 long_work: operations, reindex, purge and erase.
 mcp: serves a memory's tools over MCP.

@@ -21,6 +21,8 @@ COMMANDS = {
     "check": ("check", "Check what a memory recalls against a file of expectations."),
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
+    "sessions": ("listed", "List a memory's sessions."),
+    "queries": ("listed", "List the standing queries that are open on a memory."),
     "history": ("history", "Show what a fragment said before it was changed."),
     "receipts": ("receipts", "List the receipts of a memory's recalls."),
     "replay": ("receipts", "Rank a recall again, as of its receipt."),

@@ -1,0 +1,76 @@
+"""Reads the sessions and the open standing queries of a memory, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+from memstream.channel import Link, MemoryPath, iterate_pages
+from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.receipt_codec import options_from_wire, what_from_wire
+from memstream.v1 import memory_service_pb2 as pb
+from memstream.wiretypes import optional_timestamp_from_wire, timestamp_from_wire, timestamp_to_wire
+
+
+def iterate_sessions(
+    link: Link,
+    path: MemoryPath,
+    prefix: str,
+    observe_time_min: datetime | None,
+    observe_time_max: datetime | None,
+    page_size: int,
+) -> AsyncIterator[SessionSummary]:
+    """The sessions of a memory, the one with the latest observation first."""
+    request = pb.ListSessionsRequest(
+        namespace=path.namespace, memory=path.name, session_prefix=prefix, page_size=page_size
+    )
+    if observe_time_min is not None:
+        request.observe_time_min.CopyFrom(timestamp_to_wire("observe_time_min", observe_time_min))
+    if observe_time_max is not None:
+        request.observe_time_max.CopyFrom(timestamp_to_wire("observe_time_max", observe_time_max))
+
+    async def fetch(token: str) -> tuple[Sequence[SessionSummary], str]:
+        request.page_token = token
+        answer = await link.call(link.memories.ListSessions, request, path)
+        return [_session_from_wire(wire) for wire in answer.sessions], answer.next_page_token
+
+    return iterate_pages(fetch)
+
+
+def iterate_standing_queries(link: Link, path: MemoryPath, page_size: int) -> AsyncIterator[OpenStandingQuery]:
+    """The open standing queries of a memory, the oldest first."""
+
+    async def fetch(token: str) -> tuple[Sequence[OpenStandingQuery], str]:
+        request = pb.ListStandingQueriesRequest(
+            namespace=path.namespace, memory=path.name, page_size=page_size, page_token=token
+        )
+        answer = await link.call(link.memories.ListStandingQueries, request, path)
+        return [_query_from_wire(wire) for wire in answer.queries], answer.next_page_token
+
+    return iterate_pages(fetch)
+
+
+def _session_from_wire(wire: pb.SessionSummary) -> SessionSummary:
+    return SessionSummary(
+        session=wire.session,
+        first_observe_time=timestamp_from_wire(wire.first_observe_time),
+        last_observe_time=timestamp_from_wire(wire.last_observe_time),
+        fragments=wire.fragments,
+        speakers=tuple(wire.speakers),
+        speaker_count=wire.speaker_count,
+    )
+
+
+def _query_from_wire(wire: pb.OpenStandingQuery) -> OpenStandingQuery:
+    return OpenStandingQuery(
+        id=wire.id,
+        query_id=wire.query.query_id,
+        what=what_from_wire(wire.query),
+        options=options_from_wire(wire.query),
+        session=wire.session,
+        open_time=timestamp_from_wire(wire.open_time),
+        change_time=optional_timestamp_from_wire(wire.change_time, wire.HasField("change_time")),
+        messages_sent=wire.messages_sent,
+        recollections=wire.recollections,
+        principal=wire.principal,
+    )

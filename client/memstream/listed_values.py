@@ -1,0 +1,46 @@
+"""What a memory's lists tell of it: its sessions, and the standing queries that are open on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from memstream.values import RecallOptions, Structured
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSummary:
+    """The fragments of one session that are neither forgotten nor expired.
+
+    `first_observe_time` and `last_observe_time`: when the earliest and the latest of them were perceived. `speakers`:
+    those with most fragments first, at most 10 of `speaker_count`.
+    """
+
+    session: str
+    first_observe_time: datetime
+    last_observe_time: datetime
+    fragments: int
+    speakers: tuple[str, ...]
+    speaker_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStandingQuery:
+    """A standing query that a client has open.
+
+    `id`: its id at the server. `what` and `options`: the query as it was given, without its embedding. `query_id` and
+    `session`: those of its stream. `change_time`: when its last change was sent; None before the first answer.
+    `recollections`: their number in the present answer. `principal`: who opened it; empty without the right `admin`,
+    and on a server without authentication.
+    """
+
+    id: str
+    query_id: str
+    what: str | Structured
+    options: RecallOptions
+    session: str
+    open_time: datetime
+    change_time: datetime | None
+    messages_sent: int
+    recollections: int
+    principal: str
