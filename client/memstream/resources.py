@@ -214,7 +214,8 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """LLM usage of one role ("scorer", "insights" or "check") since the server was started."""
+    """Usage of one role since the server was started: "scorer", "insights", "conflicts", "check", "embedder" or
+    "next_embedder"."""
 
     role: str
     model: str

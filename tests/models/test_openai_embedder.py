@@ -14,7 +14,7 @@ import pytest
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parse_vectors
 from memstream_server.adapters.models.openai_errors import retry_after_s
 from memstream_server.adapters.models.resilience import Resilience, TransientError
-from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
+from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 
 QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
@@ -49,6 +49,22 @@ async def test_the_dimension_is_asked_once() -> None:
         assert await embedder.model() == EmbeddingModel("m", 8, similarity_min=0.6)
         await embedder.model()
         assert len(fake.seen) == 1
+
+
+async def test_requests_failures_and_tokens_are_counted() -> None:
+    async with FakeOpenAI(dimension=8) as fake:
+        usage = Spent("embedder", "m")
+        chosen = OpenAIEmbedding(model="m", base_url=fake.base_url, api_key="secret", resilience=QUICK)
+        embedder = OpenAIEmbedder(chosen, usage=usage)
+        await embedder.model()
+        assert (usage.requests, usage.failed, usage.prompt_tokens) == (1, 0, 1)
+        fake.fail(Fault(status=500), Fault(body=b"no json"), Fault(body=b'{"data": [1]}'))
+        with pytest.raises(ModelUnavailable):
+            await embedder.embed(["x"])
+        await embedder.embed(["x"])
+        assert (usage.requests, usage.failed) == (len(fake.seen), 3)
+        assert usage.prompt_tokens == usage.requests - usage.failed
+        await embedder.close()
 
 
 async def test_shorter_vectors_are_asked_for() -> None:

@@ -96,6 +96,7 @@ async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
             async with memory.observe("p") as stream:
                 await stream.send("six")
                 during = await now()
+            (used,) = (await client.server_info()).model_usage
             await until(lambda: _indexed(metrics))
             seen = await now()
         assert await stopped(server) == 0
@@ -111,7 +112,8 @@ async def test_metrics_count_what_happens(make_server: MakeServer) -> None:
     assert seen["memstream_owned_memories"] == seen["memstream_active_memories"] == 1
     assert seen["memstream_outbox_depth"] == 0
     assert seen['memstream_transitions_total{event="observed"}'] == 6
-    assert seen['memstream_model_tokens_total{kind="prompt",role="embedder"}'] > 0
+    assert seen['memstream_model_tokens_total{kind="prompt",role="embedder"}'] >= used.prompt_tokens > 0
+    assert (used.role, used.failed, used.requests > 1) == ("embedder", 0, True)
     assert seen["memstream_loop_lag_seconds_count"] > 0
     assert not [name for name in seen if "private" in name or "count" in name.partition("{")[2]]
 

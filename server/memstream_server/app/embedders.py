@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
-from memstream_server.ports.models import Embedder
+from memstream_server.ports.models import Embedder, Spent
 from memstream_server.settings import EmbeddingKind, Settings
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -23,8 +23,17 @@ OPENAI_MODEL = "text-embedding-3-small"
 """Default model of an endpoint."""
 
 
-Spending = Callable[[float], None]
-"""Called with the tokens that an embedder uses."""
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Where an embedder of an endpoint counts: its requests and tokens, and the metric of tokens."""
+
+    usage: Spent
+    count_tokens: Callable[[float], None]
+
+    @classmethod
+    def nowhere(cls) -> Spending:
+        """For an embedder that is asked nothing."""
+        return cls(Spent("embedder", ""), lambda _tokens: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,8 @@ def _build_openai(chosen: EmbedderSettings, settings: Settings, spent: Spending)
                 deadline_s=settings.embedding_timeout_s * (settings.embedding_retries + 1),
             ),
         ),
-        spent=spent,
+        spent=spent.count_tokens,
+        usage=spent.usage,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memstream_server.app.embedders import EMBEDDERS, OPENAI_URL, current_embedder, next_embedder
+from memstream_server.app.embedders import EMBEDDERS, OPENAI_URL, Spending, current_embedder, next_embedder
 from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.engine.runtime.embedding_spaces import Candidate
@@ -51,14 +51,19 @@ def models_of(settings: Settings, metrics: Metrics) -> Models:
 
 def embedding_models(settings: Settings, metrics: Metrics) -> Models:
     """The embedder, the one to change to, and the reranker."""
-    spent = metrics.model_tokens.labels("embedder", "prompt").inc
-    embedder = EMBEDDERS[settings.embedding].build(current_embedder(settings), settings, spent)
+    count = metrics.model_tokens.labels("embedder", "prompt").inc
+    kind, chosen = EMBEDDERS[settings.embedding], current_embedder(settings)
+    usage = Spent("embedder", chosen.model)
+    embedder = kind.build(chosen, settings, Spending(usage, count))
+    spent = (usage,) if kind.remote else ()
     reranker = _build_reranker(settings.reranker_model_dir)
     if settings.next_embedding is None:
-        return Models(embedder, reranker=reranker)
+        return Models(embedder, reranker=reranker, spent=spent)
     kind, chosen = EMBEDDERS[settings.next_embedding], next_embedder(settings)
-    following = Candidate(kind.build(chosen, settings, spent), chosen.model if kind.remote else "")
-    return Models(embedder, next=following, reranker=reranker)
+    usage = Spent("next_embedder", chosen.model)
+    following = Candidate(kind.build(chosen, settings, Spending(usage, count)), chosen.model if kind.remote else "")
+    spent = (*spent, usage) if kind.remote else spent
+    return Models(embedder, next=following, reranker=reranker, spent=spent)
 
 
 def _build_reranker(directory: Path | None) -> Reranker | None:
@@ -98,7 +103,7 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
         judge_name=settings.llm_model if decides else "",
         close_llm=chat.close,
         check_llm=chat.check_endpoint,
-        spent=tuple(chat.spent.values()),
+        spent=(*chat.spent.values(), *models.spent),
     )
 
 

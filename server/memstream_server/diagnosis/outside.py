@@ -11,7 +11,7 @@ from contextlib import closing
 from importlib import metadata
 from urllib.parse import urlsplit
 
-from memstream_server.app.embedders import EMBEDDERS, current_embedder
+from memstream_server.app.embedders import EMBEDDERS, Spending, current_embedder
 from memstream_server.app.errors import StartError
 from memstream_server.app.models import chat_of, embedding_models
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
@@ -73,7 +73,7 @@ def _configured_model(settings: Settings) -> tuple[str, int, str]:
     if kind.remote:
         return current_embedder(settings).endpoint_model, 0, ""
     try:
-        model = asyncio.run(kind.build(current_embedder(settings), settings, lambda _tokens: None).model())
+        model = asyncio.run(kind.build(current_embedder(settings), settings, Spending.nowhere()).model())
     except StartError as error:
         return "", 0, str(error)
     return model.name, model.dimension, ""

@@ -29,7 +29,7 @@ from memstream_server.adapters.models.openai_errors import (
 )
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
 from memstream_server.adapters.models.single_flight import SingleFlight
-from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable
+from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 
 Floats = npt.NDArray[np.float32]
 REPLY_BYTES_MAX = 32 << 20
@@ -72,8 +72,9 @@ class OpenAIEmbedder:
         settings: OpenAIEmbedding,
         calls: ResilientCalls | None = None,
         spent: Callable[[float], None] | None = None,
+        usage: Spent | None = None,
     ) -> None:
-        """`spent` is called with the tokens of every reply that reports them."""
+        """`spent` is called with the tokens of every reply that reports them; `usage` counts them, and requests."""
         self._settings = settings
         self._client = EndpointClient(
             Endpoint(settings.base_url, settings.api_key, settings.headers, settings.query, settings.timeout_s)
@@ -87,6 +88,7 @@ class OpenAIEmbedder:
         )
         self._asking, self._doubting = SingleFlight(self._ask_model), SingleFlight(self._embed_harmless)
         self._spent = spent
+        self._usage = usage or Spent("embedder", settings.model)
         self._model: EmbeddingModel | None = None
         self._parts: frozenset[str] = frozenset()
         """Request parts that the endpoint accepts; valid once `_model` is known."""
@@ -173,7 +175,7 @@ class OpenAIEmbedder:
             raise error.translate_error(harmless=True) from error
         except ForeignReplyError as error:
             raise TransientError(error.format_text(harmless=True), summary=error.summary) from error
-        return parse_vectors(reply, 1, None, self._spent)
+        return self._read_vectors(reply, 1, None)
 
     async def _run_request(self, texts: list[str], dimension: int) -> Floats:
         return await self._calls.run(lambda: self._attempt_request(texts, dimension))
@@ -183,7 +185,19 @@ class OpenAIEmbedder:
             reply = await self._send_texts(texts, self._parts)
         except StatusError as error:
             raise error.translate_error() from error
-        return parse_vectors(reply, len(texts), dimension, self._spent)
+        return self._read_vectors(reply, len(texts), dimension)
+
+    def _read_vectors(self, reply: Mapping[str, Any], count: int, dimension: int | None) -> Floats:
+        try:
+            return parse_vectors(reply, count, dimension, self._count_tokens)
+        except TransientError:
+            self._usage.failed += 1
+            raise
+
+    def _count_tokens(self, tokens: int) -> None:
+        self._usage.prompt_tokens += tokens
+        if self._spent is not None:
+            self._spent(tokens)
 
     async def _send_texts(self, texts: list[str], parts: frozenset[str]) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self._settings.model, "input": texts}
@@ -191,10 +205,14 @@ class OpenAIEmbedder:
             body["dimensions"] = self._settings.dimensions
         if _PACKED.name in parts:
             body["encoding_format"] = "base64"
+        self._usage.requests += 1
         try:
             return await self._client.post_json("/embeddings", body, "data", REPLY_BYTES_MAX)
-        except MalformedError as error:
-            raise TransientError(f"malformed reply: {error}") from error
+        except BaseException as error:
+            self._usage.failed += 1
+            if isinstance(error, MalformedError):
+                raise TransientError(f"malformed reply: {error}") from error
+            raise
 
 
 def _is_internal(error: ModelUnavailable) -> bool:
@@ -205,7 +223,7 @@ def _is_internal(error: ModelUnavailable) -> bool:
 
 
 def parse_vectors(
-    document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[float], None] | None = None
+    document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[int], None] | None = None
 ) -> Floats:
     """The (count, dimension) vectors of a reply, ordered by `index`, raw (possibly neither unit length nor finite).
 
