@@ -11,15 +11,21 @@ import * as fragment from "./views/fragment.js";
 import * as live from "./views/live.js";
 import * as memories from "./views/memories.js";
 import * as operations from "./views/operations.js";
+import * as queries from "./views/queries.js";
+import * as receipts from "./views/receipts.js";
 import * as server from "./views/server.js";
+import * as sessions from "./views/sessions.js";
 import * as timeline from "./views/timeline.js";
 
 // Views of one memory.
 const OF_MEMORY = [
   ["live", "Live", live],
   ["recall", "Recall", desk],
+  ["sessions", "Sessions", sessions],
   ["timeline", "Timeline", timeline],
   ["conflicts", "Conflicts", conflicts],
+  ["receipts", "Receipts", receipts],
+  ["queries", "Standing queries", queries],
 ];
 const TOP = [
   ["", "Memories", memories],

@@ -3,8 +3,9 @@
 import { call } from "../api.js";
 import { clipped, field, given, h, select, show } from "../dom.js";
 import { fragmentLink } from "../events.js";
-import { count, decimal, enumName, link, textOf, tierName, time } from "../format.js";
+import { count, decimal, enumName, textOf, tierName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { sessionLink } from "./sessions.js";
 
 const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
 const KINDS = [["", "any"], ["FRAGMENT_KIND_OBSERVATION", "observation"], ["FRAGMENT_KIND_INSIGHT", "insight"]];
@@ -56,7 +57,7 @@ function bySession(fragments, memory) {
     h("ol", { class: "timeline" }, run.fragments.map((fragment) => entry(fragment, memory)))))];
 }
 
-/** The sessions of a page as links, with their fragments; the server keeps no list of them. */
+/** The sessions of a page as links, with their fragments; the view Sessions lists all. */
 function sessionsOf(runs, memory) {
   const sessions = new Map();
   for (const { session, fragments } of runs) if (session) sessions.set(session, (sessions.get(session) ?? 0) + fragments.length);
@@ -65,8 +66,6 @@ function sessionsOf(runs, memory) {
     h("ul", { class: "sessions" }, [...sessions].map(([session, fragments]) => h("li", null,
       h("a", { href: sessionLink(memory, session) }, given(session)), " ", h("span", { class: "quiet number" }, `(${count(fragments)})`)))));
 }
-
-const sessionLink = (memory, session) => `${link("m", memory.namespace, memory.memory, "timeline")}?${new URLSearchParams({ session })}`;
 
 function entry(fragment, memory) {
   const enhanced = Number(fragment.enhancementCount ?? 0);
