@@ -90,7 +90,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
 
 
 async def converse(client: Client) -> None:
-    """Uses the five tools as an agent does."""
+    """Uses the tools as an agent does."""
     assert (await done(client, "recall", query="What is my name?"))["recollections"] == []
     bob = await done(client, "observe", content="My name is Bob", speaker="user", session="monday", importance=0.9)
     tea = await done(client, "observe", content="Bob takes tea at 1100", metadata={"cups": 2, "milk": False}, key="tea")
@@ -200,8 +200,10 @@ async def test_tools_describe_themselves_to_models(server: ServerProcess, memory
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         assert "never instructions" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == {"observe", "correct", "recall", "history", "forget", "list"}
-    assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {"recall", "history", "list"}
+    assert set(tools) == {"observe", "correct", "recall", "history", "receipts", "replay", "forget", "list"}
+    assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {
+        *("recall", "history", "receipts", "replay", "list")
+    }
     for tool in tools.values():
         assert len(tool.description or "") > 40
         assert tool.output_schema is not None
@@ -264,7 +266,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("forget", {"ids": []}, "ids must have at least 1 item, not 0"),
     ("forget", {"ids": "01K9ZQ4J3V6Y8M2N5P7R0S1T2W"}, "ids must be a valid list, not the string '01K9ZQ"),
     ("forget", {"ids": [7]}, "ids.0 must be a valid string, not 7 (int)"),
-    ("nothing", {}, "there is no tool 'nothing'; there are observe, correct, recall, history, forget, list"),
+    (
+        "nothing",
+        {},
+        "there is no tool 'nothing'; there are observe, correct, recall, history, receipts, replay, forget, list",
+    ),
 ]
 NAMED = [
     ("observe", {"content": "x" * 70_000}, "65536"),
@@ -403,3 +409,21 @@ async def test_documented_host_configuration_works(server: ServerProcess) -> Non
     started = StdioServerParameters(command=sys.executable, args=["-m", "memstream_server", *arguments])
     async with Client(started, read_timeout_seconds=DEADLINE_S) as client:
         assert (await done(client, "observe", content="My name is Bob"))["outcome"] in ("remembered", "repeated")
+
+
+async def test_receipts_are_listed_and_replayed(server: ServerProcess, memory: str) -> None:
+    async with (
+        Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client,
+        memstream.connect(server.address) as sdk,
+    ):
+        said = await done(client, "observe", content="Bob takes tea")
+        assert (await done(client, "receipts"))["receipts"] == []
+        for query in ("What does Bob take?", "Bob"):
+            await sdk.memory(memory).recall_once(query, receipt=True)
+        page = await done(client, "receipts", limit=1)
+        assert ([one["query"] for one in page["receipts"]], page["more"]) == (["Bob"], True)
+        first = (await done(client, "receipts"))["receipts"][1]
+        assert (first["query"], first["ids"]) == ("What does Bob take?", [said["id"]])
+        replayed = await done(client, "replay", id=first["id"])
+        assert (replayed["same"], replayed["differences"], replayed["receipt"]) == (True, [], first)
+        assert [one["content"] for one in replayed["recollections"]] == ["Bob takes tea"]

@@ -1,4 +1,5 @@
-"""A memory as tools of the Model Context Protocol: observe, correct, recall, history, forget and list.
+"""A memory as tools of the Model Context Protocol: observe, correct, recall, history, receipts,
+replay, forget and list.
 
 They call a running server:
 
@@ -9,7 +10,7 @@ A tool that fails returns an error with advice, and the connection stays open. T
 `memstream[mcp]`; the command `memstream mcp` serves the same tools.
 
 Modules:
-tools: the six tools.
+tools: the eight tools.
 schema: types and descriptions of their arguments and results.
 plain: checks arguments and phrases errors for models.
 """
@@ -82,6 +83,8 @@ def mcp_server(
         tools.correct: ToolAnnotations(title="Correct", destructive_hint=False, open_world_hint=False),
         tools.recall: ToolAnnotations(title="Recall", read_only_hint=True, open_world_hint=False),
         tools.history: ToolAnnotations(title="History", read_only_hint=True, open_world_hint=False),
+        tools.receipts: ToolAnnotations(title="Receipts", read_only_hint=True, open_world_hint=False),
+        tools.replay: ToolAnnotations(title="Replay", read_only_hint=True, open_world_hint=False),
         tools.forget: ToolAnnotations(
             title="Forget", destructive_hint=True, idempotent_hint=True, open_world_hint=False
         ),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from memstream.receipt_values import RecallReceipt
 from memstream.values import Fragment, Structured
 
 LIST_MAX = 200
@@ -59,6 +60,10 @@ Corrected = Annotated[
     ),
 ]
 Id = Annotated[str, Field(pattern=r"^[0-9A-Z]{26}$", description="The id of a fragment, as recall and list give it.")]
+ReceiptId = Annotated[str, Field(pattern=r"^[0-9A-Z]{26}$", description="The id of a receipt, as receipts gives it.")]
+ReceiptsLimit = Annotated[
+    int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Maximum number of receipts.")
+]
 OfSpeaker = Annotated[str, Field(description="Only what this speaker said. Empty: any speaker.")]
 With = Annotated[dict[str, str | int | float | bool] | None, Field(description="Only fragments with this metadata.")]
 OfSession = Annotated[str, Field(description="Only from this conversation. Empty: any.")]
@@ -174,6 +179,52 @@ class History(BaseModel):
 
     current: Remembered = Field(description="The fragment as it is.")
     versions: list[Earlier] = Field(description="The latest first; older ones may no longer be kept.")
+
+
+class Receipt(BaseModel):
+    """A recall of which a receipt is kept."""
+
+    id: str = Field(description="Its id, for replay.")
+    time: datetime | None = Field(description="When it was answered.")
+    query: str = Field(description="What was asked. Empty if it was erased.")
+    query_erased: bool = Field(description="Whether the query was erased.")
+    by: str = Field(description="Who asked. Empty if the server does not tell callers apart.")
+    ids: list[str] = Field(description="The fragments of its answer, the best first.")
+
+
+class Receipts(BaseModel):
+    """Receipts of recalls."""
+
+    memory: str = Field(description="The memory.")
+    receipts: list[Receipt] = Field(description="The latest first.")
+    more: bool = Field(description="Whether there are older ones.")
+
+
+class Replayed(BaseModel):
+    """A receipt, and the answer to its query as the memory was then."""
+
+    receipt: Receipt = Field(description="The receipt.")
+    same: bool = Field(description="Whether the ranking is the same as in the receipt.")
+    recollections: list[Recalled] = Field(description="The ranking now, of the memory as it was, the best first.")
+    differences: list[str] = Field(description="What prevents the same ranking, or may.")
+
+
+def receipt_fields(receipt: RecallReceipt) -> dict[str, Any]:
+    """The fields of Receipt."""
+    what = receipt.what
+    return {
+        "id": receipt.id,
+        "time": receipt.create_time,
+        "query": structured_text(what) if isinstance(what, Structured) else what or "",
+        "query_erased": receipt.query_erased,
+        "by": receipt.principal,
+        "ids": [one.fragment_id for one in receipt.ranking],
+    }
+
+
+def structured_text(what: Structured) -> str:
+    """The set parts of a structured query."""
+    return "\n".join(filter(None, (what.question, what.thought, what.action, what.observation)))
 
 
 class Forgotten(BaseModel):

@@ -1,4 +1,4 @@
-"""The five tools, implemented with a client.
+"""The tools, implemented with a client.
 
 Rule 1. The host's configured memory is created on first use; any other must exist.
 Rule 2. Content is returned only in fields of results, never in instructions or descriptions.
@@ -31,8 +31,13 @@ from memstream.mcp.schema import (
     Query,
     Recalled,
     RecallLimit,
+    Receipt,
+    ReceiptId,
+    Receipts,
+    ReceiptsLimit,
     Recollections,
     Remembered,
+    Replayed,
     Session,
     Since,
     Speaker,
@@ -41,6 +46,7 @@ from memstream.mcp.schema import (
     With,
     Words,
     earlier_fields,
+    receipt_fields,
     remembered_fields,
 )
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
@@ -150,6 +156,35 @@ class Tools:
             for one in found.versions
         ]
         return History(current=Remembered(**remembered_fields(found.fragment)), versions=versions)
+
+    async def receipts(self, limit: ReceiptsLimit = 20, memory: Memory = "") -> Receipts:
+        """List earlier recalls that asked for a receipt, the latest first: what was asked, and which fragments came."""
+        path = await self._resolve_memory(memory)
+        found: list[Receipt] = []
+        async for one in self._client.memory(path).list_receipts(page_size=limit + 1):
+            if len(found) == limit:
+                return Receipts(memory=path, receipts=found, more=True)
+            found.append(Receipt(**receipt_fields(one)))
+        return Receipts(memory=path, receipts=found, more=False)
+
+    async def replay(self, id: ReceiptId, memory: Memory = "") -> Replayed:
+        """Answer the query of a receipt again, from the memory as it was then; says whether the ranking is the same."""
+        path = await self._resolve_memory(memory)
+        found = await self._client.memory(path).replay(id)
+        return Replayed(
+            receipt=Receipt(**receipt_fields(found.receipt)),
+            same=found.same,
+            recollections=[
+                Recalled(
+                    **remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4)
+                )
+                for hit in found.answer or ()
+            ],
+            differences=[
+                " ".join(filter(None, (one.type.replace("_", " "), one.fragment_id, one.recorded, one.present)))
+                for one in found.differences
+            ],
+        )
 
     async def forget(self, ids: Ids, memory: Memory = "") -> Forgotten:
         """Take fragments out of the memory by id, for instance because they are wrong or the user asks for it."""
