@@ -85,7 +85,7 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "ListRecallReceipts": _rpc(_RECALL, served_anywhere=True),
         "ReplayRecall": _rpc(_RECALL),
         "ListSessions": _rpc(_READ),
-        "ListStandingQueries": _rpc(_READ, capability="SUBSCRIBE"),
+        "ListStandingQueries": _rpc(_RECALL, capability="SUBSCRIBE"),
         "EraseFragments": _rpc(_FORGET, capability="ERASE"),
         "ReflectMemory": _rpc(_WRITE, capability="REFLECTION"),
         "ExportMemories": _rpc(_READ, capability="EXPORT"),

@@ -4,12 +4,16 @@ import { call } from "../api.js";
 import { clipped, given, h, notify, show, table } from "../dom.js";
 import { count, textOf, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { rightsIn } from "../session.js";
 import { pause } from "../watch.js";
 
 const POLL_MS = 2_000;
 const HEADS = ["Query", "Filter", "Session", "Opened by", "Opened", "Last change", ["Messages", "number"], ["Results", "number"]];
 
 export async function render({ place, signal, memory }) {
+  if (!(await rightsIn(memory.namespace)).has("recall")) {
+    return show(place, h("p", { class: "empty" }, "Your key does not have the right to list standing queries (recall)."));
+  }
   const rows = h("div");
   show(place, h("p", { class: "quiet" }, "A standing query is open as long as its client's stream. The server sends its answer, and then each change of it."), rows);
   let token = "";
