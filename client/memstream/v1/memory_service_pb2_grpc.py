@@ -350,7 +350,8 @@ class MemoryServiceServicer(object):
     def ListStandingQueries(self, request, context):
         """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
         of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-        list lacks the streams that its clients have not opened at the new owner yet.
+        list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+        shows what other callers ask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

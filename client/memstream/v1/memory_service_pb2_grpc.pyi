@@ -87,7 +87,8 @@ class MemoryServiceStub:
     ListStandingQueries: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListStandingQueriesRequest, _memory_service_pb2.ListStandingQueriesResponse]
     """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
     of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-    list lacks the streams that its clients have not opened at the new owner yet.
+    list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+    shows what other callers ask.
     """
     EraseFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
@@ -157,7 +158,8 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ListStandingQueries: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListStandingQueriesRequest, _memory_service_pb2.ListStandingQueriesResponse]  # type: ignore[assignment]
     """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
     of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-    list lacks the streams that its clients have not opened at the new owner yet.
+    list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+    shows what other callers ask.
     """
     EraseFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.EraseFragmentsRequest, _memory_service_pb2.EraseFragmentsResponse]  # type: ignore[assignment]
     """Removes content and vectors, and all that derives from them, from every store and file: a long-running operation."""
@@ -368,7 +370,8 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_memory_service_pb2.ListStandingQueriesResponse, _abc.Awaitable[_memory_service_pb2.ListStandingQueriesResponse]]:
         """Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
         of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-        list lacks the streams that its clients have not opened at the new owner yet.
+        list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+        shows what other callers ask.
         """
 
     @_abc_1.abstractmethod

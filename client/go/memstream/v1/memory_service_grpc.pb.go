@@ -108,7 +108,8 @@ type MemoryServiceClient interface {
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
 	// of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-	// list lacks the streams that its clients have not opened at the new owner yet.
+	// list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+	// shows what other callers ask.
 	ListStandingQueries(ctx context.Context, in *ListStandingQueriesRequest, opts ...grpc.CallOption) (*ListStandingQueriesResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(ctx context.Context, in *EraseFragmentsRequest, opts ...grpc.CallOption) (*EraseFragmentsResponse, error)
@@ -477,7 +478,8 @@ type MemoryServiceServer interface {
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
 	// of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-	// list lacks the streams that its clients have not opened at the new owner yet.
+	// list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+	// shows what other callers ask.
 	ListStandingQueries(context.Context, *ListStandingQueriesRequest) (*ListStandingQueriesResponse, error)
 	// Removes content and vectors, and all that derives from them, from every store and file: a long-running operation.
 	EraseFragments(context.Context, *EraseFragmentsRequest) (*EraseFragmentsResponse, error)

@@ -2938,7 +2938,8 @@ export const MemoryService: GenService<{
   /**
    * Lists the standing queries (`RecallQuery.subscribe`) that clients have open on a memory, the oldest first. The owner
    * of the memory answers, which also serves the Recall streams of the memory. While a memory moves between servers, the
-   * list lacks the streams that its clients have not opened at the new owner yet.
+   * list lacks the streams that its clients have not opened at the new owner yet. Needs the right to recall, because it
+   * shows what other callers ask.
    *
    * @generated from rpc memstream.v1.MemoryService.ListStandingQueries
    */
