@@ -36,7 +36,8 @@ class Contender:
         """Locked versions of its packages."""
         if self.environment is None:
             return ", ".join(f"{name} {version(name)}" for name in self.packages)
-        locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", self.environment.requirements.read_text("utf-8"), re.M))
+        text = self.environment.requirements.read_text("utf-8")
+        locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", text, re.M))
         return ", ".join(f"{name} {locked[name]}" for name in self.packages)
 
 
