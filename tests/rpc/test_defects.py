@@ -21,7 +21,7 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.server import build_server
 from memstream_server.settings import LogFormat, LogLevel
 from tests.access.calls import METHODS, path_of
-from tests.rpc.conftest import LIMITS
+from tests.rpc.conftest import GRACE_S, LIMITS
 from tests.support.fuzzing import Fuzzer
 
 CANARY = "zebrafish"
@@ -55,7 +55,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     broken: Any = BrokenEngine()
-    server = build_server(broken, LIMITS, Drain(grace_s=0.3), conversations=broken)
+    server = build_server(broken, LIMITS, Drain(GRACE_S), conversations=broken)
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as opened:
         yield opened
@@ -66,7 +66,7 @@ async def outcome(channel: grpc.aio.Channel, method: Any, sent: list[bytes]) -> 
     """(code, message, incident) of a call that sends its first message."""
     make = channel.stream_stream if method.client_streaming else channel.unary_stream
     requests = iter(sent[:1]) if method.client_streaming else sent[0]
-    call = make(path_of(method))(requests, timeout=20)
+    call = make(path_of(method))(requests, timeout=60)
     try:
         async for _ in call:
             pass
