@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 import memstream
@@ -18,9 +20,11 @@ from memstream import FragmentKind, Memory, MemoryKind, Observation, OperationSt
 from memstream.sync import connect as connect_sync
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import Enhancement
-from tests.server.conftest import MakeServer, restarted, started
+from tests.server.conftest import MakeServer, started
 from tests.server.listing import fragments, history
 from tests.server.memory import event_of, fragment_of
+from tests.server.test_models import using
+from tests.support.fake_openai import FakeOpenAI
 from tests.support.metrics import all_indexed
 from tests.support.processes import resident_mib
 from tests.support.server import ServerProcess, free_address
@@ -110,6 +114,12 @@ async def places(made: Memory, since: set[str]) -> list[tuple[Any, ...]]:
         (one.content, one.tier, one.enhancement_count, one.duplicate_count, one.id if one.id in since else "")
         for one in [*await fragments(made), *await fragments(made, forgotten=True)]
     ]
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(dimension=16) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -337,13 +347,34 @@ async def begun(client: memstream.Client, operation: memstream.Operation) -> Non
     await until(look)
 
 
-async def test_killed_import_resumes_after_restart(make_server: MakeServer) -> None:
-    server = await started(make_server(listen="127.0.0.1:0"))
+def hold_after(fake: FakeOpenAI, texts: int) -> Callable[[], None]:
+    """The endpoint answers until it has embedded this many texts, and then nothing until the returned call: an import
+    that has begun is still running, however late the test looks at it."""
+    left, vector = iter(range(texts)), fake.vector
+
+    def counted(text: str) -> npt.NDArray[np.float32]:
+        if next(left, None) is None:
+            fake.hold()
+        return vector(text)
+
+    def release() -> None:
+        fake.vector = vector
+        fake.release()
+
+    fake.vector = counted
+    return release
+
+
+async def test_killed_import_resumes_after_restart(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    server = await started(using(make_server, fake, listen="127.0.0.1:0"))
+    release = hold_after(fake, 1_000)
     async with memstream.connect(server.address) as client:
         operation = await client.import_("ns", chunks(large(2_500)))
         await begun(client, operation)
         assert [one async for one in client.list_memories("ns")] == []  # no part of it is visible
-    await restarted(server)
+    server.kill()
+    release()
+    await started(server)
     async with memstream.connect(server.address) as client:
         ended_ = await client.finished(operation)
         assert (ended_.state, ended_.done) == (OperationState.SUCCEEDED, 2_500)
@@ -358,39 +389,44 @@ async def test_killed_import_resumes_after_restart(make_server: MakeServer) -> N
         await until(tidy)
 
 
-async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: MakeServer) -> None:
-    with make_server() as server:
-        async with memstream.connect(server.address) as client:
-            lines, request = large(2_500), uuid.uuid4().hex
-            operation = await client.import_("ns", chunks(lines), request_id=request)
-            await begun(client, operation)
-            await client.cancel_operation(operation.id)
-            assert (await client.finished(operation)).state is OperationState.CANCELLED
-            assert [one async for one in client.list_memories("ns")] == []
+async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    server = await started(using(make_server, fake))
+    release = hold_after(fake, 1_000)
+    async with memstream.connect(server.address) as client:
+        lines, request = large(2_500), uuid.uuid4().hex
+        operation = await client.import_("ns", chunks(lines), request_id=request)
+        await begun(client, operation)
+        await client.cancel_operation(operation.id)
+        assert (await client.finished(operation)).state is OperationState.CANCELLED
+        release()
+        assert [one async for one in client.list_memories("ns")] == []
 
-            async def tidy() -> bool:
-                return not list((server.data_dir / "transfers").iterdir())
+        async def tidy() -> bool:
+            return not list((server.data_dir / "transfers").iterdir())
 
-            await until(tidy)
-            again = await client.import_("ns", chunks(lines), request_id=request)
-            assert again.id != operation.id
-            assert (await client.finished(again)).state is OperationState.SUCCEEDED
-            assert (await client.memory("ns/joy").stats()).long_term == 2_500
-            await client.memory("ns/joy").observe_batch(["said since"])
-            once_more = await client.import_("ns", chunks(lines), request_id=request)
-            assert once_more.id == again.id, "a repeat is of the operation that went on, too"
+        await until(tidy)
+        again = await client.import_("ns", chunks(lines), request_id=request)
+        assert again.id != operation.id
+        assert (await client.finished(again)).state is OperationState.SUCCEEDED
+        assert (await client.memory("ns/joy").stats()).long_term == 2_500
+        await client.memory("ns/joy").observe_batch(["said since"])
+        once_more = await client.import_("ns", chunks(lines), request_id=request)
+        assert once_more.id == again.id, "a repeat is of the operation that went on, too"
 
 
 async def test_export_is_one_revision_with_all_received(client: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
     made = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
 
+    exports = 0
+
     async def writing() -> None:
-        for number in range(40):
+        number = 0
+        while number < 40 or exports < 2:  # however slow the exports are, two of them are made while it writes
             await made.observe_batch([f"note {number}.{part}" for part in range(25)])
+            number += 1
 
     writer = asyncio.create_task(writing())
-    exports = 0
     while not writer.done():
         received = (await made.stats()).long_term
         lines = await exported(client, namespace, name)
