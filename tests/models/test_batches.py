@@ -18,6 +18,7 @@ from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.fake_openai import FakeOpenAI, Fault
+from tests.support.waiting import until
 
 BAD, DEAD = "bad", "dead"
 
@@ -283,9 +284,12 @@ def direction(fake: FakeOpenAI, text: str) -> np.ndarray:
 
 async def test_many_callers_take_few_requests() -> None:
     async with embedding(concurrency=2) as (fake, embedder):
-        fake.latency_s = 0.05
+        fake.hold()
         texts = [f"text {number}" for number in range(100)]
-        found = await asyncio.gather(*(embedder.embed([text]) for text in texts))
+        finding = asyncio.gather(*(embedder.embed([text]) for text in texts))
+        await until(lambda: _in_flight(fake, 2))
+        fake.release()
+        found = await finding
         for text, vectors in zip(texts, found, strict=True):
             np.testing.assert_allclose(vectors, direction(fake, text)[None], rtol=1e-5)
         assert sorted(map(len, fake.embedded)) == [1, 1, 34, 64]
@@ -310,16 +314,23 @@ async def test_a_callers_refused_text_strips_nobody_else() -> None:
 
 async def test_dead_endpoint_fails_each_caller() -> None:
     async with embedding(concurrency=1) as (fake, embedder):
-        fake.latency_s = 0.02
+        fake.hold()
         fake.fail(Fault(status=503))
         first = asyncio.create_task(embedder.embed(["a"]))
-        await asyncio.sleep(0.005)
+        await until(lambda: _in_flight(fake, 1))
         second, third = asyncio.create_task(embedder.embed(["b"])), asyncio.create_task(embedder.embed(["c"]))
+        await asyncio.sleep(0)  # both wait for the next request
+        await asyncio.sleep(0)
+        fake.release()
         with pytest.raises(ModelUnavailable):
             await first
         np.testing.assert_allclose(await second, direction(fake, "b")[None], rtol=1e-5)
         np.testing.assert_allclose(await third, direction(fake, "c")[None], rtol=1e-5)
         assert fake.embedded == [["a"], ["b", "c"]]
+
+
+async def _in_flight(fake: FakeOpenAI, count: int) -> bool:
+    return fake.in_flight == count
 
 
 async def test_circuit_closes_when_calls_need_many_requests() -> None:
