@@ -22,6 +22,23 @@ async def contents(memory: Memory) -> list[str]:
     return [one.content for one in await fragments(memory)]
 
 
+async def refusal_of_revision(memory: Memory, what: str, revision: int) -> memstream.RevisionNotReached:
+    """The refusal of a recall at a revision that does not come.
+
+    The server gives its reason half a second before the deadline. If the machine stalls longer than that, the client
+    sees its deadline first, and the query is sent again.
+    """
+    for _ in range(5):
+        try:
+            await memory.recall_once(what, min_revision=revision, timeout_s=3.0)
+        except memstream.RevisionNotReached as error:
+            return error
+        except memstream.DeadlineExceeded:
+            continue
+        raise AssertionError("the recall was answered at a revision that no write has reached")
+    raise AssertionError("the deadline passed in every try before the server gave its reason")
+
+
 async def history(memory: Memory, since: Cursor | None = None) -> list[Event]:
     """Every event so far; a change of the labels marks the end."""
     found: list[Event] = []
