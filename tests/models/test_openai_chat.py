@@ -27,6 +27,7 @@ from memstream_server.adapters.models.replies import Usage
 from memstream_server.adapters.models.resilience import Resilience
 from memstream_server.ports.models import Account, ModelUnavailable
 from tests.support.fake_openai import CHECKED, JSON, FakeOpenAI, Fault
+from tests.support.waiting import until
 
 QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
 FORM = Form("number", {"type": "object"}, '{"number": <a number>}')
@@ -295,9 +296,16 @@ async def test_a_wrong_key_is_unavailable_at_once() -> None:
 
 async def test_requests_in_flight_are_bounded() -> None:
     async with chatting(concurrency=2) as (fake, chat):
-        fake.latency_s = 0.01
-        await asyncio.gather(*(chat.ask_model(QUESTION, number) for _ in range(8)))
+        fake.hold()
+        asking = asyncio.gather(*(chat.ask_model(QUESTION, number) for _ in range(8)))
+        await until(lambda: _in_flight(fake, 2))
+        fake.release()
+        await asking
         assert fake.in_flight_max == 2
+
+
+async def _in_flight(fake: FakeOpenAI, count: int) -> bool:
+    return fake.in_flight == count
 
 
 def costly(reply: JSON) -> None:

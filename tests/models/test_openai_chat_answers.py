@@ -20,7 +20,7 @@ from memstream_server.adapters.models.scoring import ChatScorer
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 
-QUICK = Resilience(attempts=2, deadline_s=5, backoff_s=0.001, failures_to_open=1_000)
+QUICK = Resilience(attempts=2, deadline_s=60, backoff_s=0.001, failures_to_open=1_000)
 PROMPTS = load_prompts()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +17,9 @@ from memstream_server.adapters.models.openai_errors import retry_after_s
 from memstream_server.adapters.models.resilience import Resilience, TransientError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
+from tests.support.waiting import until
 
-QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
+QUICK = Resilience(attempts=3, deadline_s=60, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
 
 
 @asynccontextmanager
@@ -83,9 +85,17 @@ async def test_long_texts_are_cut_and_batches_bounded_in_characters() -> None:
 
 async def test_requests_in_flight_are_bounded() -> None:
     async with embedding(batch_texts=1, concurrency=2) as (fake, embedder):
-        fake.latency_s = 0.01
-        await embedder.embed([str(number) for number in range(8)])
+        await embedder.model()
+        fake.hold()
+        embedding_all = asyncio.create_task(embedder.embed([str(number) for number in range(8)]))
+        await until(lambda: _in_flight(fake, 2))
+        fake.release()
+        await embedding_all
         assert fake.in_flight_max == 2
+
+
+async def _in_flight(fake: FakeOpenAI, count: int) -> bool:
+    return fake.in_flight == count
 
 
 @pytest.mark.parametrize("fault", [Fault(status=500), Fault(status=503), Fault(status=408), Fault(hang_up=True)])

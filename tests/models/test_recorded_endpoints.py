@@ -18,7 +18,7 @@ from memstream_server.adapters.models.scoring import ChatScorer
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.recorded_endpoint import NAMES, RecordedEndpoint, direction_of
 
-QUICK = Resilience(attempts=2, deadline_s=5, backoff_s=0.001, failures_to_open=100)
+QUICK = Resilience(attempts=2, deadline_s=60, backoff_s=0.001, failures_to_open=100)
 CHECKS_MAX = 7
 """Maximum negotiation requests: 1 + 2 x 3, each at up to two addresses."""
 
