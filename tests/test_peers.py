@@ -17,7 +17,7 @@ from benchmarks.peers.compare import Outcome, Retriever, Round, compare
 from benchmarks.peers.contenders import CONTENDERS, MEMSTREAM, Contender
 from benchmarks.peers.load import Load, made_up, make_item
 from benchmarks.peers.protocol import Item
-from benchmarks.peers.results import format_page, make_record, not_first
+from benchmarks.peers.results import find_out, format_page, make_record, not_first
 from benchmarks.peers.runner import Recalled
 from benchmarks.peers.servers.contenders import FLOOR, SERVERS
 from memstream_server.core.rendering import indexed_text
@@ -175,3 +175,10 @@ def test_compared_packages_are_locked_with_hashes(contender: Contender) -> None:
             > (0 if contender in SERVERS else 30)
         )
         assert "://" not in locked
+
+
+def test_a_partial_run_does_not_replace_the_full_table(tmp_path: Path) -> None:
+    committed = ROOT / "benchmarks" / "peers"
+    assert find_out(None, ["pgvector"], committed) is None
+    assert find_out(tmp_path, ["pgvector"], committed) == tmp_path
+    assert find_out(None, [], committed) == committed

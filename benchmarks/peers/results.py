@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.compare import DEPTHS, LIMIT, Outcome
@@ -33,6 +34,11 @@ COLUMNS = (
 """Compared among the systems that keep everything they are given."""
 DEPTH_TITLES = {f"recall@{depth}": f"@{depth}" for depth in DEPTHS}
 """Compared among all."""
+
+
+def find_out(given: Path | None, only: Sequence[str], committed: Path) -> Path | None:
+    """The directory for the results, None to write none: a run of some peers does not replace the table of all."""
+    return given or (None if only else committed)
 
 
 def format_page(outcomes: Sequence[Outcome], load: Load, rounds: int, vectors: str, on: Mapping[str, str]) -> str:
