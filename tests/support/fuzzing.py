@@ -29,6 +29,7 @@ CODE_POINTS = (*range(0xD800), *range(0xE000, 0xF000))
 OPAQUE = {
     *("id", "ids", "etag", "memory_uid", "uid", "page_token", "next_page_token", "fragment_id", "other_id"),
     *("fragment_ids", "exclude_ids", "sources", "working_memory_ids", "ranking_ids", "request_id", "query_id"),
+    *("newer_id", "older_id", "receipt_id"),
 }
 TEXTS = [
     *("", " ", "\x00", "a\x00b", "\x1b[2J\x07", "\r\n", "\x7f", "\x85", "\u202eabc\u2066", "\ufeff", "\uffff"),
@@ -59,6 +60,12 @@ SECONDS += [-(2**63), 2**53, 3_153_600_000, 3_153_600_001, 9_223_372_036, 9_223_
 NANOS = [0, 1, 999, 999_999_999, 1_000_000_000, -1, -999_999_999, 2**31 - 1, -(2**31)]
 MASKS = ["content", "structured", "policy", "labels", "pinned", "policy.recall.limit", "policy.", ".", "policy.x", "*"]
 SERVING = "memstream."
+BY_EARLIER_ANSWER = (
+    *("ResolveConflict", "ReplayRecall", "RestoreFragmentVersion", "SupersedeFragments"),
+    *("CancelOperation", "RecallOnce", "ObserveBatch"),
+)
+"""Most of their requests are sent without invalid fields: one invalid value or a stale id refuses them."""
+SEEN = ("Suspicion", "FragmentVersion", "RecallReceipt", "Operation")
 
 
 class Fuzzer:
@@ -76,6 +83,8 @@ class Fuzzer:
         """By method, the request that gives the next page."""
         self.places: dict[str, tuple[str, str]] = {}
         """By fragment, the namespace and the memory that it was seen in."""
+        self.seen: dict[str, list[tuple[str, str, Message]]] = defaultdict(list)
+        """By the message's name, with namespace and memory: what a later call names by several fields."""
 
     # ---- learning from answers
     def learn_export(self, lines: bytes) -> None:
@@ -99,6 +108,11 @@ class Fuzzer:
                 and sent.DESCRIPTOR.fields_by_name["memory"].message_type is None
             ):
                 self.places[message.id] = sent.namespace, sent.memory  # type: ignore[attr-defined]
+        elif message.DESCRIPTOR.name in SEEN and sent is not None:
+            opening = sent.open if "open" in sent.DESCRIPTOR.fields_by_name else sent
+            seen = self.seen[message.DESCRIPTOR.name]
+            seen.append((getattr(opening, "namespace", ""), getattr(opening, "memory", ""), message))
+            del seen[:-POOL_MAX]
         for field, value in message.ListFields():
             if field.message_type is not None:
                 for each in _messages(field, value):
@@ -141,6 +155,9 @@ class Fuzzer:
         self._fill(made, 0)
         if self.draw.random() < 0.7:
             self._agree(made)
+            if method.name in BY_EARLIER_ANSWER and self.draw.random() < 0.7:
+                _clear(made, "request_id")
+                return made
         for _ in range(self.draw.choice([0, 0, 0, 0, 1, 1, 2, 5])):
             self._spoil(made)
         return made
@@ -160,18 +177,63 @@ class Fuzzer:
             if self.draw.random() < 0.6:
                 made.ClearField("filter")
                 made.ids.extend([self._held("fragment_id"), self._fragment(made)])
-        elif name == "GetFragmentRequest":
+        elif name in ("GetFragmentRequest", "GetFragmentHistoryRequest"):
             made.id = self._fragment(made)
         elif name.startswith("List"):
             payload = self.draw.choice([*TEXTS, "1", "-1", "1:x", "9" * 19])
             made.page_token = page_tokens.make_token(made, payload) if self.draw.random() < 0.1 else ""
         elif name in ("ObserveBatchRequest", "RecallOnceRequest"):
             made.ClearField("producer" if name[0] == "O" else "session")
+            if self.draw.random() < 0.4:
+                self._agree_plain(made)
+        else:
+            self._agree_earlier(made, name)
+
+    def _agree_earlier(self, made: Any, name: str) -> None:
+        """Name what an earlier answer has."""
+        if name == "SupersedeFragmentsRequest":
+            self._agree_supersede(made)
+        elif name == "ResolveConflictRequest" and (suspicion := self._seen(made, "Suspicion")):
+            made.newer_id, made.older_id = suspicion.newer_id, suspicion.older_id
+            made.decision = self.draw.choice([1, 2, 3, 4])
+        elif name == "RestoreFragmentVersionRequest" and (version := self._seen(made, "FragmentVersion")):
+            made.id, made.version, made.etag = version.fragment.id, version.version, ""
+        elif name == "CancelOperationRequest" and self.seen["Operation"]:
+            made.id = self.draw.choice(self.seen["Operation"])[2].id  # type: ignore[attr-defined]
+        elif name == "ReplayRecallRequest" and (receipt := self._seen(made, "RecallReceipt")):
+            made.receipt_id = receipt.id
 
     def _fragment(self, made: Any) -> str:
         """The id of a recently seen fragment; the request is set to its memory."""
         chosen = self._held("fragment_id")
         made.namespace, made.memory = self.places.get(chosen, (made.namespace, made.memory))
+        return chosen
+
+    def _agree_plain(self, made: Any) -> None:
+        """Statements of which each newer one makes a suspicion, or a query that leaves a receipt."""
+        if made.DESCRIPTOR.name == "RecallOnceRequest":
+            made.query.Clear()
+            made.query.text, made.query.receipt = "budget", True
+        else:
+            del made.observations[:]
+            for _ in range(2):
+                made.observations.add(
+                    content=f"My {self.own} budget is now {self.draw.randrange(9)} euros", speaker="Ana"
+                )
+
+    def _agree_supersede(self, made: Any) -> None:
+        """Two fragments of one memory."""
+        made.newer_id = self._fragment(made)
+        place = made.namespace, made.memory
+        others = [each for each, seen in self.places.items() if seen == place and each != made.newer_id]
+        del made.ids[:], made.external_ids[:]
+        made.ids.append(self.draw.choice(others or [made.newer_id]))
+
+    def _seen(self, made: Any, name: str) -> Any:
+        """A message of an earlier answer, or None; the request is set to its memory."""
+        if not self.seen[name]:
+            return None
+        made.namespace, made.memory, chosen = self.draw.choice(self.seen[name])
         return chosen
 
     def _held(self, name: str) -> str:
@@ -411,6 +473,11 @@ _BOUNDS = {
     _F.TYPE_UINT32: (0, 2**32 - 1),
     _F.TYPE_UINT64: (0, 2**63 - 1),
 }
+
+
+def _clear(made: Message, name: str) -> None:
+    if name in made.DESCRIPTOR.fields_by_name:
+        made.ClearField(name)
 
 
 def _is_map(field: FieldDescriptor) -> bool:
