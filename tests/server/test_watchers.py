@@ -21,6 +21,10 @@ from tests.support.waiting import until
 
 WATCHERS, OBSERVATIONS, CONTENT = 30, 2_500, "x" * 6_000
 MESSAGES = 300
+_SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536))
+"""A channel that takes little before its program reads. Otherwise the window grows with the bandwidth that gRPC
+measures, and may take all that a test sends.
+"""
 RAM_MAX = 150 << 20
 """What all watchers together may add to the cost of observing; their unread data are 30 times 15 MB."""
 
@@ -95,7 +99,7 @@ async def test_stalled_watch_ends_and_resumes_at_its_cursor(make_server: MakeSer
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
         memstream.connect(server.address) as client,
-        grpc.aio.insecure_channel(server.address) as channel,
+        grpc.aio.insecure_channel(server.address, options=_SMALL_WINDOW) as channel,
     ):
         memory = await client.create_memory("stalled/joy", kind=memstream.MemoryKind.LONG_TERM)
         cursor = event_pb2.Cursor(memory_uid=(await memory.describe()).uid)
@@ -159,7 +163,7 @@ async def test_stalled_message_watch_ends_and_resumes(make_server: MakeServer) -
     server = await started(make_server(watch_stalled_max_s=0.5))
     async with (
         memstream.connect(server.address) as client,
-        grpc.aio.insecure_channel(server.address) as channel,
+        grpc.aio.insecure_channel(server.address, options=_SMALL_WINDOW) as channel,
     ):
         talk = client.conversation("stalled/talk")
         for number in range(MESSAGES):
