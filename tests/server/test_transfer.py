@@ -349,7 +349,7 @@ async def begun(client: memstream.Client, operation: memstream.Operation) -> Non
 
 def hold_after(fake: FakeOpenAI, texts: int) -> Callable[[], None]:
     """The endpoint answers until it has embedded this many texts, and then nothing until the returned call: an import
-    that has begun is still running, however late the test looks at it."""
+    that has begun is still running, however late the test checks it."""
     left, vector = iter(range(texts)), fake.vector
 
     def counted(text: str) -> npt.NDArray[np.float32]:
