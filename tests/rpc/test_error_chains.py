@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstream_server.rpc.error_and_limits_interceptor import release_frames
+from memstream_server.rpc.calls import release_frames
 
 
 def cycle() -> BaseException:

@@ -2,6 +2,8 @@
 
 Rule 1. It observes the final status of a call, whichever layer sets it, and never changes it.
 Rule 2. No label and no attribute names a memory, a principal or an id. A request id appears in log lines only.
+Rule 3. An AbortError ends here: gRPC raises it again when the handler returns, and then without the frames that would
+keep the call in memory. The HTTP port finds its status in the call.
 """
 
 from __future__ import annotations
@@ -103,8 +105,11 @@ class Calls(grpc.aio.ServerInterceptor):
     def _wrap_unary(self, handle: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
         async def answer(request: Any, context: _Context) -> Any:
             bind_request_id(context, method, metadata)
-            with self._observe_call(method, metadata, context):
-                return await handle(request, context)
+            try:
+                with self._observe_call(method, metadata, context):
+                    return await handle(request, context)
+            except grpc.aio.AbortError as error:
+                release_frames(error)
 
         return answer
 
@@ -115,10 +120,13 @@ class Calls(grpc.aio.ServerInterceptor):
         async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
             given = bind_request_id(context, method, metadata)
             await context.send_initial_metadata(((REQUEST_ID, given),))  # the stream may last for hours
-            with self._observe_call(method, metadata, context):
-                async with aclosing(handle(request, context)) as responses:
-                    async for response in responses:
-                        yield response
+            try:
+                with self._observe_call(method, metadata, context):
+                    async with aclosing(handle(request, context)) as responses:
+                        async for response in responses:
+                            yield response
+            except grpc.aio.AbortError as error:
+                release_frames(error)
 
         return stream
 
@@ -156,6 +164,22 @@ def bind_request_id(context: _Context, method: str, metadata: Metadata) -> str:
     structlog.contextvars.bind_contextvars(rpc=method, request_id=given)
     context.set_trailing_metadata(((REQUEST_ID, given),))
     return given
+
+
+def release_frames(error: BaseException) -> None:
+    """Release what the frames of an error hold: the request, the call and its context.
+
+    gRPC keeps an AbortError with its call. The error's frames hold that call: without this, every refused call stays in
+    memory until the oldest generation of the garbage collector runs. The chain of causes may be a cycle itself.
+    """
+    released: set[int] = set()
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        one = ahead.pop()
+        if one is not None and id(one) not in released:
+            released.add(id(one))
+            one.__traceback__ = None
+            ahead += [one.__cause__, one.__context__]
 
 
 def current_request_id() -> str:

@@ -22,7 +22,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
-from memstream_server.rpc.calls import is_abandoned, wait_limit_s
+from memstream_server.rpc.calls import is_abandoned, release_frames, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
 from memstream_server.rpc.limits import Limits
@@ -192,22 +192,6 @@ class _Call:
         for given in self._routing:
             if named is not None and given != named:
                 raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {given[:300]!a}, the request names {named!r}")
-
-
-def release_frames(error: BaseException) -> None:
-    """Release the requests that the frames of an error hold, once the error is logged.
-
-    gRPC keeps the error in a reference cycle (call, AbortError, its context) until the garbage collector runs. The
-    chain of causes may be a cycle itself.
-    """
-    released: set[int] = set()
-    ahead: list[BaseException | None] = [error]
-    while ahead:
-        one = ahead.pop()
-        if one is not None and id(one) not in released:
-            released.add(id(one))
-            one.__traceback__ = None
-            ahead += [one.__cause__, one.__context__]
 
 
 def _memory_of(request: Any) -> str | None:

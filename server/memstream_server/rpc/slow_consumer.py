@@ -16,6 +16,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import EngineError
+from memstream_server.rpc.calls import release_frames
 from memstream_server.rpc.errors import abort_call, status_of
 
 R = TypeVar("R")
@@ -58,4 +59,6 @@ async def _end_call(handler: asyncio.Task[Any], context: _Context, error: Engine
     await asyncio.sleep(0)  # grpc now has the status
     handler.cancel()
     await asyncio.wait({sending})
-    sending.exception()  # AbortError, or the error of a client that is gone
+    ended = sending.exception()  # AbortError, or the error of a client that is gone
+    if ended is not None:
+        release_frames(ended)

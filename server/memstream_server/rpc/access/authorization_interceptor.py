@@ -30,7 +30,7 @@ from memstream_server.rpc.access.files import Watched
 from memstream_server.rpc.access.identities import Identities, Metadata
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from memstream_server.rpc.access.policy import AccessPolicy
-from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
+from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, RpcRule, find_namespace
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ class AuthorizedCall:
         self._path = path
         self._rule = rule
         self._metadata = metadata
-        self._caller = Caller("", _deny_all, _refuse_unidentified)
+        self._principal = ""
+        """Not the Caller: it refers to this call, and a cycle would outlive the call."""
         self._first: Any = None
         self._checked_s = 0.0
 
@@ -208,11 +209,11 @@ class AuthorizedCall:
         await self._identify_caller(context)
         if self._rule is None:
             raise PermissionDenied(f"{self._path} is not in the server's table of rights")
-        requests.hold_for(self._caller.principal)
+        requests.hold_for(self._principal)
 
     def count_open(self, what: str) -> AbstractContextManager[None]:
         """Counts the call or stream of its caller. Raises QuotaExceeded."""
-        return self._interceptor.admission.count_open(self._caller.principal, what)
+        return self._interceptor.admission.count_open(self._principal, what)
 
     async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
         """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
@@ -220,16 +221,16 @@ class AuthorizedCall:
             return _AuthorizedRequests(self, requests, context)
         request = await requests.read_only_message()
         await self.authorize(request)
-        self._interceptor.admission.charge_call(self._caller.principal, request)
+        self._interceptor.admission.charge_call(self._principal, request)
         return request
 
     async def _identify_caller(self, context: _Context) -> None:
         principal = await self._interceptor.identities.identify_principal(self._metadata, context, self._path)
-        if self._caller.principal not in ("", principal):
+        if self._principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
-        self._caller = Caller(principal, self._may, lambda: self._recheck_and_charge(context))
+        self._principal = principal
         self._checked_s = time.monotonic()
-        CALLER.set(self._caller)
+        CALLER.set(Caller(principal, self._may, lambda: self._recheck_and_charge(context)))
         PRINCIPAL.set(principal)
 
     async def authorize(self, request: Any) -> None:
@@ -260,20 +261,20 @@ class AuthorizedCall:
 
     async def charge(self, message: Any, *, first: bool) -> None:
         """Counts a message of a stream, and waits until the caller's rate allows it."""
-        owed_s = self._interceptor.admission.charge_message(self._caller.principal, message, first=first)
+        owed_s = self._interceptor.admission.charge_message(self._principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
     # ---- policy
     def _may(self, verb: Verb, namespace: str) -> bool:
-        return self._interceptor.policy.read_current().may(self._caller.principal, verb, namespace)
+        return self._interceptor.policy.read_current().may(self._principal, verb, namespace)
 
     def _require_verb(self, verb: Verb, namespace: str) -> None:
         if self._may(verb, namespace):
             return
-        log.info("permission_denied", principal=self._caller.principal, verb=verb.value, namespace=namespace[:128])
+        log.info("permission_denied", principal=self._principal, verb=verb.value, namespace=namespace[:128])
         where = f"in the namespace {namespace[:128]!a}" if namespace else "for the whole server (no namespace is named)"
-        raise PermissionDenied(f"{self._caller.principal[:200]!a} does not have the right {verb.value} {where}")
+        raise PermissionDenied(f"{self._principal[:200]!a} does not have the right {verb.value} {where}")
 
     async def _check_operation(self, id: str, verb: Verb) -> None:
         missing = OperationNotFound(f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", id=id[:64])
@@ -314,11 +315,3 @@ class _AuthorizedRequests:
         if "open" in request.DESCRIPTOR.fields_by_name and request.HasField("open"):
             raise ProtocolViolation("a stream is opened once, for one memory")
         return request
-
-
-def _deny_all(_verb: Verb, _namespace: str) -> bool:
-    return False
-
-
-async def _refuse_unidentified() -> None:
-    raise Unauthenticated("nobody has said who calls")

@@ -212,10 +212,6 @@ def _errors_as_connect(call: HttpCall, context: _Context) -> Any:
     """Raises the status of a call as ConnectError, and sets the metadata of the response."""
     try:
         yield
-    except grpc.aio.AbortError:
-        assert call.status is not None  # `abort` sets it
-        _set_trailers(call, context)
-        raise connect_error_of(call.status) from None
     except asyncio.CancelledError:
         if call.status is None:
             raise
@@ -225,6 +221,8 @@ def _errors_as_connect(call: HttpCall, context: _Context) -> Any:
             task.uncancel()
         raise connect_error_of(call.status) from None
     _set_trailers(call, context)
+    if call.status is not None:  # rpc/calls.py takes the AbortError: gRPC, too, finds the status in the context
+        raise connect_error_of(call.status)
 
 
 def _set_trailers(call: HttpCall, context: _Context) -> None:
