@@ -12,7 +12,7 @@ from pathlib import Path
 import memstream
 from tests.access.calls import METHODS
 from tests.http_port.test_edges import INFO, RECALL, call
-from tests.rpc.test_fuzz_server import RSS_GROWTH_MAX, SEED, SETTINGS, check_lines
+from tests.rpc.test_fuzz_server import RSS_GROWTH_MAX, SEED, SETTINGS, check_lines, load_language_model
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.http_fuzz_run import HttpReport, run_hostile
 from tests.support.http_fuzzing import HttpFuzzer
@@ -30,6 +30,8 @@ async def test_no_http_request_breaks_the_server(tmp_path: Path) -> None:
         async with memstream.connect(server.address) as client:
             for name in MEMORIES:
                 await client.create_memory(f"fz-0/{name}")
+            if CALLS >= RSS_CALLS_MIN:
+                await load_language_model(client, "fz-0")
             honest = await client.create_memory("honest/joy")
             await honest.observe_batch(["Ann lives in Berlin"])
         fuzzer, report = HttpFuzzer(Fuzzer(SEED, ("fz-0", "fz-1"), "zebrafish"), address), HttpReport()
