@@ -463,7 +463,7 @@ class Fragment(_message.Message):
     importance: _builtins.float
     """Unweighted importance in [0, 1]."""
     access_count: _builtins.int
-    """How often it was recalled. Written in batches; no revision of its own."""
+    """How often it was accessed. Written in batches; no revision of its own."""
     enhancement_count: _builtins.int
     """How many observations and recollections enhanced it."""
     duplicate_count: _builtins.int
@@ -496,7 +496,9 @@ class Fragment(_message.Message):
 
     @_builtins.property
     def access_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last recalled. Written in batches; no revision of its own."""
+        """When it was last accessed: by a recall that reinforces, a repeat or an echo; no other read is an access. Written in
+        batches; no revision of its own.
+        """
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -616,7 +616,9 @@ class RecallPolicy(_message.Message):
     sensory: _builtins.bool
     """Whether recall includes the sensory tier. Default true; dbgpt false."""
     reinforce: _builtins.bool
-    """Offer the recollections to short-term. Default true."""
+    """Whether a recall is an access of its recollections and offers them to short-term, unless the query says. Default
+    true.
+    """
     fold: _builtins.bool
     """Fold recollections that say the same into one. Default true; dbgpt false."""
     weak_below: _builtins.float

@@ -644,7 +644,9 @@ class RecallOpen(_message.Message):
     memory: _builtins.str
     """The memory."""
     session: _builtins.str
-    """The session of the recalls: if it then observes the words of a recollection, that is an echo."""
+    """The session of the recalls: if it then observes the words of a recollection, that is an echo, unless the caller may
+    not observe.
+    """
     done_in_recollections: _builtins.bool
     """The client reads `Recollections.done`: the server then marks the end of an answer in its last part and saves a
     message, which costs as much as any other. A server that does not know this field sends a separate `done`, so
@@ -717,7 +719,12 @@ class RecallQuery(_message.Message):
     near_misses: _builtins.int
     """Report up to this many near misses, with the stage that removed each. 0 for none."""
     reinforce: _builtins.bool
-    """Offer the recollections to short-term. Unset: by policy."""
+    """Whether the recall is an access: it then counts in `Fragment.access_count` and `access_time`, from which retention
+    counts, and offers the recollections to short-term. Unset: by policy. With false the recall changes nothing, except
+    that the session of the call, if it has one, may echo the recollections. A caller without the right to observe
+    changes nothing at all: unset is false, and true is PERMISSION_DENIED. Without effect with `subscribe` and `as_of`,
+    which never reinforce.
+    """
     token_budget: _builtins.int
     """Most tokens of ranking and working memory together. 0 for no limit."""
     subscribe: _builtins.bool

@@ -152,7 +152,7 @@ class RecallPolicy:
     )
     min_relevance: float = _tunable(0.0, "minimum relevance of a recollection", "", 0, 1)
     sensory: bool = _tunable(True, "whether recall includes the sensory tier")
-    reinforce: bool = _tunable(True, "offer the recollections to short-term")
+    reinforce: bool = _tunable(True, "a recall counts as an access of its recollections and offers them to short-term")
     fold: bool = _tunable(True, "fold recollections that say the same into one")
     truth: Truth = _tunable(
         Truth.CURRENT, "whether a recall returns only current fragments, or superseded and not valid ones too"

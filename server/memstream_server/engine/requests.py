@@ -191,6 +191,7 @@ class Query(Struct, frozen=True, gc=False, eq=False):
     explain: bool = False
     near_misses: int = 0
     reinforce: bool | None = None
+    """Whether the recall is an access of its fragments and offers them to short-term; None: by the policy."""
     token_budget: int = 0
     session: str = ""
     working_memory: bool = True

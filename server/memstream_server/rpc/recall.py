@@ -35,7 +35,7 @@ from memstream_server.engine.errors import (
     WindowExceeded,
 )
 from memstream_server.engine.requests import Query
-from memstream_server.rpc.access.caller import recheck_caller
+from memstream_server.rpc.access.caller import Verb, caller_may, recheck_caller
 from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
@@ -183,11 +183,16 @@ class RecallStream:
             raise ProtocolViolation("a message came with nothing set")
 
     async def _begin_query(self, message: pb.RecallQuery) -> None:
-        query_id = message.query_id
+        query_id, opening = message.query_id, self._opening
         if (refusal := self._check_new_query(query_id)) is not None:
             await self._fail_query(query_id[: self._limits.name_bytes_max], refusal)
             return
-        task = self._start_task(self._answer_query(message))
+        try:
+            query = read_query(message, opening.namespace, opening.session, self._limits, self._engine.dimension)
+        except EngineError as error:
+            await self._fail_query(query_id, error)
+            return
+        task = self._start_task(self._answer_query(message, query))
         self._queries[query_id] = task
         if not message.subscribe:
             self._answering.add(task)
@@ -223,9 +228,8 @@ class RecallStream:
         if self._queries.get(query_id) is task:
             del self._queries[query_id]
 
-    async def _answer_query(self, message: pb.RecallQuery) -> None:
+    async def _answer_query(self, message: pb.RecallQuery, query: Query) -> None:
         try:
-            query = queries.read_query(message, self._opening.session, self._limits, self._engine.dimension)
             await (self._follow_changes if message.subscribe else self._answer_once)(message, query)
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved, and the client must reconnect
             await self._write_message(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
@@ -282,6 +286,19 @@ class RecallStream:
         await self._write_message(pb.RecallResponse(going_away=self._drain.going_away_message()))
         await asyncio.sleep(self._drain.grace_s)
         self._end_stream(self._drain.shutdown_error())
+
+
+def read_query(message: pb.RecallQuery, namespace: str, session: str, limits: Limits, dimension: int) -> Query:
+    """A validated query of the caller. Raises InvalidField, PermissionDenied.
+
+    A caller that may not observe changes nothing: its query reinforces nothing and echoes in no session.
+    """
+    query = queries.read_query(message, session, limits, dimension)
+    if caller_may(Verb.OBSERVE, namespace):
+        return query
+    if query.reinforce:
+        raise PermissionDenied("query.reinforce needs the right observe in this namespace: leave it unset, or false")
+    return replace(query, reinforce=False, session="")
 
 
 def query_timeout_s(message: pb.RecallQuery) -> float | None:

@@ -128,7 +128,7 @@ class StreamService:
         if request.query.subscribe:
             found.add("query.subscribe", "is for a query on a Recall stream: this call has one answer")
         found.check()
-        query = queries.read_query(request.query, session, limits, self._engine.dimension)
+        query = recall.read_query(request.query, namespace, session, limits, self._engine.dimension)
         answer = await recall.recall_once(
             self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )

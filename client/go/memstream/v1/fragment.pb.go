@@ -815,9 +815,10 @@ type Fragment struct {
 	ObserveTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=observe_time,json=observeTime,proto3" json:"observe_time,omitempty"`
 	// When it was received here.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// When it was last recalled. Written in batches; no revision of its own.
+	// When it was last accessed: by a recall that reinforces, a repeat or an echo; no other read is an access. Written in
+	// batches; no revision of its own.
 	AccessTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=access_time,json=accessTime,proto3" json:"access_time,omitempty"`
-	// How often it was recalled. Written in batches; no revision of its own.
+	// How often it was accessed. Written in batches; no revision of its own.
 	AccessCount int64 `protobuf:"varint,13,opt,name=access_count,json=accessCount,proto3" json:"access_count,omitempty"`
 	// How many observations and recollections enhanced it.
 	EnhancementCount int32 `protobuf:"varint,14,opt,name=enhancement_count,json=enhancementCount,proto3" json:"enhancement_count,omitempty"`

@@ -954,7 +954,8 @@ type RecallPolicy struct {
 	MinRelevance *float64 `protobuf:"fixed64,12,opt,name=min_relevance,json=minRelevance,proto3,oneof" json:"min_relevance,omitempty"`
 	// Whether recall includes the sensory tier. Default true; dbgpt false.
 	Sensory *bool `protobuf:"varint,13,opt,name=sensory,proto3,oneof" json:"sensory,omitempty"`
-	// Offer the recollections to short-term. Default true.
+	// Whether a recall is an access of its recollections and offers them to short-term, unless the query says. Default
+	// true.
 	Reinforce *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
 	// Fold recollections that say the same into one. Default true; dbgpt false.
 	Fold *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`

@@ -1330,7 +1330,8 @@ type RecallOpen struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The memory.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// The session of the recalls: if it then observes the words of a recollection, that is an echo.
+	// The session of the recalls: if it then observes the words of a recollection, that is an echo, unless the caller may
+	// not observe.
 	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
 	// The client reads `Recollections.done`: the server then marks the end of an answer in its last part and saves a
 	// message, which costs as much as any other. A server that does not know this field sends a separate `done`, so
@@ -1431,7 +1432,11 @@ type RecallQuery struct {
 	Explain bool `protobuf:"varint,11,opt,name=explain,proto3" json:"explain,omitempty"`
 	// Report up to this many near misses, with the stage that removed each. 0 for none.
 	NearMisses int32 `protobuf:"varint,12,opt,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`
-	// Offer the recollections to short-term. Unset: by policy.
+	// Whether the recall is an access: it then counts in `Fragment.access_count` and `access_time`, from which retention
+	// counts, and offers the recollections to short-term. Unset: by policy. With false the recall changes nothing, except
+	// that the session of the call, if it has one, may echo the recollections. A caller without the right to observe
+	// changes nothing at all: unset is false, and true is PERMISSION_DENIED. Without effect with `subscribe` and `as_of`,
+	// which never reinforce.
 	Reinforce *bool `protobuf:"varint,13,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
 	// Most tokens of ranking and working memory together. 0 for no limit.
 	TokenBudget int32 `protobuf:"varint,14,opt,name=token_budget,json=tokenBudget,proto3" json:"token_budget,omitempty"`

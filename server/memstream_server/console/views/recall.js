@@ -16,35 +16,37 @@ const TRUTHS = [["", "by policy"], ["TRUTH_CURRENT", "current"], ["TRUTH_ALL", "
 const CURRENT = "TRUTH_STATUS_CURRENT";
 
 export async function render({ place, signal, memory }) {
-  if (!(await rightsIn(memory.namespace)).has("recall")) {
+  const rights = await rightsIn(memory.namespace);
+  if (!rights.has("recall")) {
     return show(place, h("p", { class: "empty" }, "Your key does not have the right to recall in this namespace."));
   }
   const { limits } = await call("ServerService/GetServerInfo", {}, signal);
   const panes = h("div", { class: "panes" });
   const compare = h("button", { type: "button", "aria-pressed": "false" }, "Compare two queries");
-  const first = new Pane(memory, limits, signal, "1");
+  const mayReinforce = rights.has("observe");
+  const first = new Pane(memory, limits, mayReinforce, signal, "1");
   let second = null;
   compare.addEventListener("click", () => {
     if (second) {
       second.root.remove();
       second = null;
     } else {
-      second = new Pane(memory, limits, signal, "2");
+      second = new Pane(memory, limits, mayReinforce, signal, "2");
       second.copy(first);
       panes.append(second.root);
     }
     compare.setAttribute("aria-pressed", String(second !== null));
   });
   panes.append(first.root);
-  show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, "Asking here changes nothing, unless you let it reinforce.")), panes);
+  show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, mayReinforce ? "Asking here changes nothing, unless you let it reinforce." : "Asking here changes nothing.")), panes);
   first.form.elements.text.focus({ preventScroll: true });
   return undefined;
 }
 
 /** One query and its answer. */
 class Pane {
-  constructor(memory, limits, signal, name) {
-    Object.assign(this, { memory, limits, signal });
+  constructor(memory, limits, mayReinforce, signal, name) {
+    Object.assign(this, { memory, limits, mayReinforce, signal });
     this.answer = h("div", { class: "answer", "aria-live": "off" });
     this.status = h("p", { class: "away", role: "status" });
     this.form = this.drawForm();
@@ -77,7 +79,7 @@ class Pane {
         h("button", { type: "submit", class: "main" }, "Recall"),
         h("label", { class: "check" }, input("fold", "checkbox", { checked: true }), "fold repeats"),
         h("label", { class: "check" }, input("interpret", "checkbox", { checked: true }), "interpret phrases of time"),
-        h("label", { class: "check" }, input("reinforce", "checkbox"), "reinforce")));
+        this.mayReinforce && h("label", { class: "check" }, input("reinforce", "checkbox"), "reinforce")));
   }
 
   /** Takes the values of another pane. */
@@ -98,7 +100,7 @@ class Pane {
     if (elements.tier.value) filter.tiers = [elements.tier.value];
     if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
     if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
-    const query = { text: elements.text.value, filter, explain: true, nearMisses: NEAR_MISSES, reinforce: elements.reinforce.checked };
+    const query = { text: elements.text.value, filter, explain: true, nearMisses: NEAR_MISSES, reinforce: Boolean(elements.reinforce?.checked) };
     if (!elements.fold.checked) query.fold = false;
     if (!elements.interpret.checked) query.interpretTime = false;
     if (elements.truth.value) query.truth = elements.truth.value;

@@ -1,5 +1,8 @@
 """Reinforcement: after an answer is sent, offers its fragments to short-term and counts their accesses.
 
+Rule 1. A recall that reinforces nothing, by its query or else by the policy, is no access. If it names a session, what
+it returned is remembered for the echoes of that session, in RAM only; otherwise nothing of it remains.
+
 Offers run in the background. A crash may lose them: they are never acknowledged.
 """
 
@@ -93,17 +96,14 @@ class Reinforcement:
     def _handle_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
         now_us = self._runtime.clock.now_us()
-        working = actor.working
-        working.remember_recalled(query.session, fragments, now_us)
-        self.count_accesses(actor, [fragment.id for fragment in fragments], now_us)
-        policy = working.record.policy
+        working, policy = actor.working, actor.working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
-        if (
-            wanted
-            and fragments
-            and enhances_short_term(working.record.kind, working.record.policy)
-            and working.state.short_term
-        ):
+        if wanted or query.session:
+            working.remember_recalled(query.session, fragments, now_us)
+        if not wanted:
+            return
+        self.count_accesses(actor, [fragment.id for fragment in fragments], now_us)
+        if fragments and enhances_short_term(working.record.kind, policy) and working.state.short_term:
             self.offer_fragments(actor, fragments)
 
     def offer_fragments(self, actor: Actor, fragments: Sequence[Fragment]) -> None:

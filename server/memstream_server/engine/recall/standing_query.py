@@ -7,7 +7,8 @@ Rule 2. The first change is the whole answer. A later change has the new and cha
 and the order. A client that applies all changes has the current answer.
 Rule 3. Of fragments with the same meaning, the one in the last answer is kept while it is found, so that the answer
 does not alternate.
-Rule 4. Nothing is offered to short-term, but sent fragments count as recalled. Answers have no working memory.
+Rule 4. It reinforces nothing and is no access; if it names a session, sent fragments can be echoed in that session.
+Answers have no working memory.
 """
 
 from __future__ import annotations

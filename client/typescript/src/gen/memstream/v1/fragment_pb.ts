@@ -380,14 +380,15 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
   createTime?: Timestamp | undefined;
 
   /**
-   * When it was last recalled. Written in batches; no revision of its own.
+   * When it was last accessed: by a recall that reinforces, a repeat or an echo; no other read is an access. Written in
+   * batches; no revision of its own.
    *
    * @generated from field: google.protobuf.Timestamp access_time = 12;
    */
   accessTime?: Timestamp | undefined;
 
   /**
-   * How often it was recalled. Written in batches; no revision of its own.
+   * How often it was accessed. Written in batches; no revision of its own.
    *
    * @generated from field: int64 access_count = 13;
    */

@@ -487,7 +487,8 @@ export type RecallPolicy = Message<"memstream.v1.RecallPolicy"> & {
   sensory?: boolean | undefined;
 
   /**
-   * Offer the recollections to short-term. Default true.
+   * Whether a recall is an access of its recollections and offers them to short-term, unless the query says. Default
+   * true.
    *
    * @generated from field: optional bool reinforce = 14;
    */

@@ -722,7 +722,8 @@ export type RecallOpen = Message<"memstream.v1.RecallOpen"> & {
   memory: string;
 
   /**
-   * The session of the recalls: if it then observes the words of a recollection, that is an echo.
+   * The session of the recalls: if it then observes the words of a recollection, that is an echo, unless the caller may
+   * not observe.
    *
    * @generated from field: string session = 3;
    */
@@ -848,7 +849,11 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   nearMisses: number;
 
   /**
-   * Offer the recollections to short-term. Unset: by policy.
+   * Whether the recall is an access: it then counts in `Fragment.access_count` and `access_time`, from which retention
+   * counts, and offers the recollections to short-term. Unset: by policy. With false the recall changes nothing, except
+   * that the session of the call, if it has one, may echo the recollections. A caller without the right to observe
+   * changes nothing at all: unset is false, and true is PERMISSION_DENIED. Without effect with `subscribe` and `as_of`,
+   * which never reinforce.
    *
    * @generated from field: optional bool reinforce = 13;
    */

@@ -1,0 +1,57 @@
+"""With authentication: a caller that may recall but not observe changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import memstream
+from memstream import Fragment, Memory, MemoryKind
+from memstream.errors import PermissionDenied
+from tests.access.conftest import Guarded
+from tests.support.waiting import until
+
+KEY, LAST = "the key is under the mat", "a heron by the canal"
+
+
+async def _listed(memory: Memory) -> dict[str, Fragment]:
+    return {one.content: one async for one in memory.list_fragments()}
+
+
+async def test_caller_that_may_not_observe_changes_nothing(guarded: Guarded) -> None:
+    address, keys = guarded.server.address, guarded.keys
+    async with (
+        memstream.connect(address, token=keys["root"]) as root,
+        memstream.connect(address, token=keys["only-recall"]) as reader,
+    ):
+        repeats = memstream.ShortTermPolicy(repeats=False)
+        memory = await root.create_memory(
+            "v/reads", kind=MemoryKind.LONG_TERM, policy=memstream.Policy(short_term=repeats)
+        )
+        await memory.observe_batch([KEY, LAST], session="monday")
+        before = await _listed(memory)
+        async with reader.memory("v/reads").recall(session="monday") as recall:
+            assert (await recall.query("key", limit=1))[0].fragment.content == KEY
+        assert (await reader.memory("v/reads").recall_once("key", limit=1))[0].fragment.content == KEY
+        await memory.recall_once("heron", limit=1)
+
+        async def written() -> bool:
+            return (await _listed(memory))[LAST].access_count == 1
+
+        await until(written)
+        assert (await _listed(memory))[KEY] == before[KEY]
+        await memory.observe_batch([KEY], session="monday")
+        assert len([one async for one in memory.list_fragments()]) == 3, "no echo"
+
+
+async def test_reinforcing_without_the_right_is_refused(guarded: Guarded) -> None:
+    address, keys = guarded.server.address, guarded.keys
+    async with memstream.connect(address, token=keys["root"]) as root:
+        await (await root.create_memory("v/refused")).observe_batch([KEY])
+    async with memstream.connect(address, token=keys["only-recall"]) as reader:
+        memory = reader.memory("v/refused")
+        with pytest.raises(PermissionDenied, match="the right observe"):
+            await memory.recall_once("key", reinforce=True)
+        async with memory.recall() as recall:
+            with pytest.raises(PermissionDenied, match="the right observe"):
+                await recall.query("key", reinforce=True)
+            assert (await recall.query("key"))[0].fragment.content == KEY, "the stream goes on"
