@@ -292,6 +292,7 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
         supersede_time=optional_timestamp_from_wire(wire.supersede_time, wire.HasField("supersede_time")),
         valid_from=optional_timestamp_from_wire(wire.valid_from, wire.HasField("valid_from")),
         valid_until=optional_timestamp_from_wire(wire.valid_until, wire.HasField("valid_until")),
+        last_observe_time=optional_timestamp_from_wire(wire.last_observe_time, wire.HasField("last_observe_time")),
     )
 
 

@@ -252,6 +252,7 @@ class Fragment:
     supersede_time: datetime | None = None
     valid_from: datetime | None = None
     valid_until: datetime | None = None
+    last_observe_time: datetime | None = None
 
 
 @check_fields

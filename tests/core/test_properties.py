@@ -69,7 +69,7 @@ class CheckedMemory(CoreMemory):
         assert len(state.sensory) <= self.policy.sensory.capacity
         assert len(state.short_term) <= self.policy.short_term.capacity
         for tier in (state.sensory, state.short_term):
-            positions = [held.fragment.position for held in tier]
+            positions = [held.fragment.last_position for held in tier]
             assert positions == sorted(set(positions))
         live = {id_: one for id_, one in self.known.items() if one.forget_time_us is None}
         long_term = [one for one in live.values() if one.tier is Tier.LONG_TERM]

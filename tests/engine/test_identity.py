@@ -16,7 +16,7 @@ from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import AckLevel, NewMemory, Query
+from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told
@@ -198,3 +198,38 @@ async def test_put_replaces_all_a_client_gives(tmp_path: Path, kind: MemoryKind,
         after = await engine.recall(*NAME, query)
     ranked = [{one.fragment.id: one.scored.score for one in each.recollections} for each in (before, after)]
     assert ranked[0] == pytest.approx(ranked[1])
+
+
+async def test_what_was_said_last_is_last(tmp_path: Path) -> None:
+    monday, friday = "the meeting is on Monday", "the meeting is on Friday"
+    async with open_engine(tmp_path) as engine:
+        await create(engine, MemoryKind.HYBRID)
+        for text in (monday, friday, monday):
+            await tell(engine, text)
+        rows = {one.content: one for one in await listed(engine)}
+        assert rows.keys() == {monday, friday}
+        assert rows[monday].last_observed > rows[friday].last_observed
+        assert rows[monday].observe_time_us < rows[friday].observe_time_us
+        before = await engine.recall(*NAME, Query(text="meeting", as_of=AsOf(revision=3)))
+        assert before.working_ids == (rows[monday].id, rows[friday].id)
+        now = await engine.recall(*NAME, Query(text="meeting", reinforce=False))
+        assert now.working_ids == (rows[friday].id, rows[monday].id)
+    async with open_engine(tmp_path) as engine:  # a load keeps the order
+        again = await engine.recall(*NAME, Query(text="meeting", reinforce=False))
+        assert again.working_ids == now.working_ids
+
+
+async def test_one_batch_keeps_what_was_said_last(engine: Engine) -> None:
+    await create(engine, MemoryKind.HYBRID)
+    await tell(engine, "tea is best", "coffee is best", "tea is best")
+    first, last = sorted(await listed(engine), key=lambda one: one.last_observed)
+    assert [first.content, last.content] == ["coffee is best", "tea is best"]
+
+
+async def test_old_observation_sent_again_is_not_last(engine: Engine) -> None:
+    await create(engine, MemoryKind.HYBRID)
+    for text, time_us in (("tea is best", 1_000), ("coffee is best", 2_000), ("tea is best", 1_000)):
+        await engine.observe_batch(*NAME, "", 1, [observation(text, observe_time_us=time_us)], AckLevel.STORED)
+    first, last = sorted(await listed(engine), key=lambda one: one.last_observed)
+    assert [first.content, last.content] == ["tea is best", "coffee is best"]
+    assert first.duplicate_count == 1

@@ -444,6 +444,7 @@ class Fragment(_message.Message):
     VALID_FROM_FIELD_NUMBER: _builtins.int
     VALID_UNTIL_FIELD_NUMBER: _builtins.int
     SUPERSEDE_TIME_FIELD_NUMBER: _builtins.int
+    LAST_OBSERVE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique and ordered by time of receipt: 26 characters of Crockford base 32."""
     kind: Global___FragmentKind.ValueType
@@ -537,6 +538,12 @@ class Fragment(_message.Message):
     def supersede_time(self) -> _timestamp_pb2.Timestamp:
         """When it was superseded; unset otherwise."""
 
+    @_builtins.property
+    def last_observe_time(self) -> _timestamp_pb2.Timestamp:
+        """When its words were observed last, if a repeat without a time of its own was counted here: recency, working memory and
+        the order of statements count from it. Unset if there was none.
+        """
+
     def __init__(
         self,
         *,
@@ -569,10 +576,11 @@ class Fragment(_message.Message):
         valid_from: _timestamp_pb2.Timestamp | None = ...,
         valid_until: _timestamp_pb2.Timestamp | None = ...,
         supersede_time: _timestamp_pb2.Timestamp | None = ...,
+        last_observe_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "observe_time", b"observe_time", "structured", b"structured", "supersede_time", b"supersede_time", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "last_observe_time", b"last_observe_time", "observe_time", b"observe_time", "structured", b"structured", "supersede_time", b"supersede_time", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "last_observe_time", b"last_observe_time", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["content", "structured"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

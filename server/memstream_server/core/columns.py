@@ -99,6 +99,8 @@ class Columns:
         self._alive = Growing(np.bool_)
         self._importance = Growing(np.float64)
         self._observe_us = Growing(np.int64)
+        self._last_us = Growing(np.int64)
+        self._last_position = Growing(np.int64)
         self._create_us = Growing(np.int64)
         self._position = Growing(np.int64)
         self._expire_us = Growing(np.int64)
@@ -149,6 +151,16 @@ class Columns:
     def observe_us(self) -> npt.NDArray[np.int64]:
         """Observation times, int64[n]."""
         return self._observe_us.view
+
+    @property
+    def last_us(self) -> npt.NDArray[np.int64]:
+        """When the words were observed last: observation time or last repeat (`Fragment.last_observed`), int64[n]."""
+        return self._last_us.view
+
+    @property
+    def last_position(self) -> npt.NDArray[np.int64]:
+        """Positions at which the words were received last, int64[n]."""
+        return self._last_position.view
 
     @property
     def access_us(self) -> npt.NDArray[np.int64]:
@@ -206,6 +218,8 @@ class Columns:
         self._alive.extend([each.forget_time_us is None for each in fragments])
         self._importance.extend([each.importance for each in fragments])
         self._observe_us.extend([each.observe_time_us for each in fragments])
+        self._last_us.extend([each.last_observed[0] for each in fragments])
+        self._last_position.extend([each.last_position for each in fragments])
         self._create_us.extend([each.create_time_us for each in fragments])
         self._position.extend([each.position for each in fragments])
         self._expire_us.extend([_expiry_us(each) for each in fragments])
@@ -396,6 +410,7 @@ class Columns:
         self._alive.view[slot] = fragment.forget_time_us is None
         self._importance.view[slot] = fragment.importance
         self._observe_us.view[slot] = fragment.observe_time_us
+        self._last_us.view[slot], self._last_position.view[slot] = fragment.last_observed
         self._create_us.view[slot] = fragment.create_time_us
         self._expire_us.view[slot] = _expiry_us(fragment)
         self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)

@@ -120,3 +120,6 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     """Whether a promotion replaced the content by the merged text; None in logs from before this field."""
     receipt: str = ""
     """The receipt of a RECALLED."""
+    last_repeat: tuple[int, int] | None = None
+    """(time, position) of the earlier repeat that a repeat replaced as the last one, (0, 0) if it is the first; None if
+    it is not the last one."""

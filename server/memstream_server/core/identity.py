@@ -47,7 +47,7 @@ def _identity_fields(fragment: Fragment) -> tuple[object, ...]:
         _typed_metadata(fragment.metadata) if fragment.metadata else (),
         fragment.ttl_us,
         fragment.expire_time_us if fragment.ttl_us is None else None,
-        _given_time_us(fragment),
+        given_time_us(fragment),
         fragment.own_vector,
         fragment.token_count,
         fragment.valid_from_us,
@@ -68,7 +68,7 @@ def is_echo(new: Fragment, recalled: Fragment) -> bool:
         and set(_typed_metadata(new.metadata)) <= set(_typed_metadata(recalled.metadata))
         and (new.expire_time_us is None or _same_expiry(new, recalled))
         and (not new.own_importance or new.importance == recalled.importance)
-        and (_given_time_us(new) is None or new.observe_time_us == recalled.observe_time_us)
+        and (given_time_us(new) is None or new.observe_time_us == recalled.observe_time_us)
         and not new.has_validity
         and recalled.status_at(new.create_time_us) is TruthStatus.CURRENT
     )
@@ -86,7 +86,8 @@ def _same_expiry(one: Fragment, other: Fragment) -> bool:
     return one.expire_time_us == other.expire_time_us
 
 
-def _given_time_us(fragment: Fragment) -> int | None:
+def given_time_us(fragment: Fragment) -> int | None:
+    """The observation time that the client gave; None if it gave none, and the server took that of the receipt."""
     return None if fragment.observe_time_us == fragment.create_time_us else fragment.observe_time_us
 
 

@@ -242,8 +242,8 @@ class Assessed:
 
 
 def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:
-    """(1 - decay)^hours since each fragment's observation time; 1 for future times."""
-    hours = np.maximum(0.0, (now_us - columns.observe_us[slots]) / _HOUR_US)
+    """(1 - decay)^hours since the words of each fragment were observed last; 1 for future times."""
+    hours = np.maximum(0.0, (now_us - columns.last_us[slots]) / _HOUR_US)
     return np.power(1.0 - decay_per_hour, hours)
 
 

@@ -135,12 +135,12 @@ _OF_A_THING = frozenset({NAMED, FAVOURITE})
 
 def is_newer(one: Fragment, other: Fragment) -> bool:
     """Whether `one` is the newer of two fragments (Rule 4)."""
-    return (one.observe_time_us, one.position) > (other.observe_time_us, other.position)
+    return one.last_observed > other.last_observed
 
 
 def is_one_occasion(newer: Fragment, older: Fragment) -> bool:
     """Whether both were observed within OCCASION_US."""
-    return abs(newer.observe_time_us - older.observe_time_us) < OCCASION_US
+    return abs(newer.last_observed[0] - older.last_observed[0]) < OCCASION_US
 
 
 def find_reason(

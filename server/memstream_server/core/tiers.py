@@ -1,7 +1,8 @@
 """The tiers: what happens to an observation or a recollection, in each kind of memory and both profiles.
 
 Rule 1. A fragment is in exactly one tier, or removed with an event that says why.
-Rule 2. Tiers keep the order of receipt; fragments that leave sensory together enter short-term in that order.
+Rule 2. Tiers keep the order of receipt; fragments that leave sensory together enter short-term in that order. A
+repeat is the last receipt of the fragment that counts it.
 Rule 3. Short-term first compares, then promotes, then appends, then evicts.
 """
 
@@ -22,7 +23,7 @@ from memstream_server.core.enhancement import (
     take_back,
 )
 from memstream_server.core.events import EventType, Reason
-from memstream_server.core.identity import is_echo, is_repeat
+from memstream_server.core.identity import given_time_us, is_echo, is_repeat
 from memstream_server.core.policy import Overflow, Policy, ShortTermKind
 from memstream_server.core.retention import is_expired
 from memstream_server.core.supersession import mark_superseded
@@ -171,8 +172,9 @@ def _enter_memory(draft: Draft, rules: _Rules, newcomer: Newcomer) -> None:
 
 def insert_fragment(tier: list[Held], held: Held) -> None:
     """Insert in order of receipt. Usually at the end, but decisions may be out of order."""
-    if tier and tier[-1].fragment.position > held.fragment.position:
-        tier.insert(bisect([one.fragment.position for one in tier], held.fragment.position), held)
+    position = held.fragment.last_position
+    if tier and tier[-1].fragment.last_position > position:
+        tier.insert(bisect([one.fragment.last_position for one in tier], position), held)
     else:
         tier.append(held)
 
@@ -184,7 +186,8 @@ def _count_if_repeat(draft: Draft, rules: _Rules, newcomer: Newcomer) -> bool:
         for place, held in enumerate(tier):
             if held.fragment.content == fragment.content and _is_counted_on(held.fragment, fragment, rules.policy):
                 again = _count_repeat(draft, held.fragment, fragment)
-                tier[place] = strengthen_anchor(draft, replace(held, fragment=again), held.enhancements)
+                del tier[place]
+                insert_fragment(tier, strengthen_anchor(draft, replace(held, fragment=again), held.enhancements))
                 if rules.enhanced:
                     _promote_ripe(draft, rules)
                 return True
@@ -206,10 +209,21 @@ def _is_found(known: Fragment, new: Fragment, policy: Policy) -> bool:
 
 
 def _count_repeat(draft: Draft, fragment: Fragment, new: Fragment) -> Fragment:
-    """The fragment with one more repeat. A time to live given with the repeat restarts at the repeat."""
+    """The fragment with one more repeat. A time to live given with the repeat restarts at the repeat.
+
+    Its words were observed last at the repeat, unless the repeat has a time of its own: that is the fragment's, and the
+    observation is an old one that was sent again.
+    """
     replaced_us = None if fragment.expire_time_us == new.expire_time_us else fragment.expire_time_us
-    draft.record_event(EventType.REPEATED, fragment.id, other=new.id, expire_time_us=replaced_us)
-    return fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
+    last_repeat = None
+    again = fragment.but(duplicate_count=fragment.duplicate_count + 1, expire_time_us=new.expire_time_us)
+    if given_time_us(new) is None and new.last_observed > fragment.last_observed:
+        last_repeat = (fragment.repeat_time_us, fragment.repeat_position)
+        again = again.but(repeat_time_us=new.observe_time_us, repeat_position=new.position)
+    draft.record_event(
+        EventType.REPEATED, fragment.id, other=new.id, expire_time_us=replaced_us, last_repeat=last_repeat
+    )
+    return again
 
 
 # ---- sensory

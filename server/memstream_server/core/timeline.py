@@ -66,6 +66,8 @@ class Timeline:
         self._vectored: dict[str, int] = {}
         self._expiries: dict[str, list[tuple[int, int]]] = {}
         """(revision, expiry that a repeat replaced) by fragment."""
+        self._repeats: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+        """(revision, last repeat that a repeat replaced) by fragment."""
         self._touched: dict[str, int] = {}
         """The last change of a fragment whose beginning is not in the log."""
 
@@ -135,8 +137,11 @@ class Timeline:
             self._restored.add(id_)
         elif kind is EventType.VECTORED:
             self._vectored.setdefault(id_, revision)
-        elif kind is EventType.REPEATED and event.expire_time_us is not None:
-            self._expiries.setdefault(id_, []).append((revision, event.expire_time_us))
+        elif kind is EventType.REPEATED:
+            if event.expire_time_us is not None:
+                self._expiries.setdefault(id_, []).append((revision, event.expire_time_us))
+            if event.last_repeat is not None:
+                self._repeats.setdefault(id_, []).append((revision, event.last_repeat))
         unknown = self._first > 1 and id_ and id_ not in self._places and id_ not in self._born
         if unknown and kind is not EventType.ECHOED:
             self._touched[id_] = revision
@@ -220,12 +225,16 @@ class Timeline:
         base = present if version is None else version
         until = self.find_base(present.id) or self.head + 1
         expiry = next((expiry for at, expiry in self._expiries.get(base.id, ()) if at < until), base.expire_time_us)
+        present_repeat = (base.repeat_time_us, base.repeat_position)
+        repeat = next((last for at, last in self._repeats.get(base.id, ()) if at < until), present_repeat)
         unvectored = self._vectored.get(base.id, until) < until
         fragment = base.but(
             version=0,
             access_count=present.access_count,
             access_time_us=present.access_time_us,
             expire_time_us=expiry,
+            repeat_time_us=repeat[0],
+            repeat_position=repeat[1],
             model="" if unvectored else base.model,
         )
         place = self._places.get(base.id)

@@ -108,6 +108,7 @@ class _Fields(TypedDict, total=False):
     version: int
     expire_time_us: int | None
     merges: bool | None
+    last_repeat: tuple[int, int] | None
 
 
 class Draft:

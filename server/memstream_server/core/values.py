@@ -115,6 +115,10 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
     """Name of the embedding space of its indexed vector; empty if it has none."""
     position: int = 0
     """Order of receipt in its memory; insights take the next one."""
+    repeat_time_us: int = 0
+    """When its words were observed last, if a repeat without a time of its own was counted here; else 0."""
+    repeat_position: int = 0
+    """The position of that repeat in the order of receipt; else 0."""
     version: int = 0
     """Revision of the memory that last changed this fragment; its etag."""
     forget_time_us: int | None = None
@@ -134,6 +138,16 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
     valid_from_us: int | None = None
     valid_until_us: int | None = None
     """The content is true in [valid_from_us, valid_until_us); None is no bound."""
+
+    @property
+    def last_observed(self) -> tuple[int, int]:
+        """(time in microseconds, position) of the last observation of its words: the last counted repeat or its own."""
+        return self.repeat_time_us or self.observe_time_us, self.last_position
+
+    @property
+    def last_position(self) -> int:
+        """The position at which its words were received last: the order within a tier."""
+        return self.repeat_position or self.position
 
     @property
     def has_validity(self) -> bool:

@@ -856,8 +856,11 @@ type Fragment struct {
 	ValidUntil *timestamppb.Timestamp `protobuf:"bytes,28,opt,name=valid_until,json=validUntil,proto3" json:"valid_until,omitempty"`
 	// When it was superseded; unset otherwise.
 	SupersedeTime *timestamppb.Timestamp `protobuf:"bytes,29,opt,name=supersede_time,json=supersedeTime,proto3" json:"supersede_time,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// When its words were observed last, if a repeat without a time of its own was counted here: recency, working memory and
+	// the order of statements count from it. Unset if there was none.
+	LastObserveTime *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=last_observe_time,json=lastObserveTime,proto3" json:"last_observe_time,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Fragment) Reset() {
@@ -1100,6 +1103,13 @@ func (x *Fragment) GetValidUntil() *timestamppb.Timestamp {
 func (x *Fragment) GetSupersedeTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.SupersedeTime
+	}
+	return nil
+}
+
+func (x *Fragment) GetLastObserveTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastObserveTime
 	}
 	return nil
 }
@@ -1514,8 +1524,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
 	"\x04bodyB\b\n" +
 	"\x06expiryB\r\n" +
-	"\v_importance\"\xb8\n" +
-	"\n" +
+	"\v_importance\"\x80\v\n" +
 	"\bFragment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1a.memstream.v1.FragmentKindR\x04kind\x12&\n" +
@@ -1561,7 +1570,8 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"valid_from\x18\x1b \x01(\v2\x1a.google.protobuf.TimestampR\tvalidFrom\x12;\n" +
 	"\vvalid_until\x18\x1c \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"validUntil\x12A\n" +
-	"\x0esupersede_time\x18\x1d \x01(\v2\x1a.google.protobuf.TimestampR\rsupersedeTime\x1aX\n" +
+	"\x0esupersede_time\x18\x1d \x01(\v2\x1a.google.protobuf.TimestampR\rsupersedeTime\x12F\n" +
+	"\x11last_observe_time\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\x0flastObserveTime\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
@@ -1677,23 +1687,24 @@ var file_memstream_v1_fragment_proto_depIdxs = []int32{
 	15, // 16: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
 	15, // 17: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
 	15, // 18: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
-	1,  // 19: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	15, // 20: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	15, // 21: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	10, // 22: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
-	0,  // 23: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	5,  // 24: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	15, // 25: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	11, // 26: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
-	4,  // 27: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	15, // 28: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
-	5,  // 29: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	5,  // 30: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	15, // 19: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
+	1,  // 20: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
+	15, // 21: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	15, // 22: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	10, // 23: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	0,  // 24: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
+	5,  // 25: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	15, // 26: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	11, // 27: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	4,  // 28: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	15, // 29: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	5,  // 30: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 31: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }

@@ -145,6 +145,8 @@ def apply_update(existing: Fragment, new: Fragment) -> Fragment:
         session=new.session,
         importance=new.importance,
         observe_time_us=new.observe_time_us,
+        repeat_time_us=0,
+        repeat_position=0,
         metadata=new.metadata,
         expire_time_us=new.expire_time_us,
         token_count=new.token_count,

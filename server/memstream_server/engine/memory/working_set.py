@@ -213,8 +213,8 @@ class WorkingSet:
         self.state = State(
             kind=loaded.record.kind,
             seed=loaded.record.seed,
-            sensory=loaded.sensory,
-            short_term=loaded.short_term,
+            sensory=_sort_held(loaded.sensory),
+            short_term=_sort_held(loaded.short_term),
             reflection_aggregate=loaded.record.reflection_aggregate,
         )
         self.suspicions = OpenSuspicions(loaded.suspicions)
@@ -473,3 +473,8 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
 def _oldest_us(recalled: OrderedDict[tuple[str, int], tuple[int, str]]) -> int:
     """Time of the oldest recall."""
     return next(iter(recalled.values()))[0]
+
+
+def _sort_held(held: Sequence[Held]) -> tuple[Held, ...]:
+    """In the order in which a tier keeps them."""
+    return tuple(sorted(held, key=lambda one: one.fragment.last_position))

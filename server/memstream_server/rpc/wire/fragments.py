@@ -65,6 +65,8 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         message.structured.CopyFrom(fragment_pb2.StructuredObservation(**asdict(fragment.structured)))
     scalars.write_time(message.observe_time, fragment.observe_time_us)
     scalars.write_time(message.create_time, fragment.create_time_us)
+    if fragment.repeat_time_us:
+        scalars.write_time(message.last_observe_time, fragment.repeat_time_us)
     if fragment.access_time_us:
         scalars.write_time(message.access_time, fragment.access_time_us)
     if fragment.expire_time_us is not None:

@@ -219,6 +219,8 @@ class Checker:
             raise self._error_at("tier", f"is {line.tier}, which a memory of kind {memory.line.kind} does not have")
         if line.duplicate_count > line.enhancement_count:
             raise self._error_at("duplicate_count", "is above enhancement_count, of which it is a part")
+        if bool(line.repeat_time_us) != bool(line.repeat_position) or 0 < line.repeat_position <= line.position:
+            raise self._error_at("repeat_position", "and repeat_time_us are those of a repeat that was received later")
         if line.id in line.sources:
             raise self._error_at("sources", "name the fragment itself")
         if line.tier is Tier.LONG_TERM or line.forget_time_us is not None:

@@ -315,6 +315,8 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         importance=fragment.importance,
         observe_time_us=fragment.observe_time_us,
         create_time_us=fragment.create_time_us,
+        repeat_time_us=fragment.repeat_time_us,
+        repeat_position=fragment.repeat_position,
         access_time_us=fragment.access_time_us,
         access_count=fragment.access_count,
         enhancement_count=fragment.enhancement_count,

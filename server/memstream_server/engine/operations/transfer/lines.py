@@ -149,6 +149,10 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     importance: Share
     observe_time_us: Time
     create_time_us: Time
+    repeat_time_us: Time = 0
+    """When its words were observed last, if a repeat was counted here; else 0."""
+    repeat_position: Position = 0
+    """The position of that repeat in the order of receipt."""
     access_time_us: Time = 0
     version: Count = 0
     kind: FragmentKind = FragmentKind.OBSERVATION

@@ -39,6 +39,8 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
         importance=line.importance,
         observe_time_us=line.observe_time_us,
         create_time_us=line.create_time_us,
+        repeat_time_us=line.repeat_time_us,
+        repeat_position=line.repeat_position,
         access_time_us=line.access_time_us,
         access_count=line.access_count,
         enhancement_count=line.enhancement_count,
