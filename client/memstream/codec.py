@@ -39,6 +39,7 @@ from memstream.values import (
     RecallOptions,
     Recollection,
     Rejected,
+    Role,
     ScorePart,
     Structured,
     Tier,
@@ -65,6 +66,7 @@ Observable: TypeAlias = str | Structured | Observation
 
 _TIERS = members_by_number(Tier, fragment_pb2.Tier.DESCRIPTOR)
 _TRUTHS = members_by_number(Truth, fragment_pb2.Truth.DESCRIPTOR)
+_ROLES = members_by_number(Role, fragment_pb2.Role.DESCRIPTOR)
 _FRAGMENT_KINDS = members_by_number(FragmentKind, fragment_pb2.FragmentKind.DESCRIPTOR)
 _EVENT_TYPES = members_by_number(EventType, event_pb2.EventType.DESCRIPTOR)
 _TRUTH_STATUSES = members_by_number(TruthStatus, fragment_pb2.TruthStatus.DESCRIPTOR)
@@ -113,6 +115,7 @@ def _observation_to_wire(value: Observation) -> fragment_pb2.Observation:
         wire.MergeFrom(
             fragment_pb2.Observation(
                 speaker=value.speaker,
+                role=role_to_wire(value.role),
                 session=value.session,
                 observe_time=optional_timestamp_to_wire("observe_time", value.observe_time),
                 importance=value.importance,
@@ -147,6 +150,11 @@ def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
 def truth_to_wire(truth: Truth | None) -> fragment_pb2.Truth.ValueType:
     """Converts a truth; None lets the server choose."""
     return fragment_pb2.Truth.Value(f"TRUTH_{'UNSPECIFIED' if truth is None else Truth(truth).name}")
+
+
+def role_to_wire(role: Role | None) -> fragment_pb2.Role.ValueType:
+    """Converts a role; None is unset."""
+    return fragment_pb2.Role.Value(f"ROLE_{'UNSPECIFIED' if role is None else Role(role).name}")
 
 
 def truth_from_wire(number: int) -> Truth | None:
@@ -293,6 +301,7 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
         valid_from=optional_timestamp_from_wire(wire.valid_from, wire.HasField("valid_from")),
         valid_until=optional_timestamp_from_wire(wire.valid_until, wire.HasField("valid_until")),
         last_observe_time=optional_timestamp_from_wire(wire.last_observe_time, wire.HasField("last_observe_time")),
+        role=_ROLES.get(wire.role),
     )
 
 

@@ -22,6 +22,7 @@ from memstream.codec import (
     fragment_from_wire,
     observation_to_wire,
     query_to_wire,
+    role_to_wire,
     set_as_of,
     structured_to_wire,
     tiers_to_wire,
@@ -52,6 +53,7 @@ from memstream.values import (
     MetadataValue,
     ObservationFields,
     RecallOptions,
+    Role,
     Structured,
     Tier,
     Truth,
@@ -319,6 +321,7 @@ class Memory:
         expire_time: datetime | Literal["never"] | None = None,
         pinned: bool | None = None,
         speaker: str | None = None,
+        role: Role | None = None,
         valid_from: datetime | Literal["unbounded"] | None = None,
         valid_until: datetime | Literal["unbounded"] | None = None,
         etag: str = "",
@@ -329,9 +332,8 @@ class Memory:
         An etag, if passed, must be current.
         """
         with encoding("fragment"):
-            wire = fragment_pb2.Fragment(
-                id=id, etag=etag, importance=importance or 0.0, pinned=bool(pinned), speaker=speaker or ""
-            )
+            wire = fragment_pb2.Fragment(id=id, etag=etag, importance=importance or 0.0, pinned=bool(pinned))
+            wire.speaker, wire.role = speaker or "", role_to_wire(role)
         body = "content"
         if isinstance(content, Structured):
             body = "structured"
@@ -353,6 +355,7 @@ class Memory:
             "expire_time": expire_time,
             "pinned": pinned,
             "speaker": speaker,
+            "role": role,
             "valid_from": valid_from,
             "valid_until": valid_until,
         }

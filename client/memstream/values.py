@@ -91,6 +91,15 @@ class EventType(StrEnum):
     RECALLED = "recalled"
 
 
+class Role(StrEnum):
+    """What a speaker is to the conversation. Recall ranks a user's message together with the assistant's reply."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SYSTEM = "system"
+
+
 class Truth(StrEnum):
     """Which fragments are returned: only current ones, or superseded and not valid ones too."""
 
@@ -174,6 +183,7 @@ class ObservationFields(TypedDict, total=False):
     """Optional fields of an observation; see Observation."""
 
     speaker: str
+    role: Role | None
     session: str
     observe_time: datetime | None
     importance: float | None
@@ -193,6 +203,7 @@ class ObservationFields(TypedDict, total=False):
 class Observation:
     """Text or a structured step, with optional fields.
 
+    `role`: what the speaker is; None lets the server decide by the speaker's name or by the length of what they say.
     `importance` in [0, 1] skips the scorer; an empty `session` means the stream's; `observe_time` None means the
     server's
     clock; at most one of `expire_time` and `ttl`; an existing `external_id` replaces the client's fields of its
@@ -202,6 +213,7 @@ class Observation:
 
     body: str | Structured
     speaker: str = ""
+    role: Role | None = None
     session: str = ""
     observe_time: datetime | None = None
     importance: float | None = None
@@ -253,6 +265,7 @@ class Fragment:
     valid_from: datetime | None = None
     valid_until: datetime | None = None
     last_observe_time: datetime | None = None
+    role: Role | None = None
 
 
 @check_fields

@@ -225,7 +225,7 @@ async def test_any_memory_lets_tools_name_memories(server: ServerProcess, memory
         assert "namespace/name" in await refused(client, "list", memory="nowhere")
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         said = await refused(client, "observe", content="Mine", memory=f"{memory}-b")
-        assert said.startswith("memory: is no argument of observe: it takes content, speaker, session, ")
+        assert said.startswith("memory: is no argument of observe: it takes content, speaker, role, session, ")
         assert (await done(client, "list"))["fragments"] == []
 
 

@@ -155,6 +155,13 @@ async def test_a_cancelled_stream_closes_its_session(wire: Wire, script: Any) ->
     await until(lambda: script.sessions_closed == 1)
 
 
+async def test_unknown_role_is_rejected_with_the_known_ones(wire: Wire) -> None:
+    call = await wire.observe()
+    await call.batch(1, fragments.Observation(content="hello", role=9))  # type: ignore[arg-type] # no such role
+    (rejected,) = (await call.ack(lambda ack: bool(ack.rejected)))[-1].rejected
+    assert unpacked(rejected.status).fields == {"role": "has no value 9 (of 1 USER, 2 ASSISTANT, 3 TOOL, 4 SYSTEM)"}
+
+
 async def test_malformed_item_is_rejected_alone(wire: Wire) -> None:
     call = await wire.observe()
     observation = fragments.Observation(content="x", importance=2.0, embedding=[1.0])

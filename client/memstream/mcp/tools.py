@@ -26,6 +26,7 @@ from memstream.mcp.schema import (
     Memory,
     Metadata,
     Observed,
+    OfRole,
     OfSession,
     OfSpeaker,
     Query,
@@ -49,7 +50,7 @@ from memstream.mcp.schema import (
     receipt_fields,
     remembered_fields,
 )
-from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions
+from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions, Role
 
 PAGE = 1_000
 """Page size at the server when a page starts in the middle."""
@@ -68,6 +69,7 @@ class Tools:
         self,
         content: Words,
         speaker: Speaker = "",
+        role: OfRole = "",
         session: Session = "",
         importance: Importance = None,
         metadata: Metadata = None,
@@ -77,7 +79,13 @@ class Tools:
         """Remember something. It is stored when this returns, and every later recall can find it."""
         given: dict[str, MetadataValue] = dict(metadata or {})
         observation = Observation(
-            content, speaker=speaker, session=session, importance=importance, metadata=given, external_id=key
+            content,
+            speaker=speaker,
+            role=Role(role) if role else None,
+            session=session,
+            importance=importance,
+            metadata=given,
+            external_id=key,
         )
         return await self._observe(observation, memory)
 
@@ -86,6 +94,7 @@ class Tools:
         ids: Corrected,
         content: Words,
         speaker: Speaker = "",
+        role: OfRole = "",
         session: Session = "",
         importance: Importance = None,
         metadata: Metadata = None,
@@ -94,7 +103,13 @@ class Tools:
         """Remember a fact that has changed: recall returns the new one from now on, and no longer the old ones."""
         given: dict[str, MetadataValue] = dict(metadata or {})
         observation = Observation(
-            content, speaker=speaker, session=session, importance=importance, metadata=given, supersedes=ids
+            content,
+            speaker=speaker,
+            role=Role(role) if role else None,
+            session=session,
+            importance=importance,
+            metadata=given,
+            supersedes=ids,
         )
         return await self._observe(observation, memory)
 

@@ -73,6 +73,42 @@ FRAGMENT_KIND_INSIGHT: FragmentKind.ValueType  # 2
 """Reflection derived it from other fragments, its sources."""
 Global___FragmentKind: _TypeAlias = FragmentKind  # noqa: Y015
 
+class _Role:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    """Unset: by the speaker's name if that is customary ("user", "assistant", "tool", "system" and the like), else by the
+    length of what the speakers of the memory say.
+    """
+    ROLE_USER: _Role.ValueType  # 1
+    """A person."""
+    ROLE_ASSISTANT: _Role.ValueType  # 2
+    """A model or agent that answers."""
+    ROLE_TOOL: _Role.ValueType  # 3
+    """The output of a tool."""
+    ROLE_SYSTEM: _Role.ValueType  # 4
+    """Instructions of the application."""
+
+class Role(_Role, metaclass=_RoleEnumTypeWrapper):
+    """What a speaker is to the conversation. Recall ranks a user's message together with the assistant's reply."""
+
+ROLE_UNSPECIFIED: Role.ValueType  # 0
+"""Unset: by the speaker's name if that is customary ("user", "assistant", "tool", "system" and the like), else by the
+length of what the speakers of the memory say.
+"""
+ROLE_USER: Role.ValueType  # 1
+"""A person."""
+ROLE_ASSISTANT: Role.ValueType  # 2
+"""A model or agent that answers."""
+ROLE_TOOL: Role.ValueType  # 3
+"""The output of a tool."""
+ROLE_SYSTEM: Role.ValueType  # 4
+"""Instructions of the application."""
+Global___Role: _TypeAlias = Role  # noqa: Y015
+
 class _TruthStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -289,6 +325,7 @@ class Observation(_message.Message):
     SUPERSEDES_FIELD_NUMBER: _builtins.int
     VALID_FROM_FIELD_NUMBER: _builtins.int
     VALID_UNTIL_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     content: _builtins.str
     """Text, at most `Limits.content_bytes_max` bytes of UTF-8."""
     speaker: _builtins.str
@@ -299,13 +336,15 @@ class Observation(_message.Message):
     """Importance in [0, 1]; if set, the scorer is skipped."""
     external_id: _builtins.str
     """The client's own key, unique in the memory. Optional. A second observation with it, through PutFragment or Observe,
-    replaces all fields that the client gave with the first: content, speaker, session, observe_time, importance,
-    metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
+    replaces all fields that the client gave with the first: content, speaker, role, session, observe_time,
+    importance, metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
     fragment's id, tier, sources, counts, pin and create_time stay. To change a part, use UpdateFragment. A forgotten
     fragment is restored; the key of an expired one is free, and a new fragment takes it.
     """
     token_count: _builtins.int
     """Tokens of the content as the client's model counts them, for token budgets. 0: estimated as bytes / 4."""
+    role: Global___Role.ValueType
+    """What the speaker is. An assistant's fragment right after a user's in the same session is the reply to it."""
     @_builtins.property
     def structured(self) -> Global___StructuredObservation:
         """A step of an agent in parts; the limit applies to all parts together."""
@@ -368,10 +407,11 @@ class Observation(_message.Message):
         supersedes: _abc.Iterable[_builtins.str] | None = ...,
         valid_from: _timestamp_pb2.Timestamp | None = ...,
         valid_until: _timestamp_pb2.Timestamp | None = ...,
+        role: Global___Role.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "expire_time", b"expire_time", "expiry", b"expiry", "importance", b"importance", "observe_time", b"observe_time", "structured", b"structured", "ttl", b"ttl", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "embedding", b"embedding", "expire_time", b"expire_time", "expiry", b"expiry", "external_id", b"external_id", "importance", b"importance", "metadata", b"metadata", "observe_time", b"observe_time", "session", b"session", "speaker", b"speaker", "structured", b"structured", "supersedes", b"supersedes", "token_count", b"token_count", "ttl", b"ttl", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance", b"_importance", "body", b"body", "content", b"content", "embedding", b"embedding", "expire_time", b"expire_time", "expiry", b"expiry", "external_id", b"external_id", "importance", b"importance", "metadata", b"metadata", "observe_time", b"observe_time", "role", b"role", "session", b"session", "speaker", b"speaker", "structured", b"structured", "supersedes", b"supersedes", "token_count", b"token_count", "ttl", b"ttl", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__importance: _TypeAlias = _typing.Literal["importance"]  # noqa: Y015
     _WhichOneofArgType__importance: _TypeAlias = _typing.Literal["_importance", b"_importance"]  # noqa: Y015
@@ -445,6 +485,7 @@ class Fragment(_message.Message):
     VALID_UNTIL_FIELD_NUMBER: _builtins.int
     SUPERSEDE_TIME_FIELD_NUMBER: _builtins.int
     LAST_OBSERVE_TIME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique and ordered by time of receipt: 26 characters of Crockford base 32."""
     kind: Global___FragmentKind.ValueType
@@ -483,6 +524,8 @@ class Fragment(_message.Message):
     """The fragment that supersedes it; empty if none does. Never a forgotten one: if the newer fragment is forgotten or
     removed, the older one is current again.
     """
+    role: Global___Role.ValueType
+    """What the speaker is, as the client gave it; unspecified if it gave none."""
     @_builtins.property
     def structured(self) -> Global___StructuredObservation:
         """A step of an agent in parts."""
@@ -577,10 +620,11 @@ class Fragment(_message.Message):
         valid_until: _timestamp_pb2.Timestamp | None = ...,
         supersede_time: _timestamp_pb2.Timestamp | None = ...,
         last_observe_time: _timestamp_pb2.Timestamp | None = ...,
+        role: Global___Role.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "last_observe_time", b"last_observe_time", "observe_time", b"observe_time", "structured", b"structured", "supersede_time", b"supersede_time", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "last_observe_time", b"last_observe_time", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "last_observe_time", b"last_observe_time", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "role", b"role", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["content", "structured"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

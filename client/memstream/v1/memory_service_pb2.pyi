@@ -953,8 +953,8 @@ class UpdateFragmentRequest(_message.Message):
 
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
-        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "valid_from",
-        "valid_until". A time in the mask but unset is removed.
+        """Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "role",
+        "valid_from", "valid_until". A time in the mask but unset is removed.
         """
 
     def __init__(
@@ -1162,8 +1162,8 @@ Global___RestoreFragmentVersionRequest: _TypeAlias = RestoreFragmentVersionReque
 
 @_typing.final
 class RestoreFragmentVersionResponse(_message.Message):
-    """The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
-    Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+    """The fragment with the content, speaker, role, session, observe_time, importance, metadata and token_count of the
+    version. Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
     `version`.
     """
 

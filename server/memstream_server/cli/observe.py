@@ -75,9 +75,10 @@ def observe_command(
 ) -> None:
     """Send observations into MEMORY (NAMESPACE/NAME), from FILES or standard input (-), one per line.
 
-    A line is plain text, or a JSON object: text (or content, or structured), speaker, session, time, importance
-    (0 to 1), metadata, external_id, embedding, ttl (seconds), expire_time, token_count, supersedes (ids or external_ids
-    of what it corrects), valid_from, valid_until; all but the first are optional.
+    A line is plain text, or a JSON object: text (or content, or structured), speaker, role (user,
+    assistant, tool, system), session, time, importance (0 to 1), metadata, external_id, embedding, ttl (seconds),
+    expire_time, token_count, supersedes (ids or external_ids of what it corrects), valid_from, valid_until; all but the
+    first are optional.
 
     The command returns when everything is stored. It lists observations that the server rejects with their lines, and
     sends the rest. After an interruption, or when the file has grown, the same command continues where the last run

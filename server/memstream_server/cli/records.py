@@ -12,7 +12,7 @@ from typing import Any
 
 from memstream.codec import observation_to_wire
 from memstream.errors import MemstreamError
-from memstream.values import MetadataValue, Observation, Structured
+from memstream.values import MetadataValue, Observation, Role, Structured
 from memstream_server.cli.options import to_utc
 
 
@@ -151,6 +151,13 @@ def _parse_text(key: str, value: object) -> str:
     return value
 
 
+def _parse_role(key: str, value: object) -> Role:
+    try:
+        return Role(_parse_text(key, value))
+    except ValueError as error:
+        raise ValueError(f"{key} must be user, assistant, tool or system, is {value!r}") from error
+
+
 def _parse_number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{key} must be a number, is {_describe_type(value)}")
@@ -207,6 +214,7 @@ BODIES = ("text", "content", "structured")
 """Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "speaker": ("speaker", _parse_text),
+    "role": ("role", _parse_role),
     "session": ("session", _parse_text),
     "time": ("observe_time", _parse_time),
     "observe_time": ("observe_time", _parse_time),

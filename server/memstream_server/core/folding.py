@@ -28,14 +28,15 @@ def normalise_words(text: str) -> str:
 
 
 def fold_key(fragment: Fragment) -> int:
-    """Equal for fragments with the same words, speaker and truth."""
+    """Equal for fragments with the same words, speaker, role and truth."""
+    voice = fragment.speaker, fragment.role
     if fragment.superseded_by or fragment.has_validity:  # a current one must not hide behind it
         truth = (bool(fragment.superseded_by), fragment.valid_from_us, fragment.valid_until_us)
-        return stable_hash((truth, normalise_words(fragment.content), fragment.structured, fragment.speaker))
+        return stable_hash((truth, normalise_words(fragment.content), fragment.structured, *voice))
     if fragment.structured is None:
-        return stable_hash((normalise_words(fragment.content), fragment.speaker))
+        return stable_hash((normalise_words(fragment.content), *voice))
     parts = tuple((name, normalise_words(value)) for name, value in fragment.structured.parts().items())
-    return stable_hash((parts, fragment.speaker))
+    return stable_hash((parts, *voice))
 
 
 def fold_places(keys: Sequence[int], preferred: Collection[int] = ()) -> tuple[list[int], dict[int, list[int]]]:

@@ -41,6 +41,7 @@ def _identity_fields(fragment: Fragment) -> tuple[object, ...]:
     return (
         fragment.content,
         fragment.speaker,
+        fragment.role,
         fragment.session,
         fragment.external_id,
         fragment.structured,

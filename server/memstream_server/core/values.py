@@ -46,6 +46,15 @@ class FragmentKind(StrEnum):
     INSIGHT = "insight"
 
 
+class Role(StrEnum):
+    """What a speaker is to the conversation."""
+
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+    SYSTEM = "system"
+
+
 class TruthStatus(StrEnum):
     """Whether the content of a fragment is current."""
 
@@ -92,6 +101,8 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
     kind: FragmentKind = FragmentKind.OBSERVATION
     structured: Structured | None = None
     speaker: str = ""
+    role: Role | None = None
+    """As the client gave it; core/turns.py finds that of a fragment without one."""
     session: str = ""
     importance: float = 0.5
     observe_time_us: int = 0

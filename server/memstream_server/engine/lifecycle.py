@@ -20,7 +20,7 @@ from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import is_expired
 from memstream_server.core.transition import Transition
-from memstream_server.core.values import Fragment, Held, Metadata, Structured, Tier, Vector
+from memstream_server.core.values import Fragment, Held, Metadata, Role, Structured, Tier, Vector
 from memstream_server.engine.errors import (
     AlreadyAnswered,
     EtagMismatch,
@@ -61,6 +61,9 @@ class FragmentChange:
     structured: Structured | None = None
     """Its text is `content`. None with a content makes the fragment plain text."""
     speaker: str | None = None
+    role: Role | None = None
+    has_role: bool = False
+    """Whether `role` is to be set; None then removes it."""
     importance: float | None = None
     metadata: Metadata | None = None
     expire_time_us: int | None = None
@@ -152,6 +155,8 @@ def apply_change(fragment: Fragment, change: FragmentChange) -> Fragment:
     for name, value in wanted.items():
         if value is not None:
             fragment = fragment.but(**{name: value})
+    if change.has_role:
+        fragment = fragment.but(role=change.role)
     for name in change.unbounded:
         fragment = fragment.but(**{name: None})
     begin_us, end_us = fragment.valid_from_us, fragment.valid_until_us

@@ -15,7 +15,7 @@ from memstream_server.core.policy import Policy, Truth
 from memstream_server.core.ranking import NearMiss, Scored
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
-from memstream_server.core.values import Fragment, MemoryKind, Metadata, Structured, TruthStatus, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Metadata, Role, Structured, TruthStatus, Vector
 from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord
 from memstream_server.ports.journal.writing import Outcome, Rejection
 
@@ -49,6 +49,7 @@ class NewObservation(Struct, frozen=True, gc=False, eq=False):
     content: str
     structured: Structured | None = None
     speaker: str = ""
+    role: Role | None = None
     session: str = ""
     observe_time_us: int | None = None
     importance: float | None = None

@@ -79,6 +79,7 @@ def _with_version(fragment: Fragment, version: Fragment) -> Fragment:
         content=version.content,
         structured=version.structured,
         speaker=version.speaker,
+        role=version.role,
         session=version.session,
         importance=version.importance,
         observe_time_us=version.observe_time_us,

@@ -37,6 +37,7 @@ _MASKED = (
     "expire_time",
     "pinned",
     "speaker",
+    "role",
     "valid_from",
     "valid_until",
 )
@@ -294,6 +295,8 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
         content=content,
         structured=structured,
         speaker=check_identifier(found, "fragment.speaker", message.speaker, limits) if "speaker" in paths else None,
+        role=observations.read_role(found, "fragment.role", message.role) if "role" in paths else None,
+        has_role="role" in paths,
         importance=importance,
         metadata=scalars.read_metadata(found, "fragment.metadata", message.metadata, limits)
         if "metadata" in paths

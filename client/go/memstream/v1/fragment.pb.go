@@ -135,6 +135,68 @@ func (FragmentKind) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{1}
 }
 
+// What a speaker is to the conversation. Recall ranks a user's message together with the assistant's reply.
+type Role int32
+
+const (
+	// Unset: by the speaker's name if that is customary ("user", "assistant", "tool", "system" and the like), else by the
+	// length of what the speakers of the memory say.
+	Role_ROLE_UNSPECIFIED Role = 0
+	// A person.
+	Role_ROLE_USER Role = 1
+	// A model or agent that answers.
+	Role_ROLE_ASSISTANT Role = 2
+	// The output of a tool.
+	Role_ROLE_TOOL Role = 3
+	// Instructions of the application.
+	Role_ROLE_SYSTEM Role = 4
+)
+
+// Enum value maps for Role.
+var (
+	Role_name = map[int32]string{
+		0: "ROLE_UNSPECIFIED",
+		1: "ROLE_USER",
+		2: "ROLE_ASSISTANT",
+		3: "ROLE_TOOL",
+		4: "ROLE_SYSTEM",
+	}
+	Role_value = map[string]int32{
+		"ROLE_UNSPECIFIED": 0,
+		"ROLE_USER":        1,
+		"ROLE_ASSISTANT":   2,
+		"ROLE_TOOL":        3,
+		"ROLE_SYSTEM":      4,
+	}
+)
+
+func (x Role) Enum() *Role {
+	p := new(Role)
+	*p = x
+	return p
+}
+
+func (x Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[2].Descriptor()
+}
+
+func (Role) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[2]
+}
+
+func (x Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Role.Descriptor instead.
+func (Role) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{2}
+}
+
 // Whether the content of a fragment is current.
 type TruthStatus int32
 
@@ -180,11 +242,11 @@ func (x TruthStatus) String() string {
 }
 
 func (TruthStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_fragment_proto_enumTypes[2].Descriptor()
+	return file_memstream_v1_fragment_proto_enumTypes[3].Descriptor()
 }
 
 func (TruthStatus) Type() protoreflect.EnumType {
-	return &file_memstream_v1_fragment_proto_enumTypes[2]
+	return &file_memstream_v1_fragment_proto_enumTypes[3]
 }
 
 func (x TruthStatus) Number() protoreflect.EnumNumber {
@@ -193,7 +255,7 @@ func (x TruthStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TruthStatus.Descriptor instead.
 func (TruthStatus) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
 }
 
 // Which fragments a recall or a list returns.
@@ -233,11 +295,11 @@ func (x Truth) String() string {
 }
 
 func (Truth) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_fragment_proto_enumTypes[3].Descriptor()
+	return file_memstream_v1_fragment_proto_enumTypes[4].Descriptor()
 }
 
 func (Truth) Type() protoreflect.EnumType {
-	return &file_memstream_v1_fragment_proto_enumTypes[3]
+	return &file_memstream_v1_fragment_proto_enumTypes[4]
 }
 
 func (x Truth) Number() protoreflect.EnumNumber {
@@ -246,7 +308,7 @@ func (x Truth) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Truth.Descriptor instead.
 func (Truth) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
 }
 
 // How a suspicion is decided.
@@ -294,11 +356,11 @@ func (x ConflictDecision) String() string {
 }
 
 func (ConflictDecision) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_fragment_proto_enumTypes[4].Descriptor()
+	return file_memstream_v1_fragment_proto_enumTypes[5].Descriptor()
 }
 
 func (ConflictDecision) Type() protoreflect.EnumType {
-	return &file_memstream_v1_fragment_proto_enumTypes[4]
+	return &file_memstream_v1_fragment_proto_enumTypes[5]
 }
 
 func (x ConflictDecision) Number() protoreflect.EnumNumber {
@@ -307,7 +369,7 @@ func (x ConflictDecision) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ConflictDecision.Descriptor instead.
 func (ConflictDecision) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
 }
 
 // A value of a fragment's metadata.
@@ -570,8 +632,8 @@ type Observation struct {
 	//	*Observation_Ttl
 	Expiry isObservation_Expiry `protobuf_oneof:"expiry"`
 	// The client's own key, unique in the memory. Optional. A second observation with it, through PutFragment or Observe,
-	// replaces all fields that the client gave with the first: content, speaker, session, observe_time, importance,
-	// metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
+	// replaces all fields that the client gave with the first: content, speaker, role, session, observe_time,
+	// importance, metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
 	// fragment's id, tier, sources, counts, pin and create_time stay. To change a part, use UpdateFragment. A forgotten
 	// fragment is restored; the key of an expired one is free, and a new fragment takes it.
 	ExternalId string `protobuf:"bytes,11,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
@@ -588,7 +650,9 @@ type Observation struct {
 	ValidFrom *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=valid_from,json=validFrom,proto3" json:"valid_from,omitempty"`
 	// Until when its content is true, exclusive; after `valid_from`. Unset: no end is known. Unlike an expiry, the end of
 	// the validity removes nothing: the fragment is only no longer current.
-	ValidUntil    *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=valid_until,json=validUntil,proto3" json:"valid_until,omitempty"`
+	ValidUntil *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=valid_until,json=validUntil,proto3" json:"valid_until,omitempty"`
+	// What the speaker is. An assistant's fragment right after a user's in the same session is the reply to it.
+	Role          Role `protobuf:"varint,16,opt,name=role,proto3,enum=memstream.v1.Role" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -750,6 +814,13 @@ func (x *Observation) GetValidUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Observation) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
+}
+
 type isObservation_Body interface {
 	isObservation_Body()
 }
@@ -859,8 +930,10 @@ type Fragment struct {
 	// When its words were observed last, if a repeat without a time of its own was counted here: recency, working memory and
 	// the order of statements count from it. Unset if there was none.
 	LastObserveTime *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=last_observe_time,json=lastObserveTime,proto3" json:"last_observe_time,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the speaker is, as the client gave it; unspecified if it gave none.
+	Role          Role `protobuf:"varint,31,opt,name=role,proto3,enum=memstream.v1.Role" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Fragment) Reset() {
@@ -1112,6 +1185,13 @@ func (x *Fragment) GetLastObserveTime() *timestamppb.Timestamp {
 		return x.LastObserveTime
 	}
 	return nil
+}
+
+func (x *Fragment) GetRole() Role {
+	if x != nil {
+		return x.Role
+	}
+	return Role_ROLE_UNSPECIFIED
 }
 
 type isFragment_Body interface {
@@ -1490,7 +1570,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\raction_reason\x18\x05 \x01(\tR\factionReason\x12\x16\n" +
 	"\x06action\x18\x06 \x01(\tR\x06action\x12!\n" +
 	"\faction_input\x18\a \x01(\tR\vactionInput\x12 \n" +
-	"\vobservation\x18\b \x01(\tR\vobservation\"\xae\x06\n" +
+	"\vobservation\x18\b \x01(\tR\vobservation\"\xd6\x06\n" +
 	"\vObservation\x12\x1a\n" +
 	"\acontent\x18\x01 \x01(\tH\x00R\acontent\x12E\n" +
 	"\n" +
@@ -1518,13 +1598,14 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\n" +
 	"valid_from\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\tvalidFrom\x12;\n" +
 	"\vvalid_until\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"validUntil\x1aX\n" +
+	"validUntil\x12&\n" +
+	"\x04role\x18\x10 \x01(\x0e2\x12.memstream.v1.RoleR\x04role\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
 	"\x04bodyB\b\n" +
 	"\x06expiryB\r\n" +
-	"\v_importance\"\x80\v\n" +
+	"\v_importance\"\xa8\v\n" +
 	"\bFragment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1a.memstream.v1.FragmentKindR\x04kind\x12&\n" +
@@ -1571,7 +1652,8 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\vvalid_until\x18\x1c \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"validUntil\x12A\n" +
 	"\x0esupersede_time\x18\x1d \x01(\v2\x1a.google.protobuf.TimestampR\rsupersedeTime\x12F\n" +
-	"\x11last_observe_time\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\x0flastObserveTime\x1aX\n" +
+	"\x11last_observe_time\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\x0flastObserveTime\x12&\n" +
+	"\x04role\x18\x1f \x01(\x0e2\x12.memstream.v1.RoleR\x04role\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
@@ -1615,7 +1697,13 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\fFragmentKind\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19FRAGMENT_KIND_OBSERVATION\x10\x01\x12\x19\n" +
-	"\x15FRAGMENT_KIND_INSIGHT\x10\x02*\xa4\x01\n" +
+	"\x15FRAGMENT_KIND_INSIGHT\x10\x02*_\n" +
+	"\x04Role\x12\x14\n" +
+	"\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tROLE_USER\x10\x01\x12\x12\n" +
+	"\x0eROLE_ASSISTANT\x10\x02\x12\r\n" +
+	"\tROLE_TOOL\x10\x03\x12\x0f\n" +
+	"\vROLE_SYSTEM\x10\x04*\xa4\x01\n" +
 	"\vTruthStatus\x12\x1c\n" +
 	"\x18TRUTH_STATUS_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14TRUTH_STATUS_CURRENT\x10\x01\x12\x1b\n" +
@@ -1646,65 +1734,68 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_fragment_proto_rawDescData
 }
 
-var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
 var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
 	(FragmentKind)(0),             // 1: memstream.v1.FragmentKind
-	(TruthStatus)(0),              // 2: memstream.v1.TruthStatus
-	(Truth)(0),                    // 3: memstream.v1.Truth
-	(ConflictDecision)(0),         // 4: memstream.v1.ConflictDecision
-	(*MetadataValue)(nil),         // 5: memstream.v1.MetadataValue
-	(*StructuredObservation)(nil), // 6: memstream.v1.StructuredObservation
-	(*Observation)(nil),           // 7: memstream.v1.Observation
-	(*Fragment)(nil),              // 8: memstream.v1.Fragment
-	(*FragmentFilter)(nil),        // 9: memstream.v1.FragmentFilter
-	(*MetadataCondition)(nil),     // 10: memstream.v1.MetadataCondition
-	(*Suspicion)(nil),             // 11: memstream.v1.Suspicion
-	(*ConflictRecord)(nil),        // 12: memstream.v1.ConflictRecord
-	nil,                           // 13: memstream.v1.Observation.MetadataEntry
-	nil,                           // 14: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
+	(Role)(0),                     // 2: memstream.v1.Role
+	(TruthStatus)(0),              // 3: memstream.v1.TruthStatus
+	(Truth)(0),                    // 4: memstream.v1.Truth
+	(ConflictDecision)(0),         // 5: memstream.v1.ConflictDecision
+	(*MetadataValue)(nil),         // 6: memstream.v1.MetadataValue
+	(*StructuredObservation)(nil), // 7: memstream.v1.StructuredObservation
+	(*Observation)(nil),           // 8: memstream.v1.Observation
+	(*Fragment)(nil),              // 9: memstream.v1.Fragment
+	(*FragmentFilter)(nil),        // 10: memstream.v1.FragmentFilter
+	(*MetadataCondition)(nil),     // 11: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 12: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 13: memstream.v1.ConflictRecord
+	nil,                           // 14: memstream.v1.Observation.MetadataEntry
+	nil,                           // 15: memstream.v1.Fragment.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
-	6,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	15, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	13, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	15, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	16, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	15, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
-	15, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
-	1,  // 7: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
-	0,  // 8: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
-	6,  // 9: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	15, // 10: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	15, // 11: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	15, // 12: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	14, // 13: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	15, // 14: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	15, // 15: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	15, // 16: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
-	15, // 17: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
-	15, // 18: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
-	15, // 19: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
-	1,  // 20: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	15, // 21: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	15, // 22: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	10, // 23: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
-	0,  // 24: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	5,  // 25: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	15, // 26: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	11, // 27: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
-	4,  // 28: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	15, // 29: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
-	5,  // 30: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	5,  // 31: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	7,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
+	16, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	14, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	16, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	17, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	16, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	16, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	2,  // 7: memstream.v1.Observation.role:type_name -> memstream.v1.Role
+	1,  // 8: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
+	0,  // 9: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
+	7,  // 10: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
+	16, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	16, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	16, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	15, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	16, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	16, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	16, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	16, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	16, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	16, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
+	2,  // 21: memstream.v1.Fragment.role:type_name -> memstream.v1.Role
+	1,  // 22: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
+	16, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	16, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	11, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	0,  // 26: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
+	6,  // 27: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	16, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	12, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	5,  // 30: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	16, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	6,  // 32: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	6,  // 33: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }
@@ -1734,7 +1825,7 @@ func file_memstream_v1_fragment_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
-			NumEnums:      5,
+			NumEnums:      6,
 			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -1838,8 +1838,8 @@ type UpdateFragmentRequest struct {
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The fragment: its id selects it; the fields of the mask are set. An etag, if given, must be current.
 	Fragment *Fragment `protobuf:"bytes,3,opt,name=fragment,proto3" json:"fragment,omitempty"`
-	// Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "valid_from",
-	// "valid_until". A time in the mask but unset is removed.
+	// Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "role",
+	// "valid_from", "valid_until". A time in the mask but unset is removed.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,4,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// A repeat with the same id returns the first answer.
 	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -2311,8 +2311,8 @@ func (x *RestoreFragmentVersionRequest) GetRequestId() string {
 	return ""
 }
 
-// The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
-// Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+// The fragment with the content, speaker, role, session, observe_time, importance, metadata and token_count of the
+// version. Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
 // `version`.
 type RestoreFragmentVersionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`

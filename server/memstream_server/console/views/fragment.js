@@ -242,6 +242,7 @@ function drawFields(fragment, memory) {
     ["tier", tierName(fragment.tier)],
     ["kind", enumName(fragment.kind, "FRAGMENT_KIND_")],
     ["speaker", fragment.speaker && given(fragment.speaker)],
+    ["role", fragment.role && enumName(fragment.role, "ROLE_")],
     ["session", fragment.session && given(fragment.session)],
     ["importance", decimal(fragment.importance)],
     ["pinned", fragment.pinned && "yes"],

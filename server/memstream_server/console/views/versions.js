@@ -43,6 +43,7 @@ function drawChanges(before, after) {
   const metadata = ({ metadata: pairs = {} }) => Object.keys(pairs).sort().map((name) => `${name}=${metadataValue(pairs[name])}`).join(", ");
   const pairs = [
     ["speaker", before.speaker ?? "", after.speaker ?? ""],
+    ["role", before.role ?? "", after.role ?? ""],
     ["session", before.session ?? "", after.session ?? ""],
     ["importance", decimal(before.importance), decimal(after.importance)],
     ["perceived", before.observeTime ?? "", after.observeTime ?? ""],

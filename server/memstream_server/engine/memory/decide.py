@@ -142,6 +142,7 @@ def apply_update(existing: Fragment, new: Fragment) -> Fragment:
         content=new.content,
         structured=new.structured,
         speaker=new.speaker,
+        role=new.role,
         session=new.session,
         importance=new.importance,
         observe_time_us=new.observe_time_us,

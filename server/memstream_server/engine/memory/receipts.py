@@ -115,6 +115,7 @@ def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, reco
         tier=Tier.SENSORY,
         structured=item.structured,
         speaker=item.speaker,
+        role=item.role,
         session=item.session,
         importance=record.policy.importance_default if item.importance is None else item.importance,
         observe_time_us=now_us if item.observe_time_us is None else item.observe_time_us,

@@ -11,7 +11,7 @@ from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_ser
 from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Truth
-from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
 from memstream_server.ports.journal.records import Version
 from memstream_server.rpc import validation as check
@@ -23,6 +23,7 @@ from memstream_server.rpc.wire.scalars import Enums
 TIERS = Enums(fragment_pb2.Tier, Tier)
 KINDS = Enums(fragment_pb2.FragmentKind, FragmentKind)
 EVENT_TYPES = Enums(event_pb2.EventType, EventType)
+ROLES = Enums(fragment_pb2.Role, Role)
 TRUTHS = Enums(fragment_pb2.Truth, Truth)
 STATUSES = Enums(fragment_pb2.TruthStatus, TruthStatus)
 _REASONS = Enums(event_pb2.EventReason, Reason)
@@ -44,6 +45,7 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
     message.kind = KINDS.to_number(fragment.kind)
     message.tier = TIERS.to_number(fragment.tier)
     message.speaker = fragment.speaker
+    message.role = ROLES.to_number(fragment.role)
     message.session = fragment.session
     message.importance = fragment.importance
     message.access_count = fragment.access_count

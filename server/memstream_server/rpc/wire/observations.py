@@ -7,7 +7,7 @@ from hashlib import blake2b
 import grpc
 
 from memstream.v1 import fragment_pb2 as pb
-from memstream_server.core.values import Structured
+from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import NewObservation, Refusal
 from memstream_server.rpc import validation as check
@@ -15,6 +15,7 @@ from memstream_server.rpc.errors import violation_text
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire.fragments import ROLES
 
 DIGEST_BYTES = 16
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
@@ -83,6 +84,7 @@ def read_observation(
         content=content,
         structured=structured,
         speaker=check.check_identifier(found, f"{prefix}speaker", message.speaker, limits),
+        role=read_role(found, f"{prefix}role", message.role),
         session=check.check_identifier(found, f"{prefix}session", message.session, limits) or session,
         observe_time_us=scalars.time_us(found, f"{prefix}observe_time", message.observe_time)
         if message.HasField("observe_time")
@@ -107,6 +109,11 @@ def read_observation(
     )
     check_validity(found, f"{prefix}valid_until", new.valid_from_us, new.valid_until_us)
     return new
+
+
+def read_role(found: Violations, field: str, value: int) -> Role | None:
+    """A role; None if it is unset."""
+    return ROLES.read_value(found, field, value, Role.USER) if value else None
 
 
 def check_validity(found: Violations, field: str, from_us: int | None, until_us: int | None) -> None:

@@ -46,7 +46,7 @@ class Enums(Generic[E]):
         if value == 0:
             return default
         if value not in self._from:
-            found.add(field, f"has no value {value}")
+            found.add(field, self._refuse(value))
         return self._from.get(value, default)
 
     def read_all(self, found: Violations, field: str, values: Iterable[int]) -> tuple[E, ...]:
@@ -54,8 +54,12 @@ class Enums(Generic[E]):
         given = list(values)
         unknown = [each for each in given if each and each not in self._from]
         for each in unknown[:3]:
-            found.add(field, f"has no value {each}")
+            found.add(field, self._refuse(each))
         return () if 0 in given else tuple(self._from[each] for each in given if each in self._from)
+
+    def _refuse(self, value: int) -> str:
+        known = ", ".join(f"{number} {each.name}" for number, each in self._from.items())
+        return f"has no value {value} (of {known})"
 
     def to_number(self, value: E | None) -> Any:
         """The contract's number, typed Any for the generated constructors; 0 for None."""

@@ -311,6 +311,7 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         kind=fragment.kind,
         structured=_structured_line(fragment.structured),
         speaker=fragment.speaker,
+        role=fragment.role,
         session=fragment.session,
         importance=fragment.importance,
         observe_time_us=fragment.observe_time_us,

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from memstream_server.core.policy import PROFILES, Policy, Profile
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason
-from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Tier
+from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Role, Tier
 from memstream_server.ports.conversations import PlanState
 
 FORMAT = "memstream-export"
@@ -158,6 +158,7 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     kind: FragmentKind = FragmentKind.OBSERVATION
     structured: StructuredLine | None = None
     speaker: Key = ""
+    role: Role | None = None
     session: Key = ""
     access_count: Count = 0
     enhancement_count: Small = 0

@@ -35,6 +35,7 @@ def fragment_of(line: FragmentLine, model: str) -> Fragment:
         kind=line.kind,
         structured=None if line.structured is None else values_of(line.structured),
         speaker=line.speaker,
+        role=line.role,
         session=line.session,
         importance=line.importance,
         observe_time_us=line.observe_time_us,

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/fragment.proto.
  */
 export const file_memstream_v1_fragment: GenFile = /*@__PURE__*/
-  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSJyCg1NZXRhZGF0YVZhbHVlEhYKDHN0cmluZ192YWx1ZRgBIAEoCUgAEhMKCWludF92YWx1ZRgCIAEoA0gAEhYKDGRvdWJsZV92YWx1ZRgDIAEoAUgAEhQKCmJvb2xfdmFsdWUYBCABKAhIAEIGCgRraW5kIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKBBQoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFEhIKCnN1cGVyc2VkZXMYDSADKAkSLgoKdmFsaWRfZnJvbRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdmFsaWRfdW50aWwYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wGkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBQgYKBGJvZHlCCAoGZXhwaXJ5Qg0KC19pbXBvcnRhbmNlIqgICghGcmFnbWVudBIKCgJpZBgBIAEoCRIoCgRraW5kGAIgASgOMhoubWVtc3RyZWFtLnYxLkZyYWdtZW50S2luZBIgCgR0aWVyGAMgASgOMhIubWVtc3RyZWFtLnYxLlRpZXISEQoHY29udGVudBgEIAEoCUgAEjkKCnN0cnVjdHVyZWQYBSABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASEwoLbWVyZ2VkX3RleHQYBiABKAkSDwoHc3BlYWtlchgHIAEoCRIPCgdzZXNzaW9uGAggASgJEhIKCmltcG9ydGFuY2UYCSABKAESMAoMb2JzZXJ2ZV90aW1lGAogASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtjcmVhdGVfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLYWNjZXNzX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhQKDGFjY2Vzc19jb3VudBgNIAEoAxIZChFlbmhhbmNlbWVudF9jb3VudBgOIAEoBRIXCg9kdXBsaWNhdGVfY291bnQYDyABKAUSDwoHc291cmNlcxgQIAMoCRI2CghtZXRhZGF0YRgRIAMoCzIkLm1lbXN0cmVhbS52MS5GcmFnbWVudC5NZXRhZGF0YUVudHJ5Ei8KC2V4cGlyZV90aW1lGBIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZwaW5uZWQYEyABKAgSEwoLZXh0ZXJuYWxfaWQYFCABKAkSDQoFbW9kZWwYFSABKAkSDAoEZXRhZxgWIAEoCRIvCgtmb3JnZXRfdGltZRgXIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEwoLdG9rZW5fY291bnQYGCABKAUSFQoNc3VwZXJzZWRlZF9ieRgZIAEoCRISCgpzdXBlcnNlZGVzGBogAygJEi4KCnZhbGlkX2Zyb20YGyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3ZhbGlkX3VudGlsGBwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIyCg5zdXBlcnNlZGVfdGltZRgdIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASNQoRbGFzdF9vYnNlcnZlX3RpbWUYHiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wGkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBQgYKBGJvZHkilgMKDkZyYWdtZW50RmlsdGVyEhAKCHNlc3Npb25zGAEgAygJEhAKCHNwZWFrZXJzGAIgAygJEikKBWtpbmRzGAMgAygOMhoubWVtc3RyZWFtLnYxLkZyYWdtZW50S2luZBI0ChBvYnNlcnZlX3RpbWVfbWluGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI0ChBvYnNlcnZlX3RpbWVfbWF4GAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIbCg5pbXBvcnRhbmNlX21pbhgGIAEoAUgAiAEBEhsKDmltcG9ydGFuY2VfbWF4GAcgASgBSAGIAQESMQoIbWV0YWRhdGEYCCADKAsyHy5tZW1zdHJlYW0udjEuTWV0YWRhdGFDb25kaXRpb24SEwoLZXhjbHVkZV9pZHMYCSADKAkSIQoFdGllcnMYCiADKA4yEi5tZW1zdHJlYW0udjEuVGllckIRCg9faW1wb3J0YW5jZV9taW5CEQoPX2ltcG9ydGFuY2VfbWF4Ik0KEU1ldGFkYXRhQ29uZGl0aW9uEgsKA2tleRgBIAEoCRIrCgZ2YWx1ZXMYAiADKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZSKAAQoJU3VzcGljaW9uEhAKCG5ld2VyX2lkGAEgASgJEhAKCG9sZGVyX2lkGAIgASgJEg4KBnJlYXNvbhgDIAEoCRIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGZm9sZGVkGAUgASgIIq0BCg5Db25mbGljdFJlY29yZBIqCglzdXNwaWNpb24YASABKAsyFy5tZW1zdHJlYW0udjEuU3VzcGljaW9uEjAKCGRlY2lzaW9uGAIgASgOMh4ubWVtc3RyZWFtLnYxLkNvbmZsaWN0RGVjaXNpb24SDAoEbm90ZRgDIAEoCRIvCgtkZWNpZGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAqVwoEVGllchIUChBUSUVSX1VOU1BFQ0lGSUVEEAASEAoMVElFUl9TRU5TT1JZEAESEwoPVElFUl9TSE9SVF9URVJNEAISEgoOVElFUl9MT05HX1RFUk0QAypnCgxGcmFnbWVudEtpbmQSHQoZRlJBR01FTlRfS0lORF9VTlNQRUNJRklFRBAAEh0KGUZSQUdNRU5UX0tJTkRfT0JTRVJWQVRJT04QARIZChVGUkFHTUVOVF9LSU5EX0lOU0lHSFQQAiqkAQoLVHJ1dGhTdGF0dXMSHAoYVFJVVEhfU1RBVFVTX1VOU1BFQ0lGSUVEEAASGAoUVFJVVEhfU1RBVFVTX0NVUlJFTlQQARIbChdUUlVUSF9TVEFUVVNfU1VQRVJTRURFRBACEh4KGlRSVVRIX1NUQVRVU19OT1RfWUVUX1ZBTElEEAMSIAocVFJVVEhfU1RBVFVTX05PX0xPTkdFUl9WQUxJRBAEKkAKBVRydXRoEhUKEVRSVVRIX1VOU1BFQ0lGSUVEEAASEQoNVFJVVEhfQ1VSUkVOVBABEg0KCVRSVVRIX0FMTBACKqoBChBDb25mbGljdERlY2lzaW9uEiEKHUNPTkZMSUNUX0RFQ0lTSU9OX1VOU1BFQ0lGSUVEEAASGwoXQ09ORkxJQ1RfREVDSVNJT05fTkVXRVIQARIbChdDT05GTElDVF9ERUNJU0lPTl9PTERFUhACEhoKFkNPTkZMSUNUX0RFQ0lTSU9OX0JPVEgQAxIdChlDT05GTElDVF9ERUNJU0lPTl9ORUlUSEVSEARCTgoQZGV2Lm1lbXN0cmVhbS52MUINRnJhZ21lbnRQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSJyCg1NZXRhZGF0YVZhbHVlEhYKDHN0cmluZ192YWx1ZRgBIAEoCUgAEhMKCWludF92YWx1ZRgCIAEoA0gAEhYKDGRvdWJsZV92YWx1ZRgDIAEoAUgAEhQKCmJvb2xfdmFsdWUYBCABKAhIAEIGCgRraW5kIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKjBQoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFEhIKCnN1cGVyc2VkZXMYDSADKAkSLgoKdmFsaWRfZnJvbRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdmFsaWRfdW50aWwYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiAKBHJvbGUYECABKA4yEi5tZW1zdHJlYW0udjEuUm9sZRpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4AUIGCgRib2R5QggKBmV4cGlyeUINCgtfaW1wb3J0YW5jZSLKCAoIRnJhZ21lbnQSCgoCaWQYASABKAkSKAoEa2luZBgCIAEoDjIaLm1lbXN0cmVhbS52MS5GcmFnbWVudEtpbmQSIAoEdGllchgDIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEhEKB2NvbnRlbnQYBCABKAlIABI5CgpzdHJ1Y3R1cmVkGAUgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhMKC21lcmdlZF90ZXh0GAYgASgJEg8KB3NwZWFrZXIYByABKAkSDwoHc2Vzc2lvbhgIIAEoCRISCgppbXBvcnRhbmNlGAkgASgBEjAKDG9ic2VydmVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLY3JlYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2FjY2Vzc190aW1lGAwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIUCgxhY2Nlc3NfY291bnQYDSABKAMSGQoRZW5oYW5jZW1lbnRfY291bnQYDiABKAUSFwoPZHVwbGljYXRlX2NvdW50GA8gASgFEg8KB3NvdXJjZXMYECADKAkSNgoIbWV0YWRhdGEYESADKAsyJC5tZW1zdHJlYW0udjEuRnJhZ21lbnQuTWV0YWRhdGFFbnRyeRIvCgtleHBpcmVfdGltZRgSIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGcGlubmVkGBMgASgIEhMKC2V4dGVybmFsX2lkGBQgASgJEg0KBW1vZGVsGBUgASgJEgwKBGV0YWcYFiABKAkSLwoLZm9yZ2V0X3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhMKC3Rva2VuX2NvdW50GBggASgFEhUKDXN1cGVyc2VkZWRfYnkYGSABKAkSEgoKc3VwZXJzZWRlcxgaIAMoCRIuCgp2YWxpZF9mcm9tGBsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt2YWxpZF91bnRpbBgcIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMgoOc3VwZXJzZWRlX3RpbWUYHSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjUKEWxhc3Rfb2JzZXJ2ZV90aW1lGB4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgRyb2xlGB8gASgOMhIubWVtc3RyZWFtLnYxLlJvbGUaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCBgoEYm9keSKWAwoORnJhZ21lbnRGaWx0ZXISEAoIc2Vzc2lvbnMYASADKAkSEAoIc3BlYWtlcnMYAiADKAkSKQoFa2luZHMYAyADKA4yGi5tZW1zdHJlYW0udjEuRnJhZ21lbnRLaW5kEjQKEG9ic2VydmVfdGltZV9taW4YBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjQKEG9ic2VydmVfdGltZV9tYXgYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhsKDmltcG9ydGFuY2VfbWluGAYgASgBSACIAQESGwoOaW1wb3J0YW5jZV9tYXgYByABKAFIAYgBARIxCghtZXRhZGF0YRgIIAMoCzIfLm1lbXN0cmVhbS52MS5NZXRhZGF0YUNvbmRpdGlvbhITCgtleGNsdWRlX2lkcxgJIAMoCRIhCgV0aWVycxgKIAMoDjISLm1lbXN0cmVhbS52MS5UaWVyQhEKD19pbXBvcnRhbmNlX21pbkIRCg9faW1wb3J0YW5jZV9tYXgiTQoRTWV0YWRhdGFDb25kaXRpb24SCwoDa2V5GAEgASgJEisKBnZhbHVlcxgCIAMoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlIoABCglTdXNwaWNpb24SEAoIbmV3ZXJfaWQYASABKAkSEAoIb2xkZXJfaWQYAiABKAkSDgoGcmVhc29uGAMgASgJEi8KC2NyZWF0ZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIOCgZmb2xkZWQYBSABKAgirQEKDkNvbmZsaWN0UmVjb3JkEioKCXN1c3BpY2lvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5TdXNwaWNpb24SMAoIZGVjaXNpb24YAiABKA4yHi5tZW1zdHJlYW0udjEuQ29uZmxpY3REZWNpc2lvbhIMCgRub3RlGAMgASgJEi8KC2RlY2lkZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCpXCgRUaWVyEhQKEFRJRVJfVU5TUEVDSUZJRUQQABIQCgxUSUVSX1NFTlNPUlkQARITCg9USUVSX1NIT1JUX1RFUk0QAhISCg5USUVSX0xPTkdfVEVSTRADKmcKDEZyYWdtZW50S2luZBIdChlGUkFHTUVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASHQoZRlJBR01FTlRfS0lORF9PQlNFUlZBVElPThABEhkKFUZSQUdNRU5UX0tJTkRfSU5TSUdIVBACKl8KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg0KCVJPTEVfVVNFUhABEhIKDlJPTEVfQVNTSVNUQU5UEAISDQoJUk9MRV9UT09MEAMSDwoLUk9MRV9TWVNURU0QBCqkAQoLVHJ1dGhTdGF0dXMSHAoYVFJVVEhfU1RBVFVTX1VOU1BFQ0lGSUVEEAASGAoUVFJVVEhfU1RBVFVTX0NVUlJFTlQQARIbChdUUlVUSF9TVEFUVVNfU1VQRVJTRURFRBACEh4KGlRSVVRIX1NUQVRVU19OT1RfWUVUX1ZBTElEEAMSIAocVFJVVEhfU1RBVFVTX05PX0xPTkdFUl9WQUxJRBAEKkAKBVRydXRoEhUKEVRSVVRIX1VOU1BFQ0lGSUVEEAASEQoNVFJVVEhfQ1VSUkVOVBABEg0KCVRSVVRIX0FMTBACKqoBChBDb25mbGljdERlY2lzaW9uEiEKHUNPTkZMSUNUX0RFQ0lTSU9OX1VOU1BFQ0lGSUVEEAASGwoXQ09ORkxJQ1RfREVDSVNJT05fTkVXRVIQARIbChdDT05GTElDVF9ERUNJU0lPTl9PTERFUhACEhoKFkNPTkZMSUNUX0RFQ0lTSU9OX0JPVEgQAxIdChlDT05GTElDVF9ERUNJU0lPTl9ORUlUSEVSEARCTgoQZGV2Lm1lbXN0cmVhbS52MUINRnJhZ21lbnRQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A value of a fragment's metadata.
@@ -235,8 +235,8 @@ export type Observation = Message<"memstream.v1.Observation"> & {
 
   /**
    * The client's own key, unique in the memory. Optional. A second observation with it, through PutFragment or Observe,
-   * replaces all fields that the client gave with the first: content, speaker, session, observe_time, importance,
-   * metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
+   * replaces all fields that the client gave with the first: content, speaker, role, session, observe_time,
+   * importance, metadata, embedding, expiry and token_count; fields that it omits become unset, as in a first observation. The
    * fragment's id, tier, sources, counts, pin and create_time stay. To change a part, use UpdateFragment. A forgotten
    * fragment is restored; the key of an expired one is free, and a new fragment takes it.
    *
@@ -277,6 +277,13 @@ export type Observation = Message<"memstream.v1.Observation"> & {
    * @generated from field: google.protobuf.Timestamp valid_until = 15;
    */
   validUntil?: Timestamp | undefined;
+
+  /**
+   * What the speaker is. An assistant's fragment right after a user's in the same session is the reply to it.
+   *
+   * @generated from field: memstream.v1.Role role = 16;
+   */
+  role: Role;
 };
 
 /**
@@ -517,6 +524,13 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
    * @generated from field: google.protobuf.Timestamp last_observe_time = 30;
    */
   lastObserveTime?: Timestamp | undefined;
+
+  /**
+   * What the speaker is, as the client gave it; unspecified if it gave none.
+   *
+   * @generated from field: memstream.v1.Role role = 31;
+   */
+  role: Role;
 };
 
 /**
@@ -806,6 +820,55 @@ export const FragmentKindSchema: GenEnum<FragmentKind> = /*@__PURE__*/
   enumDesc(file_memstream_v1_fragment, 1);
 
 /**
+ * What a speaker is to the conversation. Recall ranks a user's message together with the assistant's reply.
+ *
+ * @generated from enum memstream.v1.Role
+ */
+export enum Role {
+  /**
+   * Unset: by the speaker's name if that is customary ("user", "assistant", "tool", "system" and the like), else by the
+   * length of what the speakers of the memory say.
+   *
+   * @generated from enum value: ROLE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * A person.
+   *
+   * @generated from enum value: ROLE_USER = 1;
+   */
+  USER = 1,
+
+  /**
+   * A model or agent that answers.
+   *
+   * @generated from enum value: ROLE_ASSISTANT = 2;
+   */
+  ASSISTANT = 2,
+
+  /**
+   * The output of a tool.
+   *
+   * @generated from enum value: ROLE_TOOL = 3;
+   */
+  TOOL = 3,
+
+  /**
+   * Instructions of the application.
+   *
+   * @generated from enum value: ROLE_SYSTEM = 4;
+   */
+  SYSTEM = 4,
+}
+
+/**
+ * Describes the enum memstream.v1.Role.
+ */
+export const RoleSchema: GenEnum<Role> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_fragment, 2);
+
+/**
  * Whether the content of a fragment is current.
  *
  * @generated from enum memstream.v1.TruthStatus
@@ -851,7 +914,7 @@ export enum TruthStatus {
  * Describes the enum memstream.v1.TruthStatus.
  */
 export const TruthStatusSchema: GenEnum<TruthStatus> = /*@__PURE__*/
-  enumDesc(file_memstream_v1_fragment, 2);
+  enumDesc(file_memstream_v1_fragment, 3);
 
 /**
  * Which fragments a recall or a list returns.
@@ -885,7 +948,7 @@ export enum Truth {
  * Describes the enum memstream.v1.Truth.
  */
 export const TruthSchema: GenEnum<Truth> = /*@__PURE__*/
-  enumDesc(file_memstream_v1_fragment, 3);
+  enumDesc(file_memstream_v1_fragment, 4);
 
 /**
  * How a suspicion is decided.
@@ -933,5 +996,5 @@ export enum ConflictDecision {
  * Describes the enum memstream.v1.ConflictDecision.
  */
 export const ConflictDecisionSchema: GenEnum<ConflictDecision> = /*@__PURE__*/
-  enumDesc(file_memstream_v1_fragment, 4);
+  enumDesc(file_memstream_v1_fragment, 5);
 

@@ -976,8 +976,8 @@ export type UpdateFragmentRequest = Message<"memstream.v1.UpdateFragmentRequest"
   fragment?: Fragment | undefined;
 
   /**
-   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "valid_from",
-   * "valid_until". A time in the mask but unset is removed.
+   * Of "content", "structured", "importance", "metadata", "expire_time", "pinned", "speaker", "role",
+   * "valid_from", "valid_until". A time in the mask but unset is removed.
    *
    * @generated from field: google.protobuf.FieldMask update_mask = 4;
    */
@@ -1220,8 +1220,8 @@ export const RestoreFragmentVersionRequestSchema: GenMessage<RestoreFragmentVers
   messageDesc(file_memstream_v1_memory_service, 30);
 
 /**
- * The fragment with the content, speaker, session, observe_time, importance, metadata and token_count of the version.
- * Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
+ * The fragment with the content, speaker, role, session, observe_time, importance, metadata and token_count of the
+ * version. Its tier, sources, counts, expiry and pin stay. The replaced content is a version in turn; the event is UPDATED with
  * `version`.
  *
  * @generated from message memstream.v1.RestoreFragmentVersionResponse
