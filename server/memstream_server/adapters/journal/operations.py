@@ -1,4 +1,4 @@
-"""`ports.operations.Operations` on the journal's database. Rows are few: queries scan along the primary key."""
+"""`ports.operations.Operations` on the journal's database."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import operations
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.operations import UNFINISHED, Failure, Operation, OperationState
+from memstream_server.ports.operations import Failure, Operation, OperationState
 
-_UNFINISHED = operations.c.state.in_([state.value for state in UNFINISHED])
+_UNFINISHED = operations.c.end_time_us == 0
+"""By the end, which has an index; it is set together with a state that ends the operation."""
 
 
 class SqlOperations:
@@ -116,7 +117,7 @@ def _list_unfinished(connection: Connection) -> list[Operation]:
 
 
 def _remove_ended(connection: Connection, before_us: int) -> int:
-    old = delete(operations).where(~_UNFINISHED, operations.c.end_time_us < before_us)
+    old = delete(operations).where(operations.c.end_time_us > 0, operations.c.end_time_us < before_us)
     return connection.execute(old).rowcount
 
 

@@ -135,7 +135,11 @@ _REMOVE = (
     delete(anchors).where(anchors.c.memory == _number, anchors.c.id.in_(_ids)),
     delete(fragments).where(_SOME_FRAGMENTS),
 )
-_RELEASE = bulk.Bulk("DELETE FROM anchors WHERE (memory, id) IN (VALUES ", 2, ")")
+_RELEASE = bulk.Bulk(  # SQLite scans the table for (memory, id) IN (VALUES ...) with more than one row
+    "WITH given (memory, id) AS (VALUES ",
+    2,
+    ") DELETE FROM anchors WHERE (memory, id) IN (SELECT memory, id FROM given)",
+)
 _CONSUME = bulk.Bulk("DELETE FROM observations WHERE key IN (VALUES ", 1, ")")
 _UNVECTOR = delete(vectors).where(vectors.c.key.in_(_ids))
 _FINISH = delete(jobs).where(jobs.c.memory == _number, jobs.c.id.in_(_ids))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Select, bindparam, exists, func, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, func, select
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows, split_ids
@@ -24,8 +24,11 @@ _ids: BindParameter[Any] = bindparam("ids", expanding=True)
 
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
 OF_SPACE = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
-VECTORED = exists().where(OF_SPACE)
-"""Whether a fragment has a vector in the space `model` (null: the space that the fragment was written with)."""
+VECTORED = select(vectors.c.key).where(OF_SPACE).correlate(fragments).scalar_subquery().is_not(None)
+"""Whether a fragment has a vector in the space `model` (null: the space that the fragment was written with).
+
+Not EXISTS, which PostgreSQL may answer by reading all vectors of all memories.
+"""
 _LIST = (
     select(fragments.c.key, *FRAGMENT, VECTORED)
     .where(fragments.c.key.between(_low, _high))
@@ -46,12 +49,13 @@ _EXPIRING = (
     .limit(_limit)
 )
 _forgotten = fragments.c.forget_time_us.is_not(None)
-_OLDEST_FORGOTTEN = (
-    select(memories.c.uid, func.min(fragments.c.forget_time_us))
-    .join(memories, memories.c.number == fragments.c.memory)
+_oldest = (  # apart, so that no database starts at the memories
+    select(fragments.c.memory, func.min(fragments.c.forget_time_us).label("time_us"))
     .where(_forgotten)
-    .group_by(memories.c.uid)
+    .group_by(fragments.c.memory)
+    .subquery()
 )
+_OLDEST_FORGOTTEN = select(memories.c.uid, _oldest.c.time_us).join(memories, memories.c.number == _oldest.c.memory)
 _PURGEABLE = (
     select(fragments.c.id)
     .where(fragments.c.memory == _number, _forgotten, fragments.c.forget_time_us <= bindparam("before"))

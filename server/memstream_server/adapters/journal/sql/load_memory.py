@@ -80,6 +80,7 @@ _FRESH_PAGE = (
     .join(fragments, fragments.c.key == vectors.c.key)
     .where(
         vectors.c.key.between(_low, _high),
+        fragments.c.key.between(_low, _high),  # or PostgreSQL may read all fragments of all memories
         vectors.c.model == _model,
         (fragments.c.tier != Tier.LONG_TERM.value) | fragments.c.id.in_(_waiting),
     )

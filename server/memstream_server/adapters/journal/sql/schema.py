@@ -249,7 +249,8 @@ jobs = Table(
     Column("create_time_us", BigInteger, nullable=False),
     Column("attempts", BigInteger, nullable=False),
 )
-
+Index("jobs_memory", jobs.c.memory)
+Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
 KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, fragments)
 """Tables with rows of a memory, by `key`."""
@@ -325,3 +326,6 @@ operations = Table(
     Column("cancel_asked", Boolean, nullable=False),
     Column("process", BigInteger),
 )
+Index("operations_namespace", operations.c.namespace, operations.c.id)
+Index("operations_memory", operations.c.namespace, operations.c.memory, operations.c.id)
+Index("operations_end", operations.c.end_time_us)  # 0 while unfinished
