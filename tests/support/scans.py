@@ -150,7 +150,8 @@ def find_scans(connection: Connection, statement: Statement) -> list[str]:
     return sorted(found - BOUNDED)
 
 
-_SQLITE_SCAN = re.compile(r"SCAN (\w+)")
+_SQLITE_SCAN = re.compile(r"SCAN (\w+)|SEARCH (\w+) USING (?:.* )?(?:AUTOMATIC |.*ANY\()")
+"""A scan, an index that is made of all rows for this statement alone, or a search for every value of a column."""
 
 
 def _scanned_by_sqlite(connection: Connection, statement: Statement) -> Iterator[str]:
@@ -158,8 +159,8 @@ def _scanned_by_sqlite(connection: Connection, statement: Statement) -> Iterator
     plan = driver.execute(f"EXPLAIN QUERY PLAN {statement.text}", [None] * len(statement.types)).fetchall()
     names = _find_aliases(statement.text)
     for *_, detail in plan:
-        if (found := _SQLITE_SCAN.match(detail)) is not None and found[1] in names:
-            yield names[found[1]]
+        if (found := _SQLITE_SCAN.match(detail)) is not None and (name := found[1] or found[2]) in names:
+            yield names[name]
 
 
 def _find_aliases(text: str) -> dict[str, str]:
