@@ -60,6 +60,7 @@ type ObserveStream struct {
 	closed      bool
 	flushIDs    int64
 	pauseUntil  time.Time
+	waiting     string
 	connections int
 
 	// State of the current connection.
@@ -118,6 +119,10 @@ func (s *ObserveStream) Resumption() *Resumption {
 
 // Connections returns the number of connections opened so far.
 func (s *ObserveStream) Connections() int { return readLocked(s, func() int { return s.connections }) }
+
+// Waiting says why nothing moves now: the server's reason for a pause (a full disk or backlog, for instance), or the error
+// after which the stream reconnects. It is empty while the stream moves.
+func (s *ObserveStream) Waiting() string { return readLocked(s, func() string { return s.waiting }) }
 
 // Rejected returns the latest 1,000 rejected observations, and the number of all rejected ones.
 func (s *ObserveStream) Rejected() ([]*v1.RejectedObservation, int64) {
@@ -224,7 +229,15 @@ func (s *ObserveStream) runConnections(ctx context.Context) {
 	defer close(s.ended)
 	defer s.cancel(ErrClosed)
 	retry := newBackoff(s.memory.client.options.retry)
-	err := repeatUntilDone(ctx, retry, func() error { return s.runConnection(ctx, retry) })
+	err := repeatUntilDone(ctx, retry, func() error {
+		err := s.runConnection(ctx, retry)
+		if err != nil {
+			s.lock()
+			s.waiting = AsError(err).Error()
+			s.unlock()
+		}
+		return err
+	})
 	if err == nil {
 		err = ErrClosed
 	}
@@ -390,11 +403,15 @@ func (s *ObserveStream) handleResponse(
 		s.ledger.applyAck(lastAck(message.Closed))
 		progress, finished = true, true
 	case *v1.ObserveResponse_Throttle:
+		s.waiting = message.Throttle.GetDescription()
 		s.pauseUntil = time.Now().Add(message.Throttle.GetRetryDelay().AsDuration())
 	case *v1.ObserveResponse_GoingAway:
 		// The server may still acknowledge what is in flight; the next connection sends the queue.
 		s.draining = true
 		time.AfterFunc(min(message.GoingAway.GetGrace().AsDuration(), graceMax), cancel)
+	}
+	if progress {
+		s.waiting = ""
 	}
 	s.notify()
 	if s.draining && !s.closeSent && len(s.ledger.flight.items) == 0 {

@@ -45,6 +45,8 @@ class Backoff:
         self._attempts = 0
         self._broken_since: float | None = None
         self._open_since: float | None = None
+        self.error: MemstreamError | None = None
+        """The error of the last break; None after progress."""
 
     def mark_opened(self) -> None:
         """The stream is open; this counts as progress once it has been open for the longest delay."""
@@ -54,7 +56,7 @@ class Backoff:
     def mark_progress(self) -> None:
         """The stream made progress: earlier breaks no longer count."""
         self._attempts = 0
-        self._broken_since = None
+        self._broken_since = self.error = None
 
     def delay_s(self, error: MemstreamError) -> float | None:
         """Seconds to wait before reopening, None to give up with this error.
@@ -72,7 +74,7 @@ class Backoff:
         now = self._clock()
         if self._open_since is not None and now - self._open_since > self._retry.delay_max_s:
             self.mark_progress()
-        self._open_since = None
+        self._open_since, self.error = None, error
         if self._broken_since is None:
             self._broken_since = now
         ceiling = min(self._retry.delay_max_s, self._retry.delay_min_s * 2.0 ** min(self._attempts, 16))

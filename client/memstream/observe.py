@@ -63,6 +63,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         self._finished = False
         self._flush_ids = itertools.count(1)
         self._pause_until = 0.0
+        self._pause_reason = ""
         # State of the current connection.
         self._repeats_flush = 0
         self._close_sent = False
@@ -101,6 +102,12 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
     def resumption(self) -> Resumption | None:
         """Rejections and outcomes of the producer's earlier numbers, if opened with `known_sequence`."""
         return self._ledger.resumption
+
+    @property
+    def waiting(self) -> str:
+        """Why nothing moves now: the server's reason for a pause (a full disk or backlog, for instance), or the error
+        after which the stream reconnects. Empty while it moves."""
+        return self._pause_reason or super().waiting
 
     async def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
         """Numbers and queues an observation; waits only while the window is full.
@@ -213,9 +220,12 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             self._finished = progress = True
         elif kind == "throttle":
             delay = response.throttle.retry_delay
+            self._pause_reason = response.throttle.description
             self._pause_until = asyncio.get_running_loop().time() + delay.seconds + delay.nanos / 1e9
         elif kind == "going_away":
             self._drain_connection(response.going_away, call)
+        if progress:
+            self._pause_reason = ""
         self._notify_waiters()
         if self._draining and not self._close_sent and self._ledger.all_received:
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")

@@ -37,6 +37,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         self._work = asyncio.Event()
         """Wakes the writer."""
         self._error: MemstreamError | None = None
+        self._backoff: Backoff | None = None
         self._closing = self._closed = self._draining = False
 
     async def __aenter__(self) -> Self:
@@ -63,6 +64,14 @@ class TwoWayStream(ABC, Generic[Request, Response]):
     @abstractmethod
     async def close(self) -> None:
         """Ends the stream gracefully."""
+
+    @property
+    def waiting(self) -> str:
+        """Why nothing moves now: the server's reason for a pause, or the error after which the stream reconnects.
+
+        Empty while it moves."""
+        error = None if self._backoff is None else self._backoff.error
+        return "" if error is None else str(error)
 
     # ---- the steps of a connection
 
@@ -122,7 +131,7 @@ class TwoWayStream(ABC, Generic[Request, Response]):
         changed.set()
 
     async def _run_connections(self) -> None:
-        backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
+        backoff = self._backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
         try:
             await repeat_until_done(lambda: self._run_connection(backoff), backoff, self._link.revive)
         except MemstreamError as error:

@@ -26,7 +26,11 @@ from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
 """A value whose key contains one of these is never written."""
-PROBES = {"/livez": "memstream.v1.ServerService", "/readyz": "memstream.v1.StreamService"}
+PROBES = {
+    "/livez": "memstream.v1.ServerService",
+    "/readyz": "memstream.v1.StreamService",
+    "/writez": "memstream.journal.write",
+}
 """The grpc.health.v1 service that an HTTP probe asks for."""
 PROBE_S = 2.0
 """How long the event loop may take to answer a probe."""
@@ -170,6 +174,7 @@ class Metrics:
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
         self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")
+        self.journal_writable = self._gauge("journal_writable", "1 while the journal can be written, else 0.")
         self.index_up = self._gauge("index_up", "1 while the vector index answers, else 0.")
         self.loop_lag_seconds = self._histogram("loop_lag_seconds", "How late the event loop woke, once a second.")
 
@@ -201,8 +206,8 @@ class _SilentHandler(WSGIRequestHandler):
 class MetricsEndpoint:
     """Prometheus metrics and HTTP probes, in threads of their own. `port` is the bound one.
 
-    GET /livez and /readyz answer 200 or 503, like grpc.health.v1 for the services of PROBES: Kubernetes probes need
-    neither TLS nor a client certificate here. Each probe asks the event loop, so a loop that hangs is not alive.
+    GET /livez, /readyz and /writez answer 200 or 503, like grpc.health.v1 for the services of PROBES: Kubernetes probes
+    need neither TLS nor a client certificate here. Each probe asks the event loop, so a loop that hangs is not alive.
     """
 
     def __init__(self, metrics: Metrics, listen: str) -> None:

@@ -37,10 +37,10 @@ class Parts:
     """The parts that the server polls, set by a test."""
 
     def __init__(self) -> None:
-        self.journal = self.index = True
+        self.journal = self.index = self.writing = True
 
     async def look(self) -> Serving:
-        return Serving(self.journal, self.index)
+        return Serving(self.journal, self.index, self.writing)
 
 
 @pytest.fixture
@@ -57,22 +57,24 @@ async def test_services_serve_while_their_parts_serve() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        asked = [*names, "memstream.journal", "memstream.index", ""]
-        assert await checked(channel, *asked) == [NOT_SERVING] * 5  # before the first poll
+        asked = [*names, "memstream.journal", "memstream.journal.write", "memstream.index", ""]
+        assert await checked(channel, *asked) == [NOT_SERVING] * 6  # before the first poll
         await servicer.start()
-        assert await checked(channel, *asked) == [SERVING] * 5
+        assert await checked(channel, *asked) == [SERVING] * 6
 
         async def seen(*expected: int) -> bool:
             return await checked(channel, *asked) == [*expected]
 
         parts.index = False  # answers are correct without it
-        await until(lambda: seen(SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING))
+        await until(lambda: seen(SERVING, SERVING, SERVING, SERVING, NOT_SERVING, NOT_SERVING))
         parts.index, parts.journal = True, False
-        await until(lambda: seen(NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING))
-        parts.journal = True
-        await until(lambda: seen(*[SERVING] * 5))
+        await until(lambda: seen(NOT_SERVING, SERVING, NOT_SERVING, NOT_SERVING, SERVING, NOT_SERVING))
+        parts.journal, parts.writing = True, False  # reads work without
+        await until(lambda: seen(SERVING, SERVING, SERVING, NOT_SERVING, SERVING, SERVING))
+        parts.writing = True
+        await until(lambda: seen(*[SERVING] * 6))
         servicer.end()
-        assert await checked(channel, *asked) == [NOT_SERVING] * 5
+        assert await checked(channel, *asked) == [NOT_SERVING] * 6
     await servicer.close()
     await server.stop(0)
 
@@ -117,7 +119,8 @@ async def test_list_has_every_service() -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         before = (await stub.List(messages.HealthListRequest())).statuses
         assert {name: one.status for name, one in before.items()} == dict.fromkeys(
-            ["memstream.v1.StreamService", "memstream.journal", "memstream.index", ""], NOT_SERVING
+            ["memstream.v1.StreamService", "memstream.journal", "memstream.journal.write", "memstream.index", ""],
+            NOT_SERVING,
         )
         await servicer.start()
         after = (await stub.List(messages.HealthListRequest())).statuses

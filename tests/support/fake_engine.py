@@ -31,7 +31,7 @@ from memstream_server.engine.requests import (
     Refusal,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
-from memstream_server.engine.status import Info
+from memstream_server.engine.status import Info, WriteStatus
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
@@ -171,6 +171,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.script = Script()
+        self.writing = WriteStatus()
         self.held: dict[tuple[str, str], FakeMemory] = {}
         self._answers: dict[str, Answer] = {}
         self.made = 0

@@ -95,6 +95,11 @@ class ObserveStream:
         """Rejections and outcomes of the producer's earlier numbers, if opened with `known_sequence`."""
         return self._inner.resumption
 
+    @property
+    def waiting(self) -> str:
+        """Why nothing moves now: the server's reason for a pause, or the error after which the stream reconnects."""
+        return self._inner.waiting
+
     def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
         """Numbers and queues an observation; waits only while the window is full."""
         return Sent(LOOP.run(self._inner.send(what, **said)))

@@ -71,7 +71,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BACKLOG_FULL: _ErrorReason.ValueType  # 14
     """RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
     ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 15
-    """RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space."""
+    """RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
+    space; writing continues without a restart.
+    """
     ERROR_REASON_WINDOW_EXCEEDED: _ErrorReason.ValueType  # 16
     """RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
@@ -83,7 +85,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
     ERROR_REASON_JOURNAL_UNAVAILABLE: _ErrorReason.ValueType  # 19
-    """UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+    """UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
+    names a read-only or failing disk.
     Metadata: incident? (to look up in the server's log).
     """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 20
@@ -189,7 +192,9 @@ ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
 ERROR_REASON_BACKLOG_FULL: ErrorReason.ValueType  # 14
 """RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
 ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 15
-"""RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space."""
+"""RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
+space; writing continues without a restart.
+"""
 ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
 """RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
@@ -201,7 +206,8 @@ that is not read: where to watch again).
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
 ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 19
-"""UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+"""UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
+names a read-only or failing disk.
 Metadata: incident? (to look up in the server's log).
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 20

@@ -141,7 +141,7 @@ class GetServerInfoResponse(_message.Message):
     index: _builtins.str
     """The vector index, for instance "milvus-lite 3.2.2"."""
     degraded: _builtins.str
-    """Why answers are degraded at present (vector index, models); empty if they are not."""
+    """Why answers are degraded at present (vector index, models), and why nothing can be written; empty if neither is so."""
     journal: _builtins.str
     """The journal, for instance "sqlite 3.45"."""
     @_builtins.property

@@ -1377,7 +1377,9 @@ class RecallDone(_message.Message):
     best_relevance: _builtins.float
     """The best relevance among them, returned or not."""
     degraded: _builtins.str
-    """What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing."""
+    """What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; and why the journal
+    cannot be written, if it cannot. Empty when nothing.
+    """
     tokens: _builtins.int
     """Tokens of ranking and working memory, when a budget was given."""
     weak: _builtins.bool

@@ -94,6 +94,11 @@ class ConnectionState {
 export class ObserveStream {
   /** Number of connections opened so far. */
   connections = 0;
+  /**
+   * Why nothing moves now: the server's reason for a pause (a full disk or backlog, for instance), or the error after
+   * which the stream reconnects. Empty while it moves.
+   */
+  waiting = "";
 
   private readonly ledger: Ledger;
   private readonly changes = new Changes();
@@ -291,7 +296,9 @@ export class ObserveStream {
       }
       if (!this.closed) throw unavailableError("the server ended the stream");
     } catch (thrown) {
-      if (!this.closed) throw thrown; // otherwise the last message has settled everything
+      if (this.closed) return; // the last message has settled everything
+      this.waiting = asError(thrown).message;
+      throw thrown;
     } finally {
       connection.abort.abort();
     }
@@ -340,6 +347,7 @@ export class ObserveStream {
       this.ledger.applyAck(message.value);
       this.closed = progress = true;
     } else if (message.case === "throttle") {
+      this.waiting = message.value.description;
       this.pauseUntil = performance.now() + durationMs(message.value.retryDelay);
     } else if (message.case === "goingAway") {
       // The server may still acknowledge what is in flight; the next connection sends the queue.
@@ -347,6 +355,7 @@ export class ObserveStream {
       const grace = Math.min(durationMs(message.value.grace), GRACE_MAX_MS);
       setTimeout(() => { connection.abort.abort(); }, grace).unref();
     }
+    if (progress) this.waiting = "";
     this.changes.notify();
     if (connection.draining && !connection.closeSent && this.ledger.allReceived) throw shuttingDownError();
     return progress;

@@ -200,6 +200,7 @@ async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
         metrics.active_bytes.set(held.size_bytes)
         metrics.owned_memories.set(held.owned)
         metrics.index_up.set(not engine.index_degraded)
+        metrics.journal_writable.set(not engine.writing.problem)
         await asyncio.sleep(1.0)
 
 

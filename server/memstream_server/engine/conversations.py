@@ -11,11 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from memstream_server.engine.errors import (
-    DISK_FULL,
-    NOT_WRITTEN,
     ConversationNotFound,
-    JournalUnavailable,
-    StorageIsFull,
+    write_error,
 )
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.conversations import (
@@ -30,7 +27,7 @@ from memstream_server.ports.conversations import (
     PlanQuery,
     Status,
 )
-from memstream_server.ports.journal.errors import JournalError, StorageFull
+from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 
@@ -160,10 +157,8 @@ async def _map_errors(work: Awaitable[T]) -> T:
         return await work
     except NotThere as error:
         raise ConversationNotFound(str(error), conversation=error.conversation.name) from error
-    except StorageFull as error:
-        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
-        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error
+        raise write_error(error) from error
 
 
 async def _wait_for_news(news: asyncio.Event, quiet_s: float) -> None:

@@ -59,7 +59,7 @@ from memstream_server.engine.requests import (
 )
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.runtime.registry import Registry
-from memstream_server.engine.status import Info, MemoryStats, Serving
+from memstream_server.engine.status import Info, MemoryStats, Serving, WriteStatus
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, Recorded
 from memstream_server.ports.journal.spaces import Space
@@ -131,7 +131,9 @@ class Engine:
         )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, storage, models, runtime)
         self._batch_calls = BatchCalls(storage, runtime, self._ask_index)
-        self._journal_check: asyncio.Task[int] | None = None
+        self._journal_check: asyncio.Task[None] | None = None
+        self.writing = WriteStatus()
+        """Renewed by `check_serving`."""
         self._following_servers: asyncio.Task[None] | None = None
         self._enforcing_bounds: asyncio.Task[None] | None = None
 
@@ -226,7 +228,7 @@ class Engine:
             insight,
             self._storage.index.description,
             journal,
-            "; ".join(filter(None, (self._indexer.degraded, *self._failing_models()))),
+            "; ".join(filter(None, (self._journal.write_problem, self._indexer.degraded, *self._failing_models()))),
             self._spent,
             self._models.statuses,
         )
@@ -242,20 +244,29 @@ class Engine:
 
     async def check_serving(self) -> Serving:
         """Check stores and models. Sends the journal a small query with a timeout."""
+        answers = await self._journal_answers()
+        self.writing.set_problem(self._journal.write_problem)
         return Serving(
-            self.ownership.is_valid() and await self._journal_answers(),
+            self.ownership.is_valid() and answers,
             not self._indexer.degraded,
+            not self.writing.problem,
             {one.role: one.state is not ModelState.FAILING for one in self._models.statuses},
         )
 
     async def _journal_answers(self) -> bool:
         if self._journal_check is None:
-            self._journal_check = asyncio.create_task(self._journal.outbox_last())
+            self._journal_check = asyncio.create_task(self._check_journal())
         await asyncio.wait({self._journal_check}, timeout=JOURNAL_TIMEOUT_S)
         if not self._journal_check.done():
             return False  # no second query: each occupies one of the journal's few readers
         asked, self._journal_check = self._journal_check, None
         return asked.exception() is None
+
+    async def _check_journal(self) -> None:
+        try:
+            await self._journal.outbox_last()
+        finally:
+            await self._journal.check_writing()
 
     async def run_maintenance(self) -> None:
         """Forget, erase and prune what is due now instead of at the next interval."""

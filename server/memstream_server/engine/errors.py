@@ -6,7 +6,14 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull, StorageFull
+from memstream_server.ports.journal.errors import (
+    AlreadyExists,
+    Conflict,
+    JournalError,
+    NamespaceFull,
+    StorageFull,
+    WriteRefused,
+)
 
 T = TypeVar("T")
 
@@ -268,11 +275,13 @@ class CapabilityMissing(EngineError):
     keys = ("capability",)
 
 
+REFUSED_RETRY_S = 5.0
+"""Retry delay while the disk takes no write."""
 QUOTA_RETRY_S = 60.0
 """Retry delay for quotas of stored data: waiting frees nothing, only a deletion does."""
 
 
-DISK_FULL = "the journal's disk is nearly full: reads work, writes are refused until there is space"
+DISK_FULL = "the journal's disk has no space left: reads work, writes are refused until space is freed"
 NOT_WRITTEN = "the journal cannot be written now: try again"
 NOT_READ = "the journal cannot be read now: try again"
 
@@ -287,12 +296,20 @@ def namespace_full(error: NamespaceFull) -> QuotaExceeded:
     )
 
 
+def write_error(error: JournalError) -> StorageIsFull | JournalUnavailable:
+    """The error for the caller of a write that the journal did not take."""
+    if isinstance(error, StorageFull):
+        return StorageIsFull(DISK_FULL, retry_after_s=REFUSED_RETRY_S)
+    if isinstance(error, WriteRefused):
+        text = f"the journal cannot be written ({error.cause}): reads work, writes are refused until it can"
+        return JournalUnavailable(text, retry_after_s=REFUSED_RETRY_S)
+    return JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5)
+
+
 async def map_write_errors(writing: Awaitable[T]) -> T:
     """Await a journal write and raise its errors as engine errors."""
     try:
         return await writing
-    except StorageFull as error:
-        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except AlreadyExists:
         raise
     except NamespaceFull as error:
@@ -300,4 +317,4 @@ async def map_write_errors(writing: Awaitable[T]) -> T:
     except Conflict as error:
         raise MemoryDeleted("the memory was deleted") from error
     except JournalError as error:
-        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error
+        raise write_error(error) from error

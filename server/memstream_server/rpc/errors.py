@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from memstream_server.core.printable import escape_unprintable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
 from memstream_server.log_lines import site_of
-from memstream_server.ports.journal.errors import OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import OutcomeUnknown, WriteRefused
 from memstream_server.ports.journal.writing import Rejection
 from memstream_server.ports.models import ModelError
 from memstream_server.ports.operations import Failure
@@ -153,13 +153,13 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
     The id depends on the place and the type: the log writes equal failures once, and counts the others.
     """
     if isinstance(error, EngineError):
-        if isinstance(error.__cause__, OutcomeUnknown | StorageFull | ModelError):
+        if isinstance(error.__cause__, OutcomeUnknown | WriteRefused | ModelError):
             log.warning("call_failed", reason=error.reason, error=error.__cause__)
         return status_of(error)
     if isinstance(error, grpc.aio.InternalError):  # the call is over: nobody reads this status
         return status_pb2.Status(code=_Code.CANCELLED.value[0], message="the client went away")
     incident = site_of(error)
-    if isinstance(error, OutcomeUnknown):  # a read while the journal's database is unreachable; its text names hosts
+    if isinstance(error, OutcomeUnknown | WriteRefused):  # a read; the text names hosts and paths
         log.warning("journal_unavailable", incident=incident, error=error)
         text = f"the journal cannot be read now; incident {incident} in the server's log"
         return status_of(JournalUnavailable(text, retry_after_s=0.5, incident=incident))

@@ -3,8 +3,9 @@
 | service | SERVING while |
 |---|---|
 | `memstream.v1.ServerService` | the process runs and is not draining |
-| the other services of the contract | the journal serves too; without the index, answers may be incomplete |
-| `memstream.journal`, `memstream.index` | this part serves; an index that is being rebuilt does not |
+| the other services of the contract | the journal answers reads too; without the index, answers may be incomplete |
+| `memstream.journal`, `memstream.index` | this part answers reads; an index that is being rebuilt does not |
+| `memstream.journal.write` | the journal can be written: not on a disk that is full, read-only, failing or slow |
 | `memstream.model.embedder`, `.scorer`, `.insights`, ... | the last call of this model succeeded, or there was none |
 | the empty name: the server as a whole | journal and index serve, whatever the state of the models |
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.status import Serving
 
 SERVICE = "grpc.health.v1.Health"
-JOURNAL, INDEX, WHOLE = "memstream.journal", "memstream.index", ""
+JOURNAL, WRITING, INDEX, WHOLE = "memstream.journal", "memstream.journal.write", "memstream.index", ""
 MODEL = "memstream.model."
 """Prefix of a model's role."""
 POLL_INTERVAL_S = 1.0
@@ -39,7 +40,7 @@ class Health:
     def __init__(self, services: Sequence[str], read_serving: Callable[[], Awaitable[Serving]] | None = None) -> None:
         self._services = tuple(services)
         self._read_serving = read_serving
-        self._serving = dict.fromkeys((*services, JOURNAL, INDEX, WHOLE), False)
+        self._serving = dict.fromkeys((*services, JOURNAL, WRITING, INDEX, WHOLE), False)
         self._changed = asyncio.Event()
         self._ended = self._closed = False
         self._poll_task: asyncio.Task[None] | None = None
@@ -47,16 +48,16 @@ class Health:
     async def start(self) -> None:
         """Reads the state now and every second from then on."""
         if self._read_serving is None:
-            self._set_serving(True, True, {})
+            self._set_serving(True, True, True, {})
             return
         seen = await self._read_serving()
-        self._set_serving(seen.journal, seen.index, seen.models)
+        self._set_serving(seen.journal, seen.writing, seen.index, seen.models)
         self._poll_task = asyncio.create_task(self._poll_serving(self._read_serving))
 
     def end(self) -> None:
         """The server drains: no service serves any more."""
         models = {name.removeprefix(MODEL): False for name in self._serving if name.startswith(MODEL)}
-        self._set_serving(False, False, models, alive=False)
+        self._set_serving(False, False, False, models, alive=False)
         self._ended = True
 
     async def close(self) -> None:
@@ -105,12 +106,15 @@ class Health:
         while True:
             await asyncio.sleep(POLL_INTERVAL_S)
             seen = await read_serving()
-            self._set_serving(seen.journal, seen.index, seen.models)
+            self._set_serving(seen.journal, seen.writing, seen.index, seen.models)
 
-    def _set_serving(self, journal: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True) -> None:
+    def _set_serving(
+        self, journal: bool, writing: bool, index: bool, models: Mapping[str, bool], *, alive: bool = True
+    ) -> None:
         if self._ended:
             return
         now = dict.fromkeys(self._services, journal) | {_ALIVE: alive, JOURNAL: journal, INDEX: index}
+        now[WRITING] = journal and writing
         now |= {f"{MODEL}{role}": serves for role, serves in models.items()}
         now[WHOLE] = journal and index
         if now != self._serving:

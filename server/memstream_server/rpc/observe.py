@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from memstream.v1 import stream_service_pb2 as pb
-from memstream_server.engine.errors import BacklogFull, EngineError, ProtocolViolation, WindowExceeded
+from memstream_server.engine.errors import (
+    REFUSED_RETRY_S,
+    BacklogFull,
+    EngineError,
+    ProtocolViolation,
+    WindowExceeded,
+)
 from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Refusal
 from memstream_server.ports.journal.writing import Outcome
 from memstream_server.rpc.calls import AFTER_CLOSE_S
@@ -34,6 +40,7 @@ from memstream_server.rpc.wire.scalars import duration_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import ObserveSession
+    from memstream_server.engine.status import WriteStatus
     from memstream_server.ports.journal.writing import Rejection
 
 SEQUENCE_MAX = 2**63 - 1
@@ -104,12 +111,19 @@ class ObserveStream:
     """One open stream. `responses` runs once."""
 
     def __init__(
-        self, session: ObserveSession, opening: ObserveOpening, limits: Limits, drain: Drain, dimension: int
+        self,
+        session: ObserveSession,
+        opening: ObserveOpening,
+        limits: Limits,
+        drain: Drain,
+        dimension: int,
+        writing: WriteStatus,
     ) -> None:
         self._session = session
         self._opening = opening
         self._limits = limits
         self._drain = drain
+        self._writing = writing
         self._dimension = dimension
         opened = session.opened
         self._received = opened.received
@@ -131,7 +145,7 @@ class ObserveStream:
         self._resumed_to = 0
         """... and rejections up to this one."""
         self._ack_due = False
-        self._throttle_s = 0.0
+        self._throttle: pb.Throttle | None = None
         self._closing = False
         self._going_away = False
         self._grace_over = False
@@ -144,7 +158,7 @@ class ObserveStream:
         reader = asyncio.create_task(self._read_requests(requests))
         reader.add_done_callback(lambda _: self._wake.set())
         try:
-            with self._drain.notify_on_drain(self._on_drain):
+            with self._drain.notify_on_drain(self._on_drain), self._writing.notify_on_change(self._on_write_problem):
                 async with aclosing(self._opening_messages()) as messages:
                     async for message in messages:
                         yield message
@@ -248,8 +262,7 @@ class ObserveStream:
             delay_s = max(0.01, full.retry_after_s or RETRY_S[full.reason])
             if asyncio.get_running_loop().time() + delay_s > deadline:
                 raise full
-            self._throttle_s = delay_s
-            self._wake.set()
+            self._throttle_client(delay_s, "the memory's backlog is full")
             await asyncio.sleep(delay_s)
             received = self._submit_batch(first, items)
             if not isinstance(received, BacklogFull):
@@ -291,6 +304,15 @@ class ObserveStream:
         asyncio.get_running_loop().call_later(self._drain.grace_s, self._on_grace_over)
         self._wake.set()
 
+    def _on_write_problem(self) -> None:
+        problem = self._writing.problem
+        if problem:
+            self._throttle_client(REFUSED_RETRY_S, problem)
+
+    def _throttle_client(self, delay_s: float, why: str) -> None:
+        self._throttle = pb.Throttle(retry_delay=duration_message(delay_s), description=why)
+        self._wake.set()
+
     def _on_grace_over(self) -> None:
         self._grace_over = True
         self._wake.set()
@@ -302,14 +324,9 @@ class ObserveStream:
         self._complete_flushes()
         if self._ack_due:
             responses.append(pb.ObserveResponse(ack=self._take_ack()))
-        if self._throttle_s:
-            text = "the memory's backlog is full"
-            responses.append(
-                pb.ObserveResponse(
-                    throttle=pb.Throttle(retry_delay=duration_message(self._throttle_s), description=text)
-                )
-            )
-            self._throttle_s = 0.0
+        if self._throttle is not None:
+            responses.append(pb.ObserveResponse(throttle=self._throttle))
+            self._throttle = None
         return responses
 
     def _return_credits(self) -> None:

@@ -44,7 +44,9 @@ class StreamService:
         drain = self._drain.memories  # before the session opens, so that the stream ends with the current lease
         session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer, opening.outcomes)
         try:
-            stream = observe.ObserveStream(session, opening, self._limits, drain, self._engine.dimension)
+            stream = observe.ObserveStream(
+                session, opening, self._limits, drain, self._engine.dimension, self._engine.writing
+            )
             async with aclosing(stream.responses(requests)) as responses:
                 async for response in responses:
                     yield response

@@ -73,7 +73,8 @@ const (
 	ErrorReason_ERROR_REASON_PRODUCER_SUPERSEDED ErrorReason = 13
 	// RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored.
 	ErrorReason_ERROR_REASON_BACKLOG_FULL ErrorReason = 14
-	// RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space.
+	// RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
+	// space; writing continues without a restart.
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 15
 	// RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows.
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
@@ -84,7 +85,8 @@ const (
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
 	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
 	ErrorReason_ERROR_REASON_MODEL_UNAVAILABLE ErrorReason = 18
-	// UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+	// UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
+	// names a read-only or failing disk.
 	// Metadata: incident? (to look up in the server's log).
 	ErrorReason_ERROR_REASON_JOURNAL_UNAVAILABLE ErrorReason = 19
 	// UNAVAILABLE. The server is going away. What to do: reconnect.

@@ -215,7 +215,7 @@ type GetServerInfoResponse struct {
 	InsightModel string `protobuf:"bytes,7,opt,name=insight_model,json=insightModel,proto3" json:"insight_model,omitempty"`
 	// The vector index, for instance "milvus-lite 3.2.2".
 	Index string `protobuf:"bytes,8,opt,name=index,proto3" json:"index,omitempty"`
-	// Why answers are degraded at present (vector index, models); empty if they are not.
+	// Why answers are degraded at present (vector index, models), and why nothing can be written; empty if neither is so.
 	Degraded string `protobuf:"bytes,9,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// The journal, for instance "sqlite 3.45".
 	Journal string `protobuf:"bytes,10,opt,name=journal,proto3" json:"journal,omitempty"`

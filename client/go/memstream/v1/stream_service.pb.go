@@ -2632,7 +2632,8 @@ type RecallDone struct {
 	Considered int64 `protobuf:"varint,4,opt,name=considered,proto3" json:"considered,omitempty"`
 	// The best relevance among them, returned or not.
 	BestRelevance float64 `protobuf:"fixed64,5,opt,name=best_relevance,json=bestRelevance,proto3" json:"best_relevance,omitempty"`
-	// What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing.
+	// What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; and why the journal
+	// cannot be written, if it cannot. Empty when nothing.
 	Degraded string `protobuf:"bytes,6,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	// The near misses, if requested.
 	NearMisses []*NearMiss `protobuf:"bytes,7,rep,name=near_misses,json=nearMisses,proto3" json:"near_misses,omitempty"`

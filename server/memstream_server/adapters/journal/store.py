@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,6 +78,7 @@ class SqlJournal:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
+        self._trial: asyncio.Task[None] | None = None
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
@@ -115,6 +117,8 @@ class SqlJournal:
             return
         self._closed = True
         await self._writer.close()
+        if self._trial is not None:
+            await self._trial
         await asyncio.to_thread(self._release)
 
     def _release(self) -> None:
@@ -127,6 +131,22 @@ class SqlJournal:
     def description(self) -> str:
         """Engine and version for display, for instance "sqlite 3.46.0" or "postgresql 15.8"."""
         return self._database.description
+
+    @property
+    def write_problem(self) -> str:
+        problem = self._writer.problem
+        return "" if problem is None else f"the journal cannot be written ({problem.cause})"
+
+    async def check_writing(self) -> None:
+        full = await asyncio.to_thread(self._database.why_full)
+        if full is not None:
+            self._writer.note_full(full)
+        elif self._writer.problem is not None and (self._trial is None or self._trial.done()):
+            self._trial = asyncio.create_task(self._try_write())
+
+    async def _try_write(self) -> None:
+        with contextlib.suppress(JournalError):  # the writer remembers it
+            await self._write(writes.set_meta, 1, True, "write_trial", "")
 
     async def get_space(self) -> Space | None:
         return (await self.get_spaces()).in_force

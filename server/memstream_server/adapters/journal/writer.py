@@ -7,7 +7,9 @@ the order of `submit`. A lone write is committed at once, without waiting for ot
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -19,10 +21,19 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database.database import Database
 from memstream_server.adapters.journal.sql import bulk
-from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import (
+    JournalError,
+    NotWritable,
+    OutcomeUnknown,
+    StorageFull,
+    WriteRefused,
+)
 
 GROUP_ROWS = 2_000
 """Rows after which a group is committed even if more writes wait: some 30 ms of work."""
+
+SLOW_S = 5.0
+"""Seconds after which a transaction that has not returned counts as a problem."""
 
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
@@ -76,6 +87,8 @@ class Writer:
         self._queue: SimpleQueue[_Write | _ExclusiveWork | None] = SimpleQueue()
         self._closed = False
         self._connection: Connection | None = None
+        self._busy_since_s: float | None = None
+        self._failing: JournalError | None = None
         self._thread = threading.Thread(target=self._run_thread, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -95,6 +108,22 @@ class Writer:
         self._queue.put(_ExclusiveWork(work, future))
         return await future
 
+    @property
+    def problem(self) -> WriteRefused | None:
+        """Why nothing can be written now: the last writes failed, or the present ones take long."""
+        since_s, failing = self._busy_since_s, self._failing
+        if isinstance(failing, WriteRefused):
+            return failing
+        if failing is not None:
+            return NotWritable(str(failing))
+        if since_s is not None and time.monotonic() - since_s > SLOW_S:
+            return NotWritable("a commit takes long", f"a write has taken more than {SLOW_S:.0f} s so far")
+        return None
+
+    def note_full(self, why: str) -> None:
+        """The disk is full, as someone else found."""
+        self._failing = self._failing or StorageFull(why)
+
     async def close(self) -> None:
         """Commit what was submitted, then end the thread."""
         if not self._closed:
@@ -109,7 +138,10 @@ class Writer:
         while going:
             group, alone, going = self._take_group()
             if group:
-                self._loop.call_soon_threadsafe(_deliver_all, self._commit_group_guarded(group))
+                self._busy_since_s = time.monotonic()
+                outcomes = self._commit_group_guarded(group)
+                self._busy_since_s, self._failing = None, _failure_of(outcomes, self._failing)
+                self._loop.call_soon_threadsafe(_deliver_all, outcomes)
             if alone is not None:
                 self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)])
         self._disconnect()
@@ -214,18 +246,19 @@ class Writer:
         """The error for the caller of a write that left nothing; a new instance for each caller."""
         if isinstance(error, DBAPIError):
             return _chain_error(self._database.translate_error(error), error)
-        return _chain_error(type(error)(*error.args), error)
+        return _chain_error(_copy_error(error), error)
 
     def _commit_transaction(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
         try:
             self._database.commit(connection)
-        except Exception as error:  # any exception: the transaction may be on disk or not
+        except Exception as error:
             self._disconnect()
-            unknown = f"the commit failed ({type(error).__name__}): read again"
+            refused = self._database.why_uncommitted(error)
+            unknown = OutcomeUnknown(f"the commit failed ({type(error).__name__}): read again")
             return [
                 outcome
                 if outcome.error
-                else _Outcome(outcome.write, error=_chain_error(OutcomeUnknown(unknown), error))
+                else _Outcome(outcome.write, error=_chain_error(_copy_error(refused or unknown), error))
                 for outcome in outcomes
             ]
         return outcomes
@@ -267,6 +300,20 @@ def _run_works(connection: Connection, works: Sequence[Work]) -> list[Any]:
             values.append(work(connection))
     finish()
     return values
+
+
+def _failure_of(outcomes: Sequence[_Outcome], before: JournalError | None) -> JournalError | None:
+    """Why the storage took no write of a group; None once it took one. Below the reserve it takes those that add
+    nothing, which ends no shortage of space."""
+    for outcome in outcomes:
+        if isinstance(outcome.error, WriteRefused | OutcomeUnknown):
+            return outcome.error
+    adds = any(isinstance(outcome.write, _Write) and outcome.write.adds for outcome in outcomes)
+    return before if isinstance(before, StorageFull) and not adds else None
+
+
+def _copy_error(error: JournalError) -> JournalError:
+    return copy.copy(error).with_traceback(None)
 
 
 def _chain_error(error: JournalError, cause: BaseException) -> JournalError:

@@ -24,13 +24,12 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.tiers import settle_held
 from memstream_server.core.transition import Transition
 from memstream_server.engine.errors import (
-    DISK_FULL,
     EngineError,
     JournalUnavailable,
     MemoryDeleted,
     ShuttingDown,
-    StorageIsFull,
     namespace_full,
+    write_error,
 )
 from memstream_server.engine.memory.build_commit import commit_of
 from memstream_server.engine.memory.decide import (
@@ -49,7 +48,7 @@ from memstream_server.engine.memory.superseding import settle_decision
 from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, working_for
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, WriteRefused
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit, Outcome
@@ -251,8 +250,8 @@ class Actor:
             _set_error(work.done, error)
         except NamespaceFull as error:
             _set_error(work.done, namespace_full(error))
-        except StorageFull:
-            _set_error(work.done, StorageIsFull(DISK_FULL, retry_after_s=STORAGE_RETRY_S))
+        except WriteRefused as error:
+            _set_error(work.done, write_error(error))
         except AlreadyExists:
             text = "another fragment has been given this external_id: try again"
             _set_error(work.done, JournalUnavailable(text, retry_after_s=0.2))
@@ -269,8 +268,8 @@ class Actor:
                 outcomes, decision, commit = await self._decide_batches(prepared)
                 await self._commit_decision(decision, commit)
                 break
-            except StorageFull as error:  # the transaction changed nothing
-                log.warning("storage_full", memory=self.uid, error=error)
+            except WriteRefused as error:  # the transaction changed nothing
+                log.warning("storage_refuses_writes", memory=self.uid, error=error)
                 await self._wait_for_disk_space()  # retries: a received batch must be stored
         self._prepare_slots.release()
         self.ingest.mark_stored(prepared.batches, outcomes)

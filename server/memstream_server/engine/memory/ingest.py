@@ -21,14 +21,13 @@ import structlog
 
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import (
-    DISK_FULL,
     NOT_READ,
     NOT_WRITTEN,
     BacklogFull,
     EngineError,
     JournalUnavailable,
     ProducerSuperseded,
-    StorageIsFull,
+    write_error,
 )
 from memstream_server.engine.memory import fragment_quota
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState
@@ -36,7 +35,7 @@ from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repe
 from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
-from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
+from memstream_server.ports.journal.errors import Conflict, JournalError, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Answer
@@ -362,8 +361,8 @@ class Ingest:
             self._sessions.drop_if_done(state)
         if isinstance(error, EngineError):
             return error  # the actor ended before the batch was stored
-        if isinstance(error, StorageFull):
-            return StorageIsFull(DISK_FULL, retry_after_s=STORAGE_RETRY_S)
+        if isinstance(error, WriteRefused):
+            return write_error(error)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):

@@ -21,8 +21,6 @@ from weakref import WeakValueDictionary
 import structlog
 
 from memstream_server.engine.errors import (
-    DISK_FULL,
-    NOT_WRITTEN,
     AlreadyAnswered,
     CapabilityMissing,
     EngineError,
@@ -32,11 +30,11 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
     QuotaExceeded,
     ShuttingDown,
-    StorageIsFull,
+    write_error,
 )
 from memstream_server.engine.operations.progress import OperationCancelled, Progress
 from memstream_server.engine.runtime.clock import Clock, Ids
-from memstream_server.ports.journal.errors import Conflict, JournalError, StorageFull
+from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
 
@@ -354,13 +352,11 @@ class OperationRunner:
 
 def _map_error(error: JournalError) -> EngineError:
     """The store's error as an engine error."""
-    if isinstance(error, StorageFull):
-        return StorageIsFull(DISK_FULL, retry_after_s=5.0)
     if isinstance(error, Conflict):
         return AlreadyAnswered(
             "a concurrent repeat of this request was answered; repeat it to get that answer", retry_after_s=0.1
         )
-    return JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5)
+    return write_error(error)
 
 
 async def _map_errors(work: Awaitable[T]) -> T:

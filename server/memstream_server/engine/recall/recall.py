@@ -133,12 +133,11 @@ class Recaller:
                 break  # a receipt's answer is that of one revision
         answer = await self._read_answer(actor, query, found, known, watch)
         watch.record_step("read")
-        degraded = "; ".join(
-            filter(None, (degraded or more, answer.degraded, self._unrated_reason(actor.working, query)))
-        )
-        self._runtime.metrics.count_recall(watch.total_s(), bool(degraded))
+        lacks = degraded or more, answer.degraded, self._unrated_reason(actor.working, query)
+        self._runtime.metrics.count_recall(watch.total_s(), any(lacks))
         floor = weak_floor(actor.working.record.policy, query, space.model)
         weak = found.considered.best_match < floor
+        degraded = "; ".join(filter(None, (*lacks, self._storage.journal.write_problem)))
         answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak)
         if not query.receipt:
             return answer

@@ -21,7 +21,7 @@ import structlog
 
 from memstream_server.engine.errors import JournalUnavailable, LeaseLost, OwnedElsewhere
 from memstream_server.engine.settings import LeaseTimes
-from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.errors import JournalError, WriteRefused
 from memstream_server.ports.processes import Owner
 
 if TYPE_CHECKING:
@@ -190,8 +190,11 @@ class Ownership:
         """
         if self._processes is None:
             if uid in self._distrusted:
-                self._epochs[uid] = (await self._journal.own_memory(uid)).epoch
-                self._distrusted.discard(uid)
+                # Refused: the memory is read at its old epoch. Writes at it that were in flight are over, because the
+                # journal writes in order; and each commit compares the revision.
+                with contextlib.suppress(WriteRefused):
+                    self._epochs[uid] = (await self._journal.own_memory(uid)).epoch
+                    self._distrusted.discard(uid)
             return self._epochs.get(uid)
         number = self._number
         if not self.is_valid():

@@ -25,8 +25,24 @@ class NamespaceFull(JournalError):
         self.limit = limit
 
 
-class StorageFull(JournalError):
-    """The disk is (nearly) full: writes are rejected, reads work. Free space and retry."""
+class WriteRefused(JournalError):
+    """The write left nothing, and later ones will fail for the same reason; reads work. `cause` is for callers."""
+
+    cause = "writing its file fails"
+
+
+class StorageFull(WriteRefused):
+    """The disk is (nearly) full. Free space and retry."""
+
+    cause = "its disk has no space left"
+
+
+class NotWritable(WriteRefused):
+    """The file system is read-only, the process has no file descriptor left, or the disk fails."""
+
+    def __init__(self, text: str, cause: str = WriteRefused.cause) -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 class OutcomeUnknown(JournalError):

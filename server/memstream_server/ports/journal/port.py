@@ -3,8 +3,9 @@
 Contract
 - A write returns only after its transaction is durable (power loss included). One writer commits writes in groups, in
   the order of submission; a write that fails does not affect the others.
-- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `StorageFull` leaves nothing. A write that raises
+- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `WriteRefused` leaves nothing. A write that raises
   `OutcomeUnknown` may or may not be committed: the caller drops its RAM state and reads again.
+- A read needs no write: it works while the disk is full or read-only.
 - Memory writes are a compare-and-set on (epoch, revision); no other process may own the memory at that epoch.
 - A read sees every write that returned before it began, and never waits for the writer.
 - Methods may be called concurrently from one event loop, and none blocks it.
@@ -49,6 +50,15 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Finish submitted writes, then release the files and the directory's lock."""
+        ...
+
+    @property
+    def write_problem(self) -> str:
+        """Why nothing can be written now, in words for a caller; empty if writing works, as far as is known."""
+        ...
+
+    async def check_writing(self) -> None:
+        """Renew `write_problem`: look at free space, and try a write if the last one failed. Does not wait for it."""
         ...
 
     # ---- the store itself

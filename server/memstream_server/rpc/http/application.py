@@ -41,6 +41,11 @@ _REASONS = {
     "application/connect+json; Observe, Recall and ImportMemories need the gRPC port",
 }
 """By status."""
+_HEALTH = {
+    "/healthz": ("", "not serving\n"),
+    "/healthz/write": ("memstream.journal.write", "writes are refused; reads may work\n"),
+}
+"""By path: the service of grpc.health.v1 that must serve, and what an answer of 503 says."""
 _EXPOSED = ("x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "connect-content-encoding")
 
 
@@ -96,8 +101,8 @@ class HttpApplication:
             respond = _error(415, "unimplemented", "gRPC needs the gRPC port; this one takes Connect and gRPC-Web")
         elif host_name(host) not in self._settings.hosts:
             respond = _error(403, "permission_denied", "the request names a host that is not in http_hosts")
-        elif scope["path"] == "/healthz":
-            respond = self._health()
+        elif service := _HEALTH.get(scope["path"]):
+            respond = self._health(*service)
         elif origin and not self._allows_origin(origin, host, scope.get("scheme", "http")):
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
         elif page := next((each for each in self._pages if each.serves(scope["path"])), None):
@@ -109,9 +114,9 @@ class HttpApplication:
     def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:
         return origin == f"{scheme}://{host}" or bool({origin, "*"} & set(self._settings.cors_origins))
 
-    def _health(self) -> Asgi:
-        serves = self._serves("")
-        return PlainTextResponse("ok\n" if serves else "not serving\n", 200 if serves else 503)
+    def _health(self, service: str, failing: str) -> Asgi:
+        serves = self._serves(service)
+        return PlainTextResponse("ok\n" if serves else failing, 200 if serves else 503)
 
 
 def peer_uris() -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.errors import JournalError, WriteRefused
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ class Database(Protocol):
 
     def translate_error(self, error: DBAPIError) -> JournalError:
         """The port's error for a driver error before COMMIT, that is, while nothing is written."""
+        ...
+
+    def why_uncommitted(self, error: Exception) -> WriteRefused | None:
+        """Why this failed COMMIT certainly wrote nothing, or None: its outcome is unknown."""
         ...
 
     def why_full(self) -> str | None:

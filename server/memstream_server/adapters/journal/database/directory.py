@@ -8,6 +8,7 @@ images       images of memories, derived from the journal
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -29,8 +30,22 @@ from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.ports.images import IMAGE_FOLDER
 from memstream_server.ports.index import INDEX_FOLDER
-from memstream_server.ports.journal.errors import AlreadyExists, JournalError, Unreadable
+from memstream_server.ports.journal.errors import (
+    AlreadyExists,
+    JournalError,
+    NotWritable,
+    StorageFull,
+    Unreadable,
+    WriteRefused,
+)
 
+_CAUSES = {
+    errno.EROFS: "its file system is read-only",
+    errno.EMFILE: "the server has no file descriptor left",
+    errno.ENFILE: "the machine has no file descriptor left",
+    errno.EIO: "its disk fails",
+}
+"""What a caller may read of an error of the file system."""
 FORMAT = 1
 """Version of the directory's layout; tables have their own version (migrate.py)."""
 _FORMAT_TEXT = "memstream data directory, format {}\n"
@@ -160,6 +175,7 @@ class DirectoryDatabase:
         self.description = f"sqlite {sqlite3.sqlite_version}"
         self.writer, self.reader = sqlite.writer_engine(path), sqlite.reader_engine(path, readers)
         self._data_dir, self._lock, self._full = data_dir, lock, full
+        sqlite.fill_pool(self.reader, readers)
 
     def commit(self, connection: Connection) -> None:
         """See database.py."""
@@ -171,7 +187,27 @@ class DirectoryDatabase:
 
     def translate_error(self, error: DBAPIError) -> JournalError:
         """See database.py."""
-        return sqlite.translate_error(error)
+        return self._find_cause(error) or sqlite.translate_error(error)
+
+    def why_uncommitted(self, error: Exception) -> WriteRefused | None:
+        """See database.py."""
+        if not isinstance(error, DBAPIError) or not sqlite.is_write_error(error):
+            return None
+        return self._find_cause(error) or NotWritable(f"the journal cannot be written ({error.orig})")
+
+    def _find_cause(self, error: DBAPIError) -> WriteRefused | None:
+        """What keeps SQLite from a file: it reports neither the system's error number nor a shortage of descriptors."""
+        if not sqlite.is_file_error(error):
+            return None
+        if sqlite.is_disk_full(error):
+            return StorageFull(f"the disk is full ({error.orig}): free space and retry")
+        try:
+            os.pwrite(self._lock, os.pread(self._lock, 1, 0), 0)  # what it holds already
+            os.close(os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY))
+        except OSError as found:
+            if cause := _CAUSES.get(found.errno or 0):
+                return NotWritable(f"{self._data_dir}: {found.strerror} ({error.orig})", cause)
+        return None
 
     def why_full(self) -> str | None:
         """Measured before every group, so that the disk never fills up completely."""

@@ -30,6 +30,7 @@ from memstream_server.ports.journal.errors import (
     OutcomeUnknown,
     StorageFull,
     Unreadable,
+    WriteRefused,
 )
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,11 @@ class PostgresDatabase:
         if state.startswith(_FOR_GOOD):
             return Unreadable(f"the database refuses ({text}, SQLSTATE {state})")
         return OutcomeUnknown(text)
+
+    def why_uncommitted(self, error: Exception) -> WriteRefused | None:
+        """See database.py: a full disk while PostgreSQL writes the commit's record rolls back."""
+        translated = self.translate_error(error) if isinstance(error, DBAPIError) else None
+        return translated if isinstance(translated, WriteRefused) else None
 
     def why_full(self) -> str | None:
         """None: a full disk shows up as an error of the database."""

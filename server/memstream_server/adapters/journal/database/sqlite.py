@@ -63,6 +63,7 @@ _READER = ("PRAGMA query_only = ON", "PRAGMA cache_size = -2000")
 _NULL = literal_column("'null'", Text)
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN})
 _REFUSED = frozenset({sqlite3.SQLITE_CONSTRAINT})
+_FILES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 _WAY_OUT = "stop the server, see what memstream doctor says, and restore a backup (memstream restore)"
 
 
@@ -114,6 +115,13 @@ def writer_engine(path: Path) -> Engine:
 def reader_engine(path: Path, connections: int) -> Engine:
     """Engine of the readers: each transaction is one snapshot that never waits for the writer."""
     return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
+
+
+def fill_pool(engine: Engine, connections: int) -> None:
+    """Open all files of the readers, so that reads need no descriptor later, when there may be none."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(engine.begin()).exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1").all()
 
 
 def read_only_engine(uri: str, pragmas: tuple[str, ...], query: Mapping[str, str]) -> Engine:
@@ -190,6 +198,26 @@ def _error_code(error: DBAPIError) -> int:
 def is_statement_error(error: DBAPIError) -> bool:
     """Whether only this statement failed, by a constraint: rolling back its savepoint keeps the rest of the group."""
     return _error_code(error) in _REFUSED
+
+
+def is_disk_full(error: DBAPIError) -> bool:
+    """Whether the file system has no space."""
+    return _error_code(error) == sqlite3.SQLITE_FULL
+
+
+def is_file_error(error: DBAPIError) -> bool:
+    """Whether SQLite could not open, read or write a file; its own content may be whole."""
+    return _error_code(error) in _FILES
+
+
+def is_write_error(error: DBAPIError) -> bool:
+    """Whether a write to a file failed, not its fsync.
+
+    COMMIT appends to the log, last the frame that ends the transaction. If one of these writes fails, that frame is not
+    there in full, so neither a reader nor a recovery takes the transaction. After a failed fsync a recovery may.
+    """
+    code = getattr(error.orig, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_IOERR_WRITE or code & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
 
 
 def translate_error(error: DBAPIError) -> JournalError:

@@ -21,14 +21,12 @@ import structlog
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.engine.errors import (
-    DISK_FULL,
-    NOT_WRITTEN,
     QUOTA_RETRY_S,
     JournalUnavailable,
     MemoryExists,
     MemoryNotFound,
     QuotaExceeded,
-    StorageIsFull,
+    write_error,
 )
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision
@@ -51,7 +49,7 @@ from memstream_server.engine.operations.transfer.read_lines import Reader, messa
 from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
-from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.writing import Resolution
 from memstream_server.ports.operations import Operation
@@ -393,11 +391,9 @@ async def _map_errors(work: Awaitable[None], target: Target) -> None:
     """Raise the journal's errors as engine errors."""
     try:
         await work
-    except StorageFull as error:
-        raise StorageIsFull(DISK_FULL, retry_after_s=5.0) from error
     except AlreadyExists as error:
         raise MemoryExists("a concurrent call created something with that name", namespace=target.namespace) from error
     except MemoryNotFound as error:
         raise JournalUnavailable("a memory was deleted during the import", retry_after_s=0.5) from error
     except JournalError as error:
-        raise JournalUnavailable(NOT_WRITTEN, retry_after_s=0.5) from error
+        raise write_error(error) from error

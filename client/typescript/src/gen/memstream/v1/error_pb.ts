@@ -141,7 +141,8 @@ export enum ErrorReason {
   BACKLOG_FULL = 14,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is nearly full; reads continue. What to do: free space.
+   * RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
+   * space; writing continues without a restart.
    *
    * @generated from enum value: ERROR_REASON_STORAGE_FULL = 15;
    */
@@ -172,7 +173,8 @@ export enum ErrorReason {
   MODEL_UNAVAILABLE = 18,
 
   /**
-   * UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown.
+   * UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
+   * names a read-only or failing disk.
    * Metadata: incident? (to look up in the server's log).
    *
    * @generated from enum value: ERROR_REASON_JOURNAL_UNAVAILABLE = 19;

@@ -94,7 +94,7 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
   index: string;
 
   /**
-   * Why answers are degraded at present (vector index, models); empty if they are not.
+   * Why answers are degraded at present (vector index, models), and why nothing can be written; empty if neither is so.
    *
    * @generated from field: string degraded = 9;
    */

@@ -1500,7 +1500,8 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   bestRelevance: number;
 
   /**
-   * What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; empty when nothing.
+   * What this answer lacks and why: a leg, the reranker, or importances while their scorer fails; and why the journal
+   * cannot be written, if it cannot. Empty when nothing.
    *
    * @generated from field: string degraded = 6;
    */
