@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -140,11 +141,17 @@ def format_table(claims: Sequence[Claim]) -> str:
 def run_standalone(
     description: str | None, run: Callable[[Size, int | None], Report], make_claims: Callable[[Report], list[Claim]]
 ) -> Report:
-    """Run a benchmark as a program: measure, print figures and claims, write JSON if requested."""
+    """Run a benchmark as a program: measure, print figures and claims, write JSON if requested.
+
+    With --strict the program fails if a claim misses its aim.
+    """
     given = make_parser(description).parse_args()
     report = run(given.size, given.rounds)
     claims = make_claims(report)
     report.print_table()
     print(format_table(claims))
     report.write_json(given.json, claims=[claim.to_record() for claim in claims])
+    missed = [claim.name for claim in claims if claim.met == "no"]
+    if given.strict and missed:
+        sys.exit(f"aims missed: {len(missed)}: {'; '.join(missed)}")
     return report

@@ -38,6 +38,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
         sizes.add_argument(f"--{size}", dest="size", action="store_const", const=size, help=meaning)
     parser.set_defaults(size=Size.SHORT)
     parser.add_argument("--rounds", type=int, help="number of interleaved rounds; medians are shown")
+    parser.add_argument("--strict", action="store_true", help="fail if an aim is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures to FILE")
     return parser
 

@@ -20,7 +20,12 @@ from tests.support.statement_recorder import Statement, record_suite
 
 pytestmark = journals.only_sqlite("tests/toolchains/test_statements_on_postgres.py explains on PostgreSQL")
 
-STORES = ("tests/journal", "tests/conversations", "tests/operations", "tests/engine/test_reembedding.py")
+STORES = (
+    "tests/journal",
+    "tests/conversations/test_store.py",
+    "tests/operations/test_store.py",
+    "tests/engine/test_reembedding.py",
+)
 THIS = f"--ignore={Path(__file__)}"
 
 
