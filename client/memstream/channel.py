@@ -42,6 +42,9 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 Token: TypeAlias = Annotated[str | Callable[[], str], Secret]
 """A bearer token, or a function that returns the token for the next call."""
 
+_PING_TIMEOUT_MS = 20_000
+_RECONNECT_MS = (100, 5_000)
+"""Delay before the first attempt to reconnect, and the longest: soon after a restart. gRPC's own are 1 s and 2 min."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 # CANCELLED comes from a server whose shutdown grace ended during the call; a caller's own cancellation is not retried.
 _REPEATED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
@@ -390,12 +393,10 @@ def _channel(settings: ChannelSettings) -> grpc.aio.Channel:
 def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
     options: list[tuple[str, str | int]] = [
         ("grpc.keepalive_time_ms", int(settings.keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        # Reconnect soon after a restart; gRPC's default backoff reaches two minutes.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # grpc.keepalive_timeout_ms has no effect in gRPC core
+        ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
+        ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
-        ("grpc.max_send_message_length", -1),
         ("grpc.enable_retries", 0),  # gRPC's own retries would reuse the token of the first attempt
     ]
     if settings.tls is None:

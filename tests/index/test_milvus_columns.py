@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.metadata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pymilvus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc, schema_pb2
 
 from memstream_server.adapters.milvus.child import LITE_READ
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
 from memstream_server.adapters.milvus.columns import ColumnInserter, encode_vectors, grpc_target
+from memstream_server.adapters.milvus.index import open_lite
 from memstream_server.adapters.milvus.lite import LiteProcess
 from memstream_server.adapters.milvus.naming import collection_name
-from memstream_server.ports.index import IndexUnavailable, Point
+from memstream_server.ports.index import IndexUnavailable, Point, Space
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 
 
@@ -92,3 +97,32 @@ async def test_lite_stores_rows_and_columns_alike(tmp_path: Path) -> None:
         for one in opened:
             one.close()
         await child.stop()
+
+
+class ManyKeys(milvus_pb2_grpc.MilvusServiceServicer):
+    """Answers an insert with more than 4 MB of keys."""
+
+    def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802 - the name of the rpc
+        keys = schema_pb2.IDs(str_id=schema_pb2.StringArray(data=["k" * 1_000] * 5_000))
+        return milvus_pb2.MutationResult(IDs=keys, insert_cnt=request.num_rows)
+
+
+def test_inserter_takes_an_answer_of_many_keys() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    milvus_pb2_grpc.add_MilvusServiceServicer_to_server(ManyKeys(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    inserter = ColumnInserter(f"127.0.0.1:{port}", "any")
+    inserter.insert_rows("p0", unit_vectors(1), {"id": ["k"]}, {}, 30)
+    inserter.close()
+    server.stop(None).wait()
+
+
+async def test_lite_takes_one_write_of_many_bytes(tmp_path: Path) -> None:
+    """The vectors of one write have up to 4 MB, its keys come on top: gRPC's own bound is 4 MB."""
+    dimension, rows = 4_096, 256
+    index = await open_lite(tmp_path)
+    await index.open(Space("large", dimension, 1))
+    await index.upsert(points("m", unit_vectors(rows, dimension=dimension)))
+    assert await index.count("m") == rows
+    await index.close()

@@ -56,9 +56,8 @@ RETRY_PAUSE_S = 0.1
 _NOT_OURS = ("grpc-", "user-agent", ":", "te", "content-type", REQUEST_ID, "traceparent", "tracestate")
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # grpc.keepalive_timeout_ms has no effect in gRPC core
     ("grpc.enable_retries", 0),  # the call may have begun, and only the client may repeat it
     ("grpc.use_local_subchannel_pool", 1),  # a new channel gets a new connection, whatever the state of the last one
 ]

@@ -264,14 +264,8 @@ def build_server(database: Any, directory: Path) -> Any:
     for name in WRITES:
         setattr(servicer, name, with_write_lock(getattr(servicer, name), lock))
     servicer.Flush = with_write_lock(with_fsync(servicer.Flush, FileSyncer(directory / "collections")), lock)
-    server = grpc.server(
-        ThreadPoolExecutor(SEARCH_THREADS),
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
+    bounds = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+    server = grpc.server(ThreadPoolExecutor(SEARCH_THREADS), options=bounds)
     milvus_pb2_grpc.add_MilvusServiceServicer_to_server(servicer, server)
     return server
 
