@@ -7,7 +7,8 @@ text from values that are neither content nor credentials. Local variables are n
 2. A value is a text, a number or a collection of these; of any other object only the type is shown.
 3. Unprintable characters are escaped: no caller can forge a line or control a terminal.
 4. A value of a secret setting is never shown, whichever line contains it.
-5. Of equal failures one line in REPEAT_S is written; the next line counts those in between as `repeated`.
+5. Of equal failures one line in REPEAT_S is written; the next line counts those in between as `repeated`. A line with
+an exception is a failure at any level, and so are a refusal of one principal and a line that gRPC core wrote.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from memstream_server.core.printable import escape_unprintable
 
 REPEAT_S = 10.0
 """Equal failures within this time after a written one are counted."""
+STDERR = "stderr"
+"""The logger of lines that gRPC core and child processes write."""
 KINDS_MAX = 1_024
 """Kinds of failures that are counted at once; beyond that the oldest count is written early."""
 _TEXT_CHARS_MAX = 500
@@ -113,11 +116,11 @@ class LogHandler(logging.StreamHandler[TextIO]):
         """Called with the handler's lock held."""
         now_s = self._clock()
         self._write_repeats(now_s)
-        if record.levelno < logging.WARNING:
+        kind = _kind_of(record)
+        if record.levelno < logging.WARNING and not _is_failure(kind):
             if _is_ours(record):
                 super().emit(record)
             return
-        kind = _kind_of(record)
         if kind in self._failures:
             self._failures[kind].count += 1
             return
@@ -126,9 +129,13 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def close(self) -> None:
         """Writes pending counts."""
+        self.write_counts()
+        super().close()
+
+    def write_counts(self) -> None:
+        """Writes the counts of failures since their last line."""
         with self.lock or nullcontext():
             self._write_repeats(float("inf"))
-        super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
         """Unlike logging's own report, shows no arguments of a line that cannot be written."""
@@ -159,10 +166,11 @@ _stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
 
 def _repeats_record(kind: tuple[str, ...], seen: _Repeats) -> logging.LogRecord:
-    name, event, error, _ = kind
+    name, event, error, _, principal = kind
     level = logging.getLevelName(seen.level)
     line = {"event": event, "level": level.lower(), "repeated": seen.count}
     line |= {"error": error} if error else {}
+    line |= {"principal": principal} if principal else {}
     return logging.makeLogRecord(
         {"name": name, "levelno": seen.level, "levelname": level, "msg": _stamp(None, "", line)}
         | {"_logger": None, "_name": level.lower()}
@@ -170,7 +178,9 @@ def _repeats_record(kind: tuple[str, ...], seen: _Repeats) -> logging.LogRecord:
 
 
 def _kind_of(record: logging.LogRecord) -> tuple[str, ...]:
-    """(logger, event, error, place): failures that agree in these are equal. Values are not compared."""
+    """(logger, event, error, place, principal): failures that agree in these are equal. Other values are not
+    compared."""
+    principal = ""
     if not isinstance(record.msg, dict):
         error = _error_of(record.exc_info)
         text = _message_of(record, record.args)
@@ -179,10 +189,17 @@ def _kind_of(record: logging.LogRecord) -> tuple[str, ...]:
         error = _error_of(values.get("exc_info")) or next(
             (value for value in values.values() if isinstance(value, BaseException)), None
         )
-        text = str(values.get("event"))
+        text, principal = str(values.get("event")), str(values.get("principal", ""))
+        if record.name == STDERR:  # the text of gRPC core may have an address
+            text = str(values.get("source", ""))
     if error is None:
-        return record.name, text, "", ""
-    return record.name, text, describe_error(error), site_of(error)
+        return record.name, text, "", "", principal
+    return record.name, text, describe_error(error), site_of(error), principal
+
+
+def _is_failure(kind: tuple[str, ...]) -> bool:
+    """Whether lines of this kind are counted although they are no warnings."""
+    return bool(kind[2] or kind[4]) or kind[0] == STDERR
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -7,11 +7,15 @@ fixes the number of series.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
+import os
+import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import CancelledError
 from socketserver import ThreadingMixIn
 from threading import Thread
@@ -21,7 +25,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
-from memstream_server.log_lines import LogHandler, make_hiding_processor, make_safe
+from memstream_server.log_lines import STDERR, LogHandler, make_hiding_processor, make_safe
 from memstream_server.settings import LogFormat, LogLevel, parse_listen
 
 SECRET_KEYS = ("token", "api_key", "apikey", "password", "secret", "authorization", "credential")
@@ -32,6 +36,7 @@ PROBES = {
     "/writez": "memstream.journal.write",
 }
 """The grpc.health.v1 service that an HTTP probe asks for."""
+_STDERR_END_S = 5.0
 PROBE_S = 2.0
 """How long the event loop may take to answer a probe."""
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -77,6 +82,50 @@ def configure_logging(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # the tests configure more than once
     )
+
+
+_CORE_LINE = re.compile(r"([IWEF])\d{4} [\d:.]+ +\d+ ([\w.]+:\d+)\] (.*)")
+"""A line of gRPC core: level, date, time, thread, source, text."""
+_LEVELS = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
+
+
+@contextlib.contextmanager
+def stderr_as_log_lines() -> Iterator[TextIO]:
+    """Yields the process's standard error for the log's own lines; what else is written to it becomes log lines.
+
+    gRPC core and child processes write to descriptor 2. A thread reads what they write; nobody waits for it: what does
+    not fit into the pipe is lost. A fatal error of gRPC core ends the process at once: its last line may be lost, the
+    stack is written.
+    """
+    own = os.dup(2)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # a thread that holds the interpreter lock may write
+    os.dup2(writing, 2)
+    os.close(writing)
+    reader = Thread(target=_read_lines, args=(reading,), name="memstream stderr", daemon=True)
+    reader.start()
+    with open(own, "w", encoding="utf-8", buffering=1) as stream:
+        faulthandler.enable(stream)
+        try:
+            yield stream
+        finally:
+            faulthandler.disable()
+            os.dup2(own, 2)  # closes the pipe, unless a child process has it
+            reader.join(_STDERR_END_S)
+            for handler in logging.getLogger().handlers:
+                if isinstance(handler, LogHandler) and handler.stream is stream:
+                    handler.write_counts()
+                    handler.setStream(sys.stderr)
+
+
+def _read_lines(descriptor: int) -> None:
+    with open(descriptor, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            found = _CORE_LINE.match(line)
+            level, source, text = found.groups() if found else ("W", "", line.strip())
+            if not text:
+                continue
+            structlog.get_logger(STDERR).log(_LEVELS[level], text, source=source or "stderr")
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 
 import memstream
 from memstream.client import connect
@@ -318,3 +323,46 @@ def test_a_certificate_and_its_key_go_together(tmp_path: Path) -> None:
     for given in ({"certificate": certificate}, {"key": key}):
         with pytest.raises(ValueError, match="go together"):
             memstream.Tls.of_files(**given)
+
+
+def _rsa(bits: int) -> dict[str, Any]:
+    private = rsa.generate_private_key(65_537, bits)
+    return {"private": private, "jwk": json.loads(RSAAlgorithm.to_jwk(private.public_key())) | {"kid": "k"}}
+
+
+@pytest.mark.parametrize(
+    ("bits", "more", "reason"),
+    [
+        (2_048, {}, ""),
+        (2_048, {"use": "sig", "key_ops": ["verify"]}, ""),
+        (2_048, {"use": "enc"}, "not for signatures"),
+        (2_048, {"use": 5}, "not for signatures"),
+        (2_048, {"key_ops": ["encrypt"]}, "not for signatures"),
+        (2_048, {"key_ops": "verify"}, "not for signatures"),
+        (2_048, {"d": "AQAB"}, "a private key"),
+        (2_048, {"kty": "oct", "k": "AAAA", "alg": "HS256"}, "not of an asymmetric algorithm"),
+        (2_048, {"kty": "none"}, "malformed"),
+        (1_024, {}, "an RSA key of less than 2048 bits"),
+    ],
+)
+async def test_key_that_must_not_verify_is_named_and_unused(
+    tmp_path: Path, bits: int, more: dict[str, Any], reason: str
+) -> None:
+    made, other = _rsa(bits), _rsa(2_048)
+    file = tmp_path / "jwks.json"
+    file.write_text(json.dumps({"keys": [made["jwk"] | more, other["jwk"] | {"kid": "other"}, "no key"]}))
+    identities = JwtIdentities(str(file), "issuer", "audience")
+    said = {"sub": "joy", "iss": "issuer", "aud": "audience", "exp": int(time.time()) + 600}
+    by_other = jwt.encode(said, other["private"], algorithm="RS256", headers={"kid": "other"})
+    assert await identities.verify_subject(by_other) == "joy"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyJWT's own about a short key
+        token = jwt.encode(said, made["private"], algorithm="RS256", headers={"kid": "k"})
+    if not reason:
+        assert await identities.verify_subject(token) == "joy"
+        return
+    with pytest.raises(Unauthenticated, match="no such key"):
+        await identities.verify_subject(token)
+    file.write_text(json.dumps({"keys": [made["jwk"] | more]}))
+    with pytest.raises(AccessError, match=reason):
+        JwtIdentities(str(file), "issuer", "audience")

@@ -1,13 +1,18 @@
-"""With authentication: only a caller that may recall lists standing queries, and only an administrator sees whose."""
+"""With authentication: only a caller that may recall lists standing queries, and only an administrator sees whose.
+Their number is bounded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import pytest
 
+import memstream
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
@@ -20,6 +25,7 @@ from memstream_server.settings import Settings
 from tests.access.conftest import guarded_files
 from tests.engine.conftest import open_engine
 from tests.rpc.wire import RecallCall, refused
+from tests.server.conftest import MakeServer, started
 
 REQUEST = pb.ListStandingQueriesRequest(namespace="v", memory="m")
 
@@ -60,3 +66,39 @@ async def test_only_administrators_see_who_opened_a_query(channel: tuple[grpc.ai
     for name in ("only-read", "only-write", "only-admin", "bob"):
         refusal = await refused(memories.ListStandingQueries(REQUEST, metadata=credentials(name)))
         assert refusal.code == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_standing_queries_are_bounded_at_every_level(make_server: MakeServer, tmp_path: Path) -> None:
+    """Of one caller 2, of one memory 3, of the server 4; a cancelled one makes room, and other queries are answered."""
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    access = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    limits = {"caller_standing_queries_max": 2, "memory_standing_queries_max": 3, "standing_queries_max": 4}
+    server = await started(make_server(**access, **limits))
+    async with AsyncExitStack() as stack:
+
+        async def subscribe(name: str, path: str) -> memstream.StandingQuery:
+            client = await stack.enter_async_context(memstream.connect(server.address, token=keys[name]))
+            recalls = await stack.enter_async_context((await client.create_memory(path, exist_ok=True)).recall())
+            standing = await stack.enter_async_context(recalls.subscribe("where is the pomegranate?"))
+            await anext(standing)
+            assert (await recalls.query("where?")).recollections == ()
+            return standing
+
+        async def refused_by(name: str, path: str) -> dict[str, str]:
+            with pytest.raises(memstream.QuotaExceeded) as raised:
+                await subscribe(name, path)
+            assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            return dict(raised.value.details)
+
+        first = await subscribe("alice", "a/m")
+        await subscribe("alice", "a/other")
+        assert await refused_by("alice", "a/other") == {"quota": "caller_standing_queries_max", "limit": "2"}
+        await subscribe("root", "a/m")
+        await subscribe("root", "a/m")
+        assert await refused_by("bob", "b/m") == {"quota": "standing_queries_max", "limit": "4"}
+        await first.aclose()
+        await subscribe("bob", "b/m")
+        await stack.aclose()
+        for name in ("alice", "alice", "root"):
+            await subscribe(name, "a/m")
+        assert await refused_by("root", "a/m") == {"quota": "memory_standing_queries_max", "limit": "3"}

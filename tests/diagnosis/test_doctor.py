@@ -76,7 +76,17 @@ def test_sound_directory_has_no_problems(data_dir: Path) -> None:
     code, answer = looked("doctor", data_dir, "--online")
     assert (code, answer["ok"], found(answer, "problem")) == (0, True, {})
     fine = found(answer, "ok")
-    looked_at = {"packages", "format", "lock", "pages", "version", "memories", "conversations", "operations"}
+    looked_at = {
+        "packages",
+        "open files",
+        "format",
+        "lock",
+        "pages",
+        "version",
+        "memories",
+        "conversations",
+        "operations",
+    }
     assert looked_at | {"embedding", "index", "disk"} <= set(fine)
     assert "no problems" in call("doctor", "--data", str(data_dir)).stdout
 

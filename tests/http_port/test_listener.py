@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from memstream_server.rpc.connections import ConnectionBounds
 from memstream_server.rpc.http.listener import HttpListener
 from memstream_server.rpc.http.opening import LateApplication
 from memstream_server.rpc.http.port import Asgi, Receive, Scope, Send
@@ -33,7 +34,7 @@ async def connected(
     application: Asgi = answer_at_once, opening_max_s: float = OPENING_MAX_S
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client of a new listener."""
-    listener = HttpListener(application, opening_max_s=opening_max_s, connections_max=10)
+    listener = HttpListener(application, opening_max_s=opening_max_s, connections=ConnectionBounds(10, 10))
     host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -117,7 +118,7 @@ async def test_answers_do_not_wait_for_an_acknowledgement() -> None:
             seen.append(used.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         await answer_at_once(_scope, _receive, send)
 
-    listener = HttpListener(read_option, opening_max_s=30, connections_max=10)
+    listener = HttpListener(read_option, opening_max_s=30, connections=ConnectionBounds(10, 10))
     host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
     server = listener._server
     assert server is not None

@@ -106,5 +106,8 @@ def build_limits(settings: Settings) -> Limits:
         maintenance_interval_s=settings.maintenance_interval_s,
         namespace_memories_max=settings.namespace_memories_max,
         memory_fragments_max=settings.memory_fragments_max,
+        standing_max=settings.standing_queries_max,
+        memory_standing_max=settings.memory_standing_queries_max,
+        caller_standing_max=settings.caller_standing_queries_max if settings.authenticates else 0,
         space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )

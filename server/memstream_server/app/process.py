@@ -14,9 +14,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from memstream_server.app.embedders import explain_choice
 from memstream_server.app.running import address_written, run_server
+from memstream_server.rpc.connections import RESERVED_DESCRIPTORS, raise_descriptor_limit
 from memstream_server.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 SWITCH_INTERVAL_S = 0.0001
 M_ARENA_MAX = -8
@@ -34,6 +39,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
     # with 0.5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tame_allocator()
+    log.info("open_files", limit=raise_descriptor_limit(), reserved=RESERVED_DESCRIPTORS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):

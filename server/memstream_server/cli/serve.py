@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -140,15 +141,17 @@ def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None
     from memstream_server.app.process import serve
     from memstream_server.engine.errors import EngineError
     from memstream_server.log_lines import hide_secrets
-    from memstream_server.observability import configure_logging
+    from memstream_server.observability import configure_logging, stderr_as_log_lines
     from memstream_server.ports.index import IndexUnavailable
     from memstream_server.ports.journal.errors import JournalError
     from memstream_server.ports.models import ModelError
 
     secrets = settings.secrets()
-    configure_logging(settings.log_level, settings.log_format, secrets=secrets)
     try:
-        with asyncio.Runner(loop_factory=EventLoop) as runner:
+        with contextlib.ExitStack() as stack:
+            lines = stack.enter_context(stderr_as_log_lines())
+            configure_logging(settings.log_level, settings.log_format, lines, secrets)
+            runner = stack.enter_context(asyncio.Runner(loop_factory=EventLoop))
             runner.run(serve(settings, announce=announce))
     except (StartError, JournalError, EngineError, IndexUnavailable, ModelError, OSError) as error:
         structlog.get_logger(__name__).debug("server_failed", exc_info=error)

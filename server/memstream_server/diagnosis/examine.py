@@ -12,7 +12,13 @@ from memstream_server.diagnosis.directory import check_directory
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import check_index
 from memstream_server.diagnosis.journal import check_content, check_pages, has_long_term_fragments, read_space
-from memstream_server.diagnosis.outside import check_embedding_model, check_endpoints, check_reranker, list_packages
+from memstream_server.diagnosis.outside import (
+    check_embedding_model,
+    check_endpoints,
+    check_open_files,
+    check_reranker,
+    list_packages,
+)
 from memstream_server.ports.index import INDEX_FOLDER
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.ports.journal.spaces import Space
@@ -27,6 +33,7 @@ _OUT_OF_SIGHT = (
 def run_checks(settings: Settings, online: bool) -> Iterator[Finding]:
     """`online` also checks endpoints; the journal's database is always queried."""
     yield list_packages()
+    yield check_open_files(settings)
     if settings.journal_url.get_secret_value():
         yield from _check_database(settings)
     else:

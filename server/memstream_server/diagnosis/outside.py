@@ -18,6 +18,7 @@ from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.observability import Metrics
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import ModelError
+from memstream_server.rpc.connections import RESERVED_DESCRIPTORS, ConnectionBounds, descriptor_limit
 from memstream_server.settings import Settings
 
 _PACKAGES = ("memstream", "grpcio", "protobuf", "sqlalchemy", "pymilvus", "milvus-lite", "numpy", "openai", "psycopg")
@@ -34,6 +35,23 @@ def list_packages() -> Finding:
         except metadata.PackageNotFoundError:
             continue
     return fine("packages", ", ".join(found))
+
+
+def check_open_files(settings: Settings) -> Finding:
+    """Whether the hard limit of open files allows the connections of the settings."""
+    limit = descriptor_limit(hard=True)
+    bounds = ConnectionBounds.from_settings(settings, limit)
+    text = (
+        f"at most {limit} (hard limit): {RESERVED_DESCRIPTORS} for data and models, {bounds.port_max} connections of a "
+        f"port, {bounds.address_max} of one address"
+    )
+    if bounds.port_max < settings.port_connections_max:
+        return note(
+            "open files",
+            f"{text}; port_connections_max is {settings.port_connections_max}",
+            "raise the server's hard limit of open files (ulimit -Hn, LimitNOFILE of systemd), or lower the setting",
+        )
+    return fine("open files", text)
 
 
 def check_embedding_model(settings: Settings, space: Space | None) -> Iterator[Finding]:

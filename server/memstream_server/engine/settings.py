@@ -42,6 +42,12 @@ class Limits:
     """Memories per namespace; 0: no limit."""
     memory_fragments_max: int = 0
     """Fragments per memory, including forgotten ones; 0: no limit."""
+    standing_max: int = 1_024
+    """Standing queries open in this process,"""
+    memory_standing_max: int = 512
+    """on one memory,"""
+    caller_standing_max: int = 0
+    """and of one principal; 0: no limit."""
     embed_deadline_s: float = 2.0
     """How long a recall waits for the query's vector before it falls back to lexical search."""
 

@@ -8,6 +8,7 @@ Rule 4. Stream handlers are async generators; they cancel and await the tasks th
 access: authentication, authorization and limits of each caller
 calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
 conflicts: conflict rpcs of MemoryService
+connections: bounds of connections by port and address, and of open files
 conversations: ConversationService
 drain: notifies open streams that the server shuts down, and waits for them
 error_and_limits_interceptor: turns errors into statuses, checks the routing header, bounds calls and streams

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.journal.records import ANSWER_KEPT_S
+from memstream_server.rpc.connections import ConnectionBounds, descriptor_limit
 
 if TYPE_CHECKING:
     from memstream_server.settings import Settings
@@ -38,6 +39,7 @@ class Limits:
     """Concurrent calls with one response of one principal; 0: no limit."""
     caller_request_bytes_max: int = 64 << 20
     """Bytes of one caller's requests that are being received or processed; further requests wait."""
+    connections: ConnectionBounds = field(default_factory=ConnectionBounds)
     connection_streams_max: int = 256
     """Open calls and streams of one connection; a client queues further ones itself."""
     name_bytes_max: int = 128
@@ -72,6 +74,7 @@ class Limits:
             small_message_bytes_max=max(256 << 10, 4 * settings.content_max_bytes, 4 * settings.metadata_max_bytes),
             message_fields_max=settings.message_fields_max,
             caller_request_bytes_max=settings.caller_request_bytes_max,
+            connections=ConnectionBounds.from_settings(settings, descriptor_limit()),
             connection_streams_max=settings.connection_streams_max,
             caller_streams_max=settings.caller_streams_max if settings.authenticates else 0,
             caller_calls_max=settings.caller_calls_max if settings.authenticates else 0,

@@ -25,6 +25,7 @@ from memstream_server.rpc.access.authorization_interceptor import OpenAccessInte
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
+from memstream_server.rpc.connections import AddressWatch, ConnectionBounds, Exempt
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
@@ -84,6 +85,8 @@ class RpcServer:
         drain: Drain,
         forwarding: Forwarding | None = None,
         http: HttpPort | None = None,
+        connections: ConnectionBounds | None = None,
+        exempt: Exempt = lambda _peer: False,
     ) -> None:
         self._forwarding = forwarding
         self._http = http
@@ -91,6 +94,9 @@ class RpcServer:
         self._server = server
         self._health = health
         self._drain = drain
+        self._connections = connections or ConnectionBounds()
+        self._exempt = exempt
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listens at host:port (port 0: any free one) or unix:/path; without `credentials` there is no TLS.
@@ -106,6 +112,8 @@ class RpcServer:
             raise OSError(f"cannot listen at {listen}: {_bind_problem(listen) or error}") from error
         await self._health.start()
         await self._server.start()
+        if not listen.startswith("unix:"):
+            self._watching = asyncio.create_task(AddressWatch(port, self._connections, self._exempt).run())
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     async def start_http(self, settings: Settings) -> str:
@@ -133,6 +141,8 @@ class RpcServer:
         if self._listener is not None:
             await self._listener.stop(max(_STOP_S, deadline - loop.time()))
         await self._health.close()
+        if self._watching is not None:
+            self._watching.cancel()
         await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:
             await self._forwarding.close()
@@ -179,6 +189,7 @@ def build_server(
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
     authorization = None if access is None else access.create_interceptor(lambda id: engine.operations.get(id))
     gate = authorization or OpenAccessInterceptor()
+    exempt = (lambda _peer: False) if access is None else access.is_proxy
     interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
     info = ServerService(engine, limits)
@@ -206,9 +217,11 @@ def build_server(
         gate.identify_holder,
         gate.rights_of,
         limits_interceptor.reader,
+        limits.connections,
+        exempt,
         None if metrics is None else metrics.registry,
     )
-    return RpcServer(server, health, drain, forwarding, http)
+    return RpcServer(server, health, drain, forwarding, http, limits.connections, exempt)
 
 
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
@@ -225,6 +238,7 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", _PING_STRIKES),
         ("grpc.server_handshake_timeout_ms", round(limits.opening_max_s * 1_000)),
         ("grpc.max_connection_idle_ms", round(limits.connection_idle_max_s * 1_000)),
+        ("grpc.max_allowed_incoming_connections", limits.connections.port_max),
         ("grpc.max_concurrent_streams", limits.connection_streams_max),
         # Once 1,000 calls wait for Python, gRPC core ends further calls at random with CANCELLED, whichever client
         # makes them. Each connection can have at most as many waiting calls as open streams.

@@ -57,6 +57,9 @@ class AccessSettings(BaseModel):
     caller_calls_max: int = setting(
         256, "unary calls that one principal may have in flight; 0 is no limit", "calls", 0, 1_000_000
     )
+    caller_standing_queries_max: int = setting(
+        128, "standing queries that one principal may have open; 0 is no limit", "queries", 0, 1_000_000
+    )
     caller_requests_per_s: float = setting(
         0.0,
         "calls, opened streams and queries of Recall streams that one principal may send per second; 0 is no limit",

@@ -65,8 +65,28 @@ class StreamSettings(BaseModel):
         1,
         1_000_000,
     )
+    port_connections_max: int = setting(
+        4_096,
+        "connections of the gRPC port, and of the HTTP port; fewer if the limit of open files (ulimit -n) allows less",
+        "connections",
+        1,
+        1_000_000,
+    )
+    address_connections_max: int = setting(
+        1_024,
+        "connections of one address on one port, at most half of the port's; `trusted_proxies` have no such bound",
+        "connections",
+        1,
+        1_000_000,
+    )
     streams_max: int = setting(4_096, "streams open at once", "streams", 1, 1_000_000)
     recall_in_flight_max: int = setting(64, "queries in flight on one Recall stream", "queries", 1, 10_000)
+    standing_queries_max: int = setting(
+        1_024, "standing queries open at once; each is ranked again after commits", "queries", 1, 1_000_000
+    )
+    memory_standing_queries_max: int = setting(
+        512, "standing queries open at once on one memory", "queries", 1, 1_000_000
+    )
     calls_in_flight_max: int = setting(1_024, "unary calls in flight, of all clients together", "calls", 1, 1_000_000)
     opening_max_s: float = setting(
         20.0,

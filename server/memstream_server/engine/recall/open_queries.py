@@ -1,4 +1,4 @@
-"""The standing queries that are open in this process, for those who list them.
+"""The standing queries that are open in this process: their number is bounded, and clients list them.
 
 A list has what the query's client sent, and what was sent to it. It is in RAM: a query ends with its stream.
 """
@@ -6,11 +6,13 @@ A list has what the query's client sent, and what was sent to it. It is in RAM: 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from memstream_server.engine.errors import QuotaExceeded
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 
 if TYPE_CHECKING:
@@ -45,19 +47,44 @@ class OpenQueries:
         self._registry = registry
         self._by_memory: dict[str, dict[str, OpenQuery]] = {}
         """By memory uid and id, in the order of opening."""
+        self._by_principal: Counter[str] = Counter()
 
     @contextmanager
     def keep(self, uid: str, query: OpenQuery) -> Iterator[None]:
-        """List the query during the block; sets its id and the time of opening."""
+        """List the query during the block; sets its id and the time of opening. Raises QuotaExceeded."""
+        self._check_number(uid, query.principal)
         query.id, query.open_us = self._runtime.ids.next_id(), self._runtime.clock.now_us()
         of_memory = self._by_memory.setdefault(uid, {})
         of_memory[query.id] = query
+        self._by_principal[query.principal] += 1
         try:
             yield
         finally:
+            self._by_principal[query.principal] -= 1
+            if not self._by_principal[query.principal]:
+                del self._by_principal[query.principal]
             del of_memory[query.id]
             if not of_memory and self._by_memory.get(uid) is of_memory:
                 del self._by_memory[uid]
+
+    def _check_number(self, uid: str, principal: str) -> None:
+        limits = self._runtime.limits
+        for whose, number, quota, limit in (
+            ("you have", self._by_principal[principal], "caller_standing_queries_max", limits.caller_standing_max),
+            (
+                "the memory has",
+                len(self._by_memory.get(uid, ())),
+                "memory_standing_queries_max",
+                limits.memory_standing_max,
+            ),
+            ("the server has", self._by_principal.total(), "standing_queries_max", limits.standing_max),
+        ):
+            if limit and number >= limit:
+                raise QuotaExceeded(
+                    f"{whose} {number} standing queries open, more are not allowed: cancel one",
+                    quota=quota,
+                    limit=limit,
+                )
 
     async def list_page(self, namespace: str, name: str, after: str, limit: int) -> tuple[list[OpenQuery], bool]:
         """(queries with ids greater than `after`, the oldest first; whether there are more). Raises MemoryNotFound."""

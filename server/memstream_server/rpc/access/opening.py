@@ -34,6 +34,10 @@ class Access:
     policy: Watched[AccessPolicy] | None = None
     admission: Admission = field(default_factory=Admission)
 
+    def is_proxy(self, peer: str) -> bool:
+        """Whether the peer, in gRPC's form, is one of `trusted_proxies`."""
+        return self.identities is not None and peer in self.identities.proxies
+
     def create_interceptor(self, operation_of: OperationOf) -> AuthorizationInterceptor | None:
         """None if the server has no authentication."""
         if self.identities is None or self.policy is None:

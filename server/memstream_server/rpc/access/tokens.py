@@ -8,6 +8,7 @@ import time
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import jwt
@@ -30,8 +31,11 @@ LEEWAY_S = 30.0
 """Tolerated difference between the issuer's clock and the server's."""
 _JWKS_BYTES_MAX = 1 << 20
 _TOKEN_CHARS_MAX = 8_192
+_KID_CHARS_MAX = 64
+RSA_BITS_MIN = 2_048
+"""Of RFC 7518; PyJWT only warns below it."""
 
-_Keys = jwt.PyJWKSet
+_Keys = tuple[jwt.PyJWK, ...]
 
 
 class JwtIdentities:
@@ -55,7 +59,7 @@ class JwtIdentities:
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:  # a header may hold any JSON value
             raise Unauthenticated("the bearer token is neither an API key nor a JWT signed by an asymmetric key")
         key = await self._find_issuer_key(header.get("kid"))
-        if key is None or key.algorithm_name not in ALGORITHMS:
+        if key is None:
             raise Unauthenticated("the issuer of the JWT has no such key")
         return self._verify_token(token, key)
 
@@ -100,6 +104,7 @@ class _RemoteKeys:
         self._url = url
         self._fetched_s = -REFETCH_PAUSE_S - REFRESH_S
         self._fetching: asyncio.Task[None] | None = None
+        self._text = ""
         self.keys: _Keys | None = None
 
     async def fetch_again(self) -> None:
@@ -119,7 +124,9 @@ class _RemoteKeys:
 
     async def _fetch(self) -> None:
         try:
-            self.keys = await asyncio.to_thread(_download_keys, self._url)
+            text = await asyncio.to_thread(_download_text, self._url)
+            if text != self._text:
+                self.keys, self._text = _parse_keys(text), text
         except (OSError, HTTPException, ValueError) as error:
             log.warning("issuer_keys_unavailable", url=self._url, reason=error)
         finally:
@@ -132,22 +139,55 @@ def _find_key(keys: _Keys | None, kid: object) -> jwt.PyJWK | None:
     if keys is None:
         return None
     if kid is None:
-        return keys.keys[0] if len(keys.keys) == 1 else None
-    return next((key for key in keys.keys if key.key_id == kid), None)
+        return keys[0] if len(keys) == 1 else None
+    return next((key for key in keys if key.key_id == kid), None)
 
 
-def _download_keys(url: str) -> _Keys:
+def _download_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as answer:
         if not _is_safe_url(answer.geturl()):
             raise AccessError("was sent on to an address without TLS")
-        return _parse_keys(answer.read(_JWKS_BYTES_MAX).decode())
+        text: bytes = answer.read(_JWKS_BYTES_MAX)
+    return text.decode()
 
 
 def _parse_keys(text: str) -> _Keys:
+    """The keys that may verify tokens; the log names the others. Raises AccessError if none is left."""
     try:
-        return jwt.PyJWKSet.from_dict(json.loads(text))
-    except (jwt.PyJWTError, AttributeError, TypeError, json.JSONDecodeError):
+        given = [each for each in json.loads(text)["keys"] if isinstance(each, dict)]
+    except (KeyError, TypeError, json.JSONDecodeError):
         raise AccessError("is not a JSON web key set with usable keys") from None
+    usable, unused = [], []
+    for each in given:
+        key = _parse_key(each)
+        if isinstance(key, str):
+            unused.append({"kid": str(each.get("kid"))[:_KID_CHARS_MAX], "reason": key})
+        else:
+            usable.append(key)
+    if unused:
+        log.warning("issuer_keys_unused", keys=unused)
+    if not usable:
+        reasons = ", ".join(sorted({each["reason"] for each in unused})) or "it is empty"
+        raise AccessError(f"is not a JSON web key set with usable keys: {reasons}")
+    return tuple(usable)
+
+
+def _parse_key(given: dict[str, Any]) -> jwt.PyJWK | str:
+    """The key, or why it must not verify tokens."""
+    operations = given.get("key_ops", ["verify"])
+    if given.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
+        return "not for signatures"
+    if "d" in given:
+        return "a private key"
+    try:
+        key = jwt.PyJWK(given)
+    except (jwt.PyJWTError, AttributeError, TypeError, ValueError):
+        return "malformed, or of an unknown kind"
+    if key.algorithm_name not in ALGORITHMS:
+        return "not of an asymmetric algorithm"
+    if key.key_type == "RSA" and key.key.key_size < RSA_BITS_MIN:
+        return f"an RSA key of less than {RSA_BITS_MIN} bits"
+    return key
 
 
 def _is_safe_url(url: str) -> bool:

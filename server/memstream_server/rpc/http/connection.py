@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -20,16 +20,20 @@ from memstream_server.rpc.http.port import PEER_URIS
 
 class _BoundedProtocol(H11Protocol):
     opening_max_s = 0.0
+    of_address: ClassVar[dict[Any, _BoundedProtocol]] = {}
+    """By client address; each listener has a class and a table of its own."""
     _opening: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.of_address[transport.get_extra_info("peername")] = self
         self._expect_head()
         if (tls := transport.get_extra_info("ssl_object")) is not None:
             self.app_state = {**self.app_state, PEER_URIS: _certificate_uris(tls.getpeercert() or {})}
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_opening()
+        self.of_address.pop(self.transport.get_extra_info("peername"), None)  # kept by the transport after its end
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -48,6 +52,12 @@ class _BoundedProtocol(H11Protocol):
             super().send_400_response(msg)
         else:
             self.transport.close()
+
+    @classmethod
+    def is_idle(cls, address: Any) -> bool:
+        """Whether the connection from that address waits for a request, or still for its TLS handshake."""
+        protocol = cls.of_address.get(address)
+        return protocol is None or protocol._is_waiting()
 
     def _is_waiting(self) -> bool:
         """Whether no request is being answered. The rest of a body that was answered early counts as waiting."""
@@ -69,9 +79,9 @@ class _BoundedProtocol(H11Protocol):
             self.transport.close()
 
 
-def protocol_class(opening_max_s: float) -> type[H11Protocol]:
-    """The protocol of every connection."""
-    return type("BoundedProtocol", (_BoundedProtocol,), {"opening_max_s": opening_max_s})
+def protocol_class(opening_max_s: float) -> type[_BoundedProtocol]:
+    """The protocol of every connection of one listener."""
+    return type("BoundedProtocol", (_BoundedProtocol,), {"opening_max_s": opening_max_s, "of_address": {}})
 
 
 def _certificate_uris(certificate: Mapping[str, Any]) -> tuple[bytes, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from memstream_server.rpc.connections import BoundedListener, ConnectionBounds, Exempt
 from memstream_server.rpc.http.connection import protocol_class
 from memstream_server.rpc.http.port import Asgi
 
@@ -23,6 +24,8 @@ log = structlog.get_logger(__name__)
 _HEAD_BYTES_MAX = 32_768
 _KEEP_ALIVE_S = 75
 _TLS_POLL_INTERVAL_S = 2.0
+_BACKLOG = 128
+"""asyncio accepts up to this many connections before it closes one."""
 
 
 class HttpListener:
@@ -33,13 +36,15 @@ class HttpListener:
         application: Asgi,
         *,
         opening_max_s: float,
-        connections_max: int,
+        connections: ConnectionBounds,
+        exempt: Exempt = lambda _peer: False,
         tls: tuple[Path, Path, Path | None] | None = None,
     ) -> None:
-        """`tls`: certificate, key and client CA, PEM."""
+        """`exempt`: clients without a bound of their own. `tls`: certificate, key and client CA, PEM."""
         self._application = application
         self._opening_max_s = opening_max_s
-        self._connections_max = connections_max
+        self._connections = connections
+        self._exempt = exempt
         self._tls = tls
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,17 +53,19 @@ class HttpListener:
     async def start(self, host: str, port: int) -> str:
         """Listens. Returns host:port as bound. Raises OSError."""
         bound = _bind(host, port)
+        protocol = protocol_class(self._opening_max_s)
+        bound.bind_bounds(self._connections, self._exempt, protocol.is_idle)
         certificate, key, client_ca = self._tls or (None, None, None)
         config = uvicorn.Config(
             self._application,
-            http=protocol_class(self._opening_max_s),
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=self._connections_max,
+            backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
             ssl_certfile=certificate,
@@ -123,10 +130,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> BoundedListener:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with this protocol; without it every answer waits 40 ms for an ACK.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound = BoundedListener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))

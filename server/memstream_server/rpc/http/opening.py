@@ -23,7 +23,8 @@ async def open_http(port: HttpPort, settings: Settings, serves: Callable[[str], 
     listener = HttpListener(
         LateApplication(lambda: _build_application(port, settings, serves, host)),
         opening_max_s=settings.opening_max_s,
-        connections_max=settings.streams_max,
+        connections=port.connections,
+        exempt=port.exempt,
         tls=None if certificate is None or key is None else (certificate, key, settings.tls_client_ca_file),
     )
     return listener, await listener.start(host, number)

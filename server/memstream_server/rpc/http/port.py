@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from memstream_server.rpc.access.caller import Verb
+    from memstream_server.rpc.connections import ConnectionBounds, Exempt
     from memstream_server.rpc.registration import Handlers
     from memstream_server.rpc.request_reader import RequestReader
 
@@ -39,5 +40,8 @@ class HttpPort:
     identify: Callable[[str, Any], Awaitable[str]]
     rights_of: RightsOf
     reader: RequestReader
+    connections: ConnectionBounds
+    exempt: Exempt
+    """Whether a peer is a proxy, whose address has no bound of its own."""
     registry: CollectorRegistry | None
     """The metrics of the server."""
