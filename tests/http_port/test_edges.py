@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
 import json
 import struct
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from google.rpc import error_details_pb2
 
 import memstream
 from tests.server.conftest import QUICK, check_log
@@ -72,9 +75,68 @@ def test_malformed_body_is_explained(body: str | bytes, problem: str, http_serve
     assert answer.json()["details"][0]["type"] == "google.rpc.ErrorInfo"
 
 
+def reason_of(answer: httpx2.Response) -> tuple[int, str, str]:
+    """Status, code and reason."""
+    said = answer.json()
+    info = error_details_pb2.ErrorInfo.FromString(base64.b64decode(said["details"][0]["value"] + "=="))
+    return answer.status_code, said["code"], info.reason
+
+
+INVALID = (400, "invalid_argument", "INVALID_FIELD")
+
+
 def test_body_over_every_limit_is_refused(http_server: Server) -> None:
-    answer = call(http_server[1], RECALL, b"x" * 20_000_000)
-    assert answer.json()["code"] == "resource_exhausted"
+    """By its declared size, without one, and once it is decompressed: never as 429, at which clients try again."""
+    address = http_server[1]
+    assert reason_of(call(address, RECALL, b"x" * 20_000_000)) == INVALID
+    chunks = (b"x" * 1_000_000 for _ in range(20))
+    headers = {"content-type": "application/json"}
+    assert reason_of(httpx2.post(f"http://{address}{RECALL}", content=chunks, headers=headers, timeout=30)) == INVALID
+    bomb = gzip.compress(b"x" * 20_000_000)
+    assert reason_of(call(address, RECALL, bomb, content_encoding="gzip")) == INVALID
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "expected"),
+    [
+        ("content-encoding", "br", (501, "unimplemented", "CAPABILITY_MISSING")),
+        ("content-encoding", "gzip", INVALID),
+        ("connect-timeout-ms", "soon", INVALID),
+        ("connect-timeout-ms", "-1", INVALID),
+        ("connect-timeout-ms", "99999999999", INVALID),
+        ("connect-timeout-ms", "0", (504, "deadline_exceeded", "QUERY_TIMEOUT")),
+        ("connect-timeout-ms", "000", (504, "deadline_exceeded", "QUERY_TIMEOUT")),
+        ("connect-protocol-version", "2", INVALID),
+    ],
+)
+def test_refusal_of_the_library_has_a_reason(
+    header: str, value: str, expected: tuple[int, str, str], http_server: Server
+) -> None:
+    assert reason_of(call(http_server[1], **{header: value})) == expected
+
+
+@pytest.mark.parametrize("value", ["soon", "0m", "123456789S"])
+def test_timeout_of_grpc_web_is_checked_too(value: str, http_server: Server) -> None:
+    body = struct.pack(">BI", 0, 0)
+    answer = call(http_server[1], INFO, body, content_type="application/grpc-web+proto", grpc_timeout=value)
+    trailers = answer.headers | dict(line.split(":", 1) for line in answer.text[5:].split("\r\n") if ":" in line)
+    assert trailers["grpc-status"].strip() == ("4" if value == "0m" else "3")
+    assert "grpc-status-details-bin" in trailers
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("MemoryService/CloneMemory", '{"namespace": "a", "newMemory": "b", "new_memory": "c"}'),
+        ("MemoryService/CloneMemory", '{"namespace": "a", "namespace": "b"}'),
+        ("StreamService/RecallOnce", '{"query": {"minRevision": "1", "min_revision": "2"}}'),
+        ("StreamService/ObserveBatch", '{"observations": [{"content": "x"}, {"externalId": "1", "external_id": "2"}]}'),
+    ],
+)
+def test_field_given_twice_is_refused(method: str, body: str, http_server: Server) -> None:
+    answer = call(http_server[1], f"/memstream.v1.{method}", body)
+    assert reason_of(answer) == INVALID
+    assert "twice" in answer.json()["message"]
 
 
 @pytest.mark.parametrize("method", ["Observe", "Recall"])

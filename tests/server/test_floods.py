@@ -179,10 +179,13 @@ async def test_oversized_headers_and_messages_fail_alone(make_server: MakeServer
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await stub.RecallOnce(asked, metadata=(("x-padding", "x" * 100_000),))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        large = pb.RecallOnceRequest(namespace="others", memory="joy", query=pb.RecallQuery(text="x" * 200_000))
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await stub.RecallOnce(large)
-        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for size, code in ((200_000, grpc.StatusCode.INVALID_ARGUMENT), (2 << 20, grpc.StatusCode.RESOURCE_EXHAUSTED)):
+            large = pb.RecallOnceRequest(namespace="others", memory="joy", query=pb.RecallQuery(text="x" * size))
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.RecallOnce(large)
+            assert raised.value.code() is code
+            told = "INVALID_FIELD" in str(raised.value.trailing_metadata())
+            assert told == (code is grpc.StatusCode.INVALID_ARGUMENT)
         assert len((await stub.RecallOnce(asked)).recollections.recollections) > 0
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memstream_server.settings import Settings
 
 M = TypeVar("M", bound=Message)
+_OVERSIZE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ class Limits:
     """How long a watcher may leave a response unread."""
     backlog_wait_s: float = 5.0
     """How long an Observe stream is throttled while its memory's backlog is full, before it is refused."""
+
+    @property
+    def received_bytes_max(self) -> int:
+        """The largest message that gRPC takes: what is a little too large is refused by us, with a reason."""
+        return self.message_bytes_max + _OVERSIZE_BYTES
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Limits:

@@ -125,6 +125,7 @@ class RequestReader:
         self.opening_max_s = limits.opening_max_s
         self._fields_max = limits.message_fields_max
         self.message_bytes_max = limits.message_bytes_max
+        self.received_bytes_max = limits.received_bytes_max
         self.budget = ByteBudget(limits.caller_request_bytes_max)
         self.examined = ByteBudget(0)  # one message of each caller
         self._small = (
@@ -196,8 +197,8 @@ class Requests:
     async def read_only_message(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
         prepaid = getattr(self._context, "prepaid", False)  # of a call by HTTP
-        if self._holder and not prepaid and not self._try_take_bytes(self._reader.message_bytes_max):
-            await self._take_bytes(self._reader.message_bytes_max)
+        if self._holder and not prepaid and not self._try_take_bytes(self._reader.received_bytes_max):
+            await self._take_bytes(self._reader.received_bytes_max)
         try:
             data = await self._reader.read_only_message(self._holder, self._context)
         except TimeoutError:

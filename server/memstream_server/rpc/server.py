@@ -228,7 +228,7 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     """gRPC ignores an unknown option in silence: tests/rpc/test_grpc_options.py tests each by its effect."""
     return [
         ("grpc.so_reuseport", 0),  # otherwise a second server on the port binds silently and takes half the traffic
-        ("grpc.max_receive_message_length", limits.message_bytes_max),
+        ("grpc.max_receive_message_length", limits.received_bytes_max),
         ("grpc.max_metadata_size", _METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES_MAX),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),

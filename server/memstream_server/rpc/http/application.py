@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,10 +22,19 @@ from urllib.parse import urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 
+from memstream_server.engine.errors import EngineError, QueryTimeout
 from memstream_server.rpc.http.port import PEER_URIS, Asgi, Receive, Scope, Send
+from memstream_server.rpc.validation import invalid_field, quote_text
 
+_refusal: ContextVar[EngineError | None] = ContextVar("refusal", default=None)
 _peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_CHECKED = {
+    b"connect-timeout-ms": (re.compile(rb"\d{1,10}"), "milliseconds, at most ten digits"),
+    b"grpc-timeout": (re.compile(rb"\d{1,8}[HMSmun]"), "at most eight digits and one of H, M, S, m, u, n"),
+    b"connect-protocol-version": (re.compile(b"1"), "1"),
+}
+"""Headers that ConnectRPC refuses without a reason if they do not have this form."""
 _GRPC = re.compile(rb"application/grpc(?!-web)", re.IGNORECASE)
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -92,6 +101,11 @@ class HttpApplication:
             return
         _peer_uris.set(scope.get("state", {}).get(PEER_URIS, ()))
         headers = dict(scope["headers"])
+        refusal = check_headers(headers)
+        _refusal.set(refusal)
+        if refusal is not None:  # endpoints.py raises it in the form of the request's protocol
+            kept = [each for each in scope["headers"] if each[0] not in _CHECKED]
+            scope = {**scope, "headers": kept}
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
         respond: Asgi = self._rpcs
@@ -117,6 +131,25 @@ class HttpApplication:
     def _health(self, service: str, failing: str) -> Asgi:
         serves = self._serves(service)
         return PlainTextResponse("ok\n" if serves else failing, 200 if serves else 503)
+
+
+def current_refusal() -> EngineError | None:
+    """Why the headers of the current request cannot be used."""
+    return _refusal.get()
+
+
+def check_headers(headers: Mapping[bytes, bytes]) -> EngineError | None:
+    """Why a call cannot have these headers. A timeout of 0 has passed, as in gRPC."""
+    for name, (form, expected) in _CHECKED.items():
+        value = headers.get(name)
+        if value is None:
+            continue
+        if not form.fullmatch(value):
+            given = quote_text(value.decode("latin-1"))
+            return invalid_field(name.decode(), f"is {given}, expected are {expected}")
+        if b"timeout" in name and not value.rstrip(b"HMSmun").strip(b"0"):
+            return QueryTimeout("the call's timeout is 0: its deadline has passed")
+    return None
 
 
 def peer_uris() -> tuple[bytes, ...]:

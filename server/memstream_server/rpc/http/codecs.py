@@ -2,7 +2,7 @@
 
 Rule 1. A request body becomes the bytes of its message, which the request reader bounds and parses like a gRPC message.
 Rule 2. JSON is parsed here, so its size and number of elements are bounded first. An unknown field is an error: a
-misspelt one would otherwise be dropped.
+misspelt one would otherwise be dropped. So is a field that one object has twice, under one name or both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from memstream_server.engine.errors import InvalidField
 from memstream_server.rpc.http.errors import connect_error
 from memstream_server.rpc.request_reader import RequestReader
+from memstream_server.rpc.validation import quote_text
 
 JSON_BYTES_FACTOR = 4
 """A JSON body may have this many times the bytes of the largest message: escapes, base64 and digits are longer."""
@@ -55,6 +57,39 @@ class BinaryCodec:
         return bytes(data)
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises InvalidField if a name is in it twice."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidField(f"the name {quote_text(twice)} is in one object twice")
+    return value
+
+
+def _check_names(value: dict[str, Any], kind: Descriptor) -> None:
+    """Raises InvalidField if an object has a field by both of its names, newMemory and new_memory."""
+    if kind.full_name.startswith("google.protobuf."):  # their JSON has forms of its own
+        return
+    given: dict[int, str] = {}
+    for name, held in value.items():
+        field = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
+        if field is None:  # protobuf names it
+            continue
+        if field.number in given:
+            raise InvalidField(f"the field {field.name} is in one object twice: {given[field.number]} and {name}")
+        given[field.number] = name
+        if field.message_type is None:
+            continue
+        inner = field.message_type
+        if inner.GetOptions().map_entry:
+            inner = inner.fields_by_name["value"].message_type
+            held = list(held.values()) if isinstance(held, dict) else []
+        for each in held if isinstance(held, list) else [held]:
+            if inner is not None and isinstance(each, dict):
+                _check_names(each, inner)
+
+
 class JsonCodec:
     """Protobuf's JSON form."""
 
@@ -77,12 +112,14 @@ class JsonCodec:
         bounds = self._reader.find_rpc(self._paths[kind])
         try:
             self._check_bounds(data, bounds.bytes_max, bounds.fields_max)
-            if not bytes(data).lstrip().startswith(b"{"):
+            value = json.loads(data, object_pairs_hook=_without_repeats)
+            if not isinstance(value, dict):
                 raise InvalidField(f"the body is not JSON of {kind.DESCRIPTOR.name}: it must be an object")
-            message = json_format.Parse(bytes(data), kind(), max_recursion_depth=_DEPTH_MAX)
+            _check_names(value, kind.DESCRIPTOR)
+            message = json_format.ParseDict(value, kind(), max_recursion_depth=_DEPTH_MAX)
         except InvalidField as error:
             raise connect_error(error) from None
-        except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        except (json_format.ParseError, ValueError, RecursionError) as error:
             text = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise connect_error(InvalidField(f"the body is not JSON of {kind.DESCRIPTOR.name}: {text}")) from None
         return bytes(message.SerializeToString())

@@ -17,15 +17,17 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
 from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from memstream_server.engine.errors import CapabilityMissing
+from memstream_server.engine.errors import CapabilityMissing, EngineError, InvalidField
 from memstream_server.rpc.calls import REQUEST_ID
-from memstream_server.rpc.http.application import peer_uris
+from memstream_server.rpc.http.application import current_refusal, peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
 from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply
 from memstream_server.rpc.http.errors import connect_error, connect_error_of
@@ -35,6 +37,12 @@ from memstream_server.rpc.rpc_table import path_of
 Identify = Callable[[str, HttpCall], Awaitable[str]]
 """Path and call to the holder of the bytes of its body. Raises Unauthenticated."""
 _Context = RequestContext[Any, Any]
+_OWN_REFUSALS: dict[Code, Callable[[str], EngineError]] = {
+    Code.RESOURCE_EXHAUSTED: InvalidField,  # a body over its size: 429 would make clients try again
+    Code.INVALID_ARGUMENT: InvalidField,
+    Code.UNIMPLEMENTED: lambda message: CapabilityMissing(message, capability=""),
+}
+"""Errors for what ConnectRPC refuses by itself, once the caller is identified."""
 _ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 
 
@@ -94,6 +102,8 @@ class _Admission:
         """Identifies the caller, and waits for room on the account. Raises ConnectError."""
         method = context.method
         try:
+            if (refusal := current_refusal()) is not None:
+                raise refusal
             headers = metadata_of(context.request_headers.allitems())
             remaining_ms = context.timeout_ms
             remaining_s = None if remaining_ms is None else remaining_ms / 1e3
@@ -106,10 +116,12 @@ class _Admission:
         admitted = self._calls[id(context)] = _Admitted(call, holder, size)
         return admitted
 
-    async def on_end(self, admitted: _Admitted, context: _Context, _error: Exception | None) -> None:
-        """Gives the bytes back."""
+    async def on_end(self, admitted: _Admitted, context: _Context, error: Exception | None) -> None:
+        """Gives the bytes back. Raises the error with a reason if it is one of ConnectRPC's own."""
         del self._calls[id(context)]
         self._reader.budget.give_back(admitted.holder, admitted.held)
+        if isinstance(error, ConnectError) and not error.details and error.code in _OWN_REFUSALS:
+            raise connect_error(_OWN_REFUSALS[error.code](error.message)) from None
 
     def _body_bytes(self, context: _Context) -> int:
         """Of the body as it arrives; of the largest one if its size is unknown, because it is compressed or chunked."""
