@@ -244,7 +244,7 @@ def _duplicate(descriptor: int) -> socket.socket:
     """Another descriptor of the socket, which the caller closes. Raises OSError."""
     another = os.dup(descriptor)
     try:
-        return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, another)
+        return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, another)  # of AF_INET it would cut IPv6 addresses
     except OSError:  # a file has its number by now
         os.close(another)
         raise

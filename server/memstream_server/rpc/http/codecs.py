@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from memstream_server.engine.errors import InvalidField
@@ -73,7 +73,7 @@ def _check_names(value: dict[str, Any], kind: Descriptor) -> None:
         return
     given: dict[int, str] = {}
     for name, held in value.items():
-        field = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
+        field: FieldDescriptor | None = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
         if field is None:  # protobuf names it
             continue
         if field.number in given:
@@ -81,9 +81,9 @@ def _check_names(value: dict[str, Any], kind: Descriptor) -> None:
         given[field.number] = name
         if field.message_type is None:
             continue
-        inner = field.message_type
-        if inner.GetOptions().map_entry:
-            inner = inner.fields_by_name["value"].message_type
+        inner: Descriptor | None = field.message_type
+        if field.message_type.GetOptions().map_entry:
+            inner = field.message_type.fields_by_name["value"].message_type
             held = list(held.values()) if isinstance(held, dict) else []
         for each in held if isinstance(held, list) else [held]:
             if inner is not None and isinstance(each, dict):
