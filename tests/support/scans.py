@@ -31,7 +31,7 @@ _EACH = {
     "plans": 2,
 }
 """Rows per memory (or conversation); one in most other tables."""
-_FEW = {"observations": 5, "jobs": 5, "outbox": 2, "operations": 5, "recall_receipts": 5}
+_FEW = {"operations": 5, "recall_receipts": 5}
 """One row in so many memories."""
 _KEYED = "CAST(m AS BIGINT) * 4294967296 + i"
 _NAMED = "m || '-' || i"

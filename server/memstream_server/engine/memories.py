@@ -56,6 +56,8 @@ class Memories:
             except AlreadyExists:
                 existing = await self._journal.get_memory(new.namespace, new.name)
             else:
+                if not self._registry.ownership.shared:
+                    self._registry.record_name(record)
                 return record, True
         if existing is not None and new.exist_ok:
             return await self._registry.read_record(new.namespace, new.name), False

@@ -71,6 +71,8 @@ class Registry:
         self._actors: OrderedDict[str, Actor] = OrderedDict()
         self._sizes: dict[str, int] = {}
         """Bytes of each working set when last measured."""
+        self._size_bytes = 0
+        """Their sum, kept: an activation must not cost more with many active memories."""
         self._changed: set[str] = set()
         """Memories used since they were last measured."""
         self._uids: dict[tuple[str, str], str] = {}
@@ -102,7 +104,11 @@ class Registry:
     @property
     def size_bytes(self) -> int:
         """Approximate size of all working sets; those in use are measured periodically."""
-        return sum(self._sizes.values())
+        return self._size_bytes
+
+    def _set_size(self, uid: str, size: int) -> None:
+        self._size_bytes += size - self._sizes.get(uid, 0)
+        self._sizes[uid] = size
 
     def list_actors(self) -> list[Actor]:
         """The active memories' actors."""
@@ -138,6 +144,12 @@ class Registry:
         if uid is None or uid in self._deleting:
             uid = (await self.read_record(namespace, name)).uid
         return uid
+
+    def record_name(self, record: MemoryRecord) -> None:
+        """The memory has this name, and no read is needed to find it."""
+        self._uids[record.namespace, record.name] = record.uid
+        if len(self._uids) > NAMES_MAX:
+            del self._uids[next(iter(self._uids))]  # a later call reads it again
 
     async def begin_use(self, uid: str) -> Actor:
         """The actor, kept active until `end_use`."""
@@ -203,10 +215,8 @@ class Registry:
             raise MemoryDeleted("the memory was deleted")
         actor = Actor(loaded, working, self._storage, self._models, self._runtime, self._events)
         self._actors[uid] = actor
-        self._sizes[uid] = working.size_bytes
-        self._uids[loaded.record.namespace, loaded.record.name] = uid
-        if len(self._uids) > NAMES_MAX:
-            del self._uids[next(iter(self._uids))]  # a later call reads it again
+        self._set_size(uid, working.size_bytes)
+        self.record_name(loaded.record)
         self._evict_until_bounded(keep=uid)
         return actor
 
@@ -348,6 +358,7 @@ class Registry:
                 await _write_image(actor, ticket)
         self._actors.clear()
         self._sizes.clear()
+        self._size_bytes = 0
         self._ended.clear()
 
     async def enforce_bounds(self) -> None:
@@ -363,7 +374,7 @@ class Registry:
         self._changed = {actor.uid for actor in self.list_actors() if actor.in_use or actor.working.fresh}
         for number, uid in enumerate(changed | self._changed, 1):
             if uid in self._actors:
-                self._sizes[uid] = self._actors[uid].working.size_bytes
+                self._set_size(uid, self._actors[uid].working.size_bytes)
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if self._actors:
@@ -372,13 +383,12 @@ class Registry:
     def _evict_until_bounded(self, keep: str) -> None:
         """Evict idle actors, least recently used first, until the bounds hold or all others are in use."""
         limits = self._runtime.limits
-        total = sum(self._sizes.values())
-        for actor in list(self._actors.values()):
-            if len(self._actors) <= limits.active_memories_max and total <= limits.active_bytes_max:
+        while len(self._actors) > limits.active_memories_max or self._size_bytes > limits.active_bytes_max:
+            others = (one for one in self._actors.values() if one.uid != keep and self._is_evictable(one))
+            idle = next(others, None)
+            if idle is None:
                 break
-            if actor.uid != keep and self._is_evictable(actor):
-                total -= self._sizes[actor.uid]
-                self._evict_actor(actor)
+            self._evict_actor(idle)
 
     def _evict_one(self) -> None:
         """Evict one idle actor after a use, if there are too many: all may have been in use when the last one was
@@ -422,7 +432,7 @@ class Registry:
 
     def _forget_actor(self, actor: Actor) -> None:
         del self._actors[actor.uid]
-        del self._sizes[actor.uid]
+        self._size_bytes -= self._sizes.pop(actor.uid)
 
     def _forget_name(self, record: MemoryRecord) -> None:
         """The name may belong to another memory by now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -51,6 +52,8 @@ def read_policy(found: Violations, message: pb.Policy, field: str = "policy") ->
     """A complete policy: fields that are set, and the profile's defaults for the rest."""
     profile = _PROFILES.read_value(found, f"{field}.profile", message.profile, Profile.DEFAULT)
     policy = core.PROFILES[profile]
+    if message == pb.Policy():
+        return policy
     given: set[str] = set()
     for name, default, _ in iterate_tunables(policy):
         value = _read_tunable(found, message, name, default, field)
@@ -82,11 +85,16 @@ def change_policy(found: Violations, current: Policy, message: pb.Memory, paths:
 
 def policy_message(policy: Policy) -> pb.Policy:
     """Sets every field, except those whose unset value means "the embedding model's own"."""
+    return pb.Policy.FromString(_encode_policy(policy))
+
+
+@lru_cache(maxsize=256)  # the walk takes a millisecond, and the memories of a page hardly ever differ
+def _encode_policy(policy: Policy) -> bytes:
     message = pb.Policy()
     for name, value, _ in iterate_tunables(policy):
         if value is not None:
             _write_tunable(message, name, value)
-    return message
+    return message.SerializeToString()
 
 
 def memory_message(record: MemoryRecord) -> pb.Memory:

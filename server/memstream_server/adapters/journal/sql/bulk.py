@@ -140,6 +140,15 @@ def fetch_columns(
     return read(connection, statement, parameters)
 
 
+def fetch_together(
+    connection: Connection, statements: tuple[Select[*tuple[Any, ...]], ...], parameters: Mapping[str, Any]
+) -> list[list[Any]]:
+    """`fetch_columns` of several statements without list parameters: on SQLite they are one statement and one row."""
+    if connection.dialect.name == "sqlite":
+        return sqlite.fetch_together(connection, statements, parameters)
+    return [postgres.fetch_columns(connection, one, parameters) for one in statements]
+
+
 def fetch_pages(
     connection: Connection,
     statement: Select[*tuple[Any, ...]],

@@ -14,9 +14,7 @@ from sqlalchemy import ClauseElement, Connection, CursorResult, Dialect
 
 
 @lru_cache(maxsize=64)
-def _compile_statement(
-    statement: ClauseElement, dialect: Dialect
-) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
+def compile_statement(statement: ClauseElement, dialect: Dialect) -> tuple[str, dict[str, Any], tuple[str, ...] | None]:
     """(text, values of its constants, parameter names in the order of the marks, or None if marks have names)."""
     made = statement.compile(dialect=dialect)
     names = getattr(made, "positiontup", None)
@@ -28,6 +26,6 @@ def run_compiled(connection: Connection, statement: ClauseElement, values: Mappi
 
     `values` has a value for every bind parameter, in the driver's types: a number, text, bytes, a boolean or None.
     """
-    text, constants, names = _compile_statement(statement, connection.dialect)
+    text, constants, names = compile_statement(statement, connection.dialect)
     given = {**constants, **values}
     return connection.exec_driver_sql(text, given if names is None else tuple([given[name] for name in names]))

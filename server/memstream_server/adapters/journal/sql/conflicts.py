@@ -31,9 +31,9 @@ _REMOVE = tuple(
 _SETTLE = tuple(statement.where(conflicts.c.decision == "") for statement in _REMOVE)
 """Open suspicions about a superseded fragment: what they ask is answered."""
 _ALL = select(conflicts).where(conflicts.c.memory == _number).order_by(conflicts.c.newer, conflicts.c.older)
-_OPEN = (
-    select(conflicts)
-    .where(conflicts.c.memory == _number, conflicts.c.decision == "")
+OPEN_CONFLICTS = (
+    select(conflicts.c.newer, conflicts.c.older, conflicts.c.reason, conflicts.c.time_us)
+    .where(conflicts.c.memory == bindparam("number"), conflicts.c.decision == "")
     .order_by(conflicts.c.newer, conflicts.c.older)
 )
 _PAIR = tuple_(conflicts.c.newer, conflicts.c.older)
@@ -81,9 +81,9 @@ def _delete_of(connection: Connection, statements: Sequence[Delete], number: int
             connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]})
 
 
-def read_open(connection: Connection, number: int) -> tuple[Suspicion, ...]:
-    """The open suspicions of a memory."""
-    return tuple(_to_conflict(row).suspicion for row in connection.execute(_OPEN, {"m": number}))
+def make_suspicions(rows: Sequence[Sequence[Any]]) -> tuple[Suspicion, ...]:
+    """The suspicions of rows of `OPEN_CONFLICTS`."""
+    return tuple([Suspicion(newer, older, ConflictReason(reason), at) for newer, older, reason, at in rows])
 
 
 def read_by_newer(connection: Connection, number: int) -> dict[str, tuple[StoredConflict, ...]]:

@@ -1,4 +1,7 @@
-"""Load an active memory in one snapshot. Determines how long an activation takes."""
+"""Load an active memory in one snapshot. Determines how long an activation takes.
+
+On SQLite a memory of one page is two statements of one row each: its record, and everything else.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,29 @@ from memstream_server.adapters.journal.sql.bulk import (
     fetch_column_pages,
     fetch_columns,
     fetch_pages,
+    fetch_together,
     split_ids,
 )
-from memstream_server.adapters.journal.sql.conflicts import read_open
+from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
+from memstream_server.adapters.journal.sql.conflicts import OPEN_CONFLICTS, make_suspicions
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments
-from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_events
-from memstream_server.adapters.journal.sql.row_columns import Packed
+from memstream_server.adapters.journal.sql.reads import decode_record, read_events
+from memstream_server.adapters.journal.sql.row_columns import Packed, to_rows
 from memstream_server.adapters.journal.sql.schema import (
+    POSITION_BITS,
     anchors,
     events,
     fragments,
     key_range,
+    memories,
     observations,
     outbox,
     producers,
-    row_key,
     vectors,
 )
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
+from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import Changes, Gathering, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
 from memstream_server.ports.journal.rows import Block
@@ -44,8 +51,22 @@ _low: BindParameter[int] = bindparam("low")
 _high: BindParameter[int] = bindparam("high")
 _limit: BindParameter[int] = bindparam("limit")
 _model: BindParameter[str] = bindparam("model")
-_PAGE = (
+_ROW = select(
+    memories,
+    select(events.c.time_us)
+    .where(events.c.key == memories.c.number * (1 << POSITION_BITS) + memories.c.revision)
+    .scalar_subquery()
+    .label("log_time_us"),
+).where(memories.c.uid == bindparam("uid"))
+_PAGE: Select[*tuple[Any, ...]] = (
     select(fragments.c.key, *FRAGMENT, fragments.c.terms)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_WHOLE_PAGE: Select[*tuple[Any, ...]] = (
+    select(fragments.c.key, *FRAGMENT, fragments.c.terms, vectors.c.vector)
+    .outerjoin(vectors, (vectors.c.key == fragments.c.key) & (vectors.c.model == _model))
     .where(fragments.c.key.between(_low, _high))
     .order_by(fragments.c.key)
     .limit(_limit)
@@ -60,7 +81,6 @@ _CHANGED_VECTORS = (
     .where(vectors.c.key.in_(_ids), vectors.c.model == _model)
     .order_by(vectors.c.key)
 )
-_LOG_TIME = select(events.c.time_us).where(events.c.key == _low)
 _ACCESSED_PAGE = (
     select(fragments.c.key, fragments.c.access_time_us)
     .where(fragments.c.key.between(_low, _high), fragments.c.access_count > 0)
@@ -68,12 +88,6 @@ _ACCESSED_PAGE = (
     .limit(_limit)
 )
 _VECTOR_COUNT = select(func.count()).where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
-_VECTOR_PAGE = (
-    select(vectors.c.key, vectors.c.vector)
-    .where(vectors.c.key.between(_low, _high), vectors.c.model == _model)
-    .order_by(vectors.c.key)
-    .limit(_limit)
-)
 _waiting = select(outbox.c.fragment).where(outbox.c.memory == bindparam("uid"))
 _FRESH_PAGE = (
     select(vectors.c.key, vectors.c.vector)
@@ -98,13 +112,19 @@ _ANCHORS = select(
     case((anchors.c.model == _model, anchors.c.vector), (anchors.c.next_model == _model, anchors.c.next_vector)),
     anchors.c.enhancements,
 ).where(anchors.c.memory == _number)
-_PENDING_PAGE = (
+_PENDING_PAGE: Select[*tuple[Any, ...]] = (
     select(observations.c.key, observations.c.payload)
     .where(observations.c.key.between(_low, _high))
     .order_by(observations.c.key)
     .limit(_limit)
 )
-_PRODUCERS = select(producers).where(producers.c.memory == _number).order_by(producers.c.name)
+_PRODUCERS = (
+    select(producers.c.name, producers.c.epoch, producers.c.received, producers.c.stored)
+    .where(producers.c.memory == _number)
+    .order_by(producers.c.name)
+)
+_SIDE: tuple[Select[*tuple[Any, ...]], ...] = (_ANCHORS, _PENDING_PAGE, _PRODUCERS, OPEN_CONFLICTS)
+"""What a memory has besides its fragments and their vectors."""
 
 
 class _BlockList:
@@ -126,35 +146,71 @@ class _BlockList:
 def load_memory(
     connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None
 ) -> LoadedMemory:
-    memory = get_row(connection, uid)
+    memory = _read_row(connection, uid)
     kept = _BlockList()
     gathering = kept if into is None else into
-    record = decode_record(memory)
-    restored = gathering.restore(record, vectors_max, _Changes(connection, record, memory.number, model))
-    if restored is None:
-        before_long_term = _gather_blocks(connection, record, memory.number, model, vectors_max, gathering)
-    else:
+    record, number = decode_record(memory), memory.number
+    low, high = key_range(number)
+    restored = gathering.restore(record, vectors_max, _Changes(connection, record, memory, model))
+    # A vector belongs to a position: with few positions there is nothing to count.
+    all_vectors = memory.next_position <= vectors_max or (
+        restored is None and _count_vectors(connection, low, high, model) <= vectors_max
+    )
+    whole = restored is None and all_vectors
+    values = {"number": number, "low": low, "high": high, "model": model, "limit": PAGE_ROWS}
+    side = fetch_together(connection, (*_SIDE, _WHOLE_PAGE) if whole else _SIDE, values)
+    if restored is not None:
         before_long_term = read_fragments(connection, uid, restored, model)
-    held = _read_held(connection, memory.number, model, before_long_term)
-    pending = tuple(_read_pending(connection, memory.number))
+    else:
+        blocks = (
+            _follow_pages(connection, side[-1], high, model) if whole else _read_blocks(connection, uid, number, model)
+        )
+        before_long_term = _gather_blocks(record, blocks, all_vectors, gathering)
+    return _assemble(connection, memory, record, tuple(kept.blocks), before_long_term, side[: len(_SIDE)])
+
+
+def _read_row(connection: Connection, uid: str) -> Any:
+    row = run_compiled(connection, _ROW, {"uid": uid}).one_or_none()
+    if row is None:
+        raise Conflict(f"memory {uid} is gone")
+    return row
+
+
+def _count_vectors(connection: Connection, low: int, high: int, model: str) -> int:
+    found: int = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
+    return found
+
+
+def _assemble(
+    connection: Connection,
+    memory: Any,
+    record: MemoryRecord,
+    blocks: tuple[Block, ...],
+    before_long_term: Sequence[Fragment],
+    side: Sequence[Sequence[Any]],
+) -> LoadedMemory:
+    """side: the columns of `_SIDE`."""
+    anchored, waiting, producing, open_conflicts = side
+    held = _pair_held(before_long_term, anchored)
+    pending = tuple(_follow_pending(connection, waiting, key_range(memory.number)[1]))
     return LoadedMemory(
         record=record,
-        blocks=tuple(kept.blocks),
+        blocks=blocks,
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
         pending=pending,
-        producers=_read_producers(connection, memory.number, pending),
+        producers=_make_producers(to_rows(producing), pending),
         next_position=memory.next_position,
-        suspicions=read_open(connection, memory.number),
+        suspicions=make_suspicions(to_rows(open_conflicts)),
     )
 
 
 class _Changes:
     """`ports.journal.reading.Changes`."""
 
-    def __init__(self, connection: Connection, record: MemoryRecord, number: int, model: str) -> None:
-        self._connection, self._uid, self._number, self._model = connection, record.uid, number, model
-        self.time_us = connection.execute(_LOG_TIME, {"low": row_key(number, record.revision)}).scalar() or 0
+    def __init__(self, connection: Connection, record: MemoryRecord, memory: Any, model: str) -> None:
+        self._connection, self._uid, self._number, self._model = connection, record.uid, memory.number, model
+        self.time_us = memory.log_time_us or 0
 
     def read_accesses(self) -> tuple[list[int], list[int]]:
         positions: list[int] = []
@@ -178,19 +234,14 @@ class _Changes:
             values = {"ids": some_keys, "model": self._model}
             columns = fetch_columns(self._connection, _CHANGED, values)
             vectored, packed = fetch_columns(self._connection, _CHANGED_VECTORS, values)
-            yield _make_block(columns, vectored, _to_matrix(packed), vectored, self._model)
+            yield _make_block(columns, vectored, _to_matrix(packed, len(vectored)), vectored, self._model)
 
 
-def _gather_blocks(
-    connection: Connection, record: MemoryRecord, number: int, model: str, vectors_max: int, into: Gathering
-) -> list[Fragment]:
+def _gather_blocks(record: MemoryRecord, blocks: Iterator[Block], all_vectors: bool, into: Gathering) -> list[Fragment]:
     """Give `into` all blocks; returns the fragments before long-term that are not forgotten."""
-    low, high = key_range(number)
-    vectored = connection.execute(_VECTOR_COUNT, {"low": low, "high": high, "model": model}).scalar_one()
-    all_vectors = vectored <= vectors_max
     into.begin(record, all_vectors)
     before_long_term: list[Fragment] = []
-    for block in _read_blocks(connection, record.uid, number, model, all_vectors):
+    for block in blocks:
         into.add(block)
         before_long_term += [
             each for each in block.fragments if each.tier is not Tier.LONG_TERM and each.forget_time_us is None
@@ -199,11 +250,27 @@ def _gather_blocks(
     return before_long_term
 
 
-def _read_blocks(connection: Connection, uid: str, number: int, model: str, all_vectors: bool) -> Iterator[Block]:
-    """One block per page: the fragments and vectors of the same keys."""
+def _follow_pages(connection: Connection, page: list[Any], high: int, model: str) -> Iterator[Block]:
+    """One block for the page of `_WHOLE_PAGE`, and one for each that follows it."""
+    while page[0]:
+        *columns, packed = page
+        keys = columns[0]
+        found = [key for key, size in zip(keys, packed.sizes, strict=True) if size is not None]
+        yield _make_block(columns, found, _to_matrix(packed, len(found)), found, model)
+        if len(keys) < PAGE_ROWS:
+            return
+        values = {"low": keys[-1] + 1, "high": high, "model": model, "limit": PAGE_ROWS}
+        page = fetch_columns(connection, _WHOLE_PAGE, values)
+
+
+def _read_blocks(connection: Connection, uid: str, number: int, model: str) -> Iterator[Block]:
+    """One block per page, with the vectors that may not be in the index yet."""
     for columns in fetch_column_pages(connection, _PAGE, *key_range(number)):
         keys = columns[0]
-        yield _make_block(columns, *_read_vectors(connection, uid, (keys[0], keys[-1]), model, all_vectors), model)
+        values = {"low": keys[0], "high": keys[-1], "limit": PAGE_ROWS, "model": model, "uid": uid}
+        (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
+        found, packed = fetch_columns(connection, _FRESH_PAGE, values)
+        yield _make_block(columns, found, _to_matrix(packed, len(found)), having, model)
 
 
 def _make_block(
@@ -224,29 +291,13 @@ def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
     return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
-def _read_vectors(
-    connection: Connection, uid: str, keys: tuple[int, int], model: str, all_vectors: bool
-) -> tuple[list[int], npt.NDArray[np.float32], list[int]]:
-    """(keys of the vectors read, these vectors, keys that have a vector). Without `all_vectors` it reads only vectors
-    that may not be in the index yet."""
-    values: dict[str, Any] = {"low": keys[0], "high": keys[1], "limit": PAGE_ROWS, "model": model}
-    if all_vectors:
-        found, packed = fetch_columns(connection, _VECTOR_PAGE, values)
-        return found, _to_matrix(packed), found
-    (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
-    found, packed = fetch_columns(connection, _FRESH_PAGE, {**values, "uid": uid})
-    return found, _to_matrix(packed), having
-
-
-def _to_matrix(packed: Packed) -> npt.NDArray[np.float32]:
-    """One vector per row."""
-    rows = len(packed.sizes)
+def _to_matrix(packed: Packed, rows: int) -> npt.NDArray[np.float32]:
+    """One vector per row, without those that are NULL."""
     return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
 
 
-def _read_held(connection: Connection, number: int, model: str, fragments: Sequence[Fragment]) -> list[Held]:
-    found = connection.execute(_ANCHORS, {"number": number, "model": model})
-    sides = {name: (vector, packed) for name, vector, packed in found}
+def _pair_held(fragments: Sequence[Fragment], anchored: Sequence[Any]) -> list[Held]:
+    sides = {name: (vector, packed) for name, vector, packed in to_rows(anchored)}
     return [_make_held(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
 
 
@@ -254,17 +305,23 @@ def _make_held(fragment: Fragment, vector: bytes | None, packed: bytes | None) -
     return Held(fragment, codec.decode_vector(vector), () if packed is None else codec.decode_enhancements(packed))
 
 
-def _read_pending(connection: Connection, number: int) -> list[Receipt]:
-    return [codec.decode_receipt(blob) for _, blob in fetch_pages(connection, _PENDING_PAGE, *key_range(number))]
+def _follow_pending(connection: Connection, page: Sequence[Any], high: int) -> Iterator[Receipt]:
+    """The receipts of the page of `_PENDING_PAGE`, and of those that follow it."""
+    keys, payloads = page
+    yield from map(codec.decode_receipt, payloads.values())
+    if len(keys) == PAGE_ROWS:
+        for _, blob in fetch_pages(connection, _PENDING_PAGE, keys[-1] + 1, high):
+            yield codec.decode_receipt(blob)
 
 
-def _read_producers(connection: Connection, number: int, pending: Sequence[Receipt]) -> tuple[Producer, ...]:
+def _make_producers(rows: Sequence[Sequence[Any]], pending: Sequence[Receipt]) -> tuple[Producer, ...]:
+    """rows: name, epoch, received, stored."""
     first: dict[str, int] = {}
     for receipt in pending:
         first[receipt.producer] = min(receipt.first_sequence, first.get(receipt.producer, receipt.first_sequence))
     return tuple(
         [
-            Producer(row.name, row.epoch, row.received, stored_up_to(row.received, row.stored, first.get(row.name)))
-            for row in connection.execute(_PRODUCERS, {"number": number})
+            Producer(name, epoch, received, stored_up_to(received, stored, first.get(name)))
+            for name, epoch, received, stored in rows
         ]
     )
