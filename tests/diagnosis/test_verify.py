@@ -15,6 +15,7 @@ import memstream
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.verify.read_only_open import open_data_directory
 from memstream_server.adapters.journal.verify.verify import verify_journal
+from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Enhancement
 from tests.cli.commands import call
@@ -256,8 +257,13 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a short vector": (
         "vectors",
-        "the space in force has 1536",
-        _sql(f"UPDATE vectors SET vector = substr(vector, 1, 400) WHERE key = ({ONE})"),
+        "the space in force has 384",
+        _sql(f"UPDATE vectors SET vector = zeroblob(400) WHERE key = ({ONE})"),
+    ),
+    "a vector of a model is lost": (
+        "vectors",
+        "has 0 bytes",
+        _sql(f"UPDATE vectors SET model = 'another' WHERE key = ({ONE})"),
     ),
     "a vector is gone": (
         "vectors",
@@ -407,7 +413,7 @@ def test_planted_damage_is_found(data_dir: Path, name: str) -> None:
     check, text, damage = DAMAGES[name]
     damage(data_dir)
     with open_data_directory(data_dir) as opened:
-        report = verify_journal(opened, lambda done, total: None)
+        report = verify_journal(opened, lambda done, total: None, computed_spaces())
     found = [each for each in report.violations if each.check == check and text in each.text]
     assert found, report.violations
     assert report.violated[check] >= len(found)

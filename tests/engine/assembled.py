@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal
@@ -17,7 +18,7 @@ from memstream_server.app.opening import record_space
 from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
-from memstream_server.core.values import State
+from memstream_server.core.values import State, Vector
 from memstream_server.engine.background import indexer, jobs
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
@@ -120,22 +121,27 @@ async def check(engine: Engine, name: str) -> LoadedMemory:
 
     Reads in the memory's order, because background tasks may commit at any other time.
     """
-    looks: list[tuple[LoadedMemory, MemoryRecord, State, set[str], list[Event]]] = []
+    looks: list[tuple[LoadedMemory, MemoryRecord, State, set[str], list[Event], dict[str, Vector]]] = []
 
     async def look(now: Actor) -> None:
         image, working = await image_of(engine, name), now.working
         events = await events_of(engine, image.record.uid)
-        looks.append((image, working.record, working.state, set(working.columns.live_ids()), events))
+        ids = list(working.columns.live_ids())
+        looks.append((image, working.record, working.state, set(ids), events, working.get_vectors(ids)))
 
     async with engine._registry.use(NAMESPACE, name) as active:
         await active.run(look)
-    image, record, state, ids, events = looks[0]
+    image, record, state, ids, events, vectors = looks[0]
+    stored_vectors = {row.fragment.id: row.vector for row in image.rows}
+    assert {id_: vector.tobytes() for id_, vector in vectors.items()} == {id_: stored_vectors[id_] for id_ in vectors}
     assert image.record.revision == record.revision
     assert image.record.reflection_aggregate == pytest.approx(record.reflection_aggregate)
     for stored, held in ((image.sensory, state.sensory), (image.short_term, state.short_term)):
         assert [(one.fragment.id, one.enhancements) for one in stored] == [
             (one.fragment.id, one.enhancements) for one in held
         ]
+        for one, other in zip(stored, held, strict=True):
+            np.testing.assert_array_equal(one.vector, other.vector)  # to the last bit
     assert {row.fragment.id for row in image.rows} == ids
     positions = [row.fragment.position for row in image.rows]
     assert len(set(positions)) == len(positions)

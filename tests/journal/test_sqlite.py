@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.database.sqlite import writer_engine
 from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_returning
+from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.rows import Row
@@ -29,7 +30,7 @@ def now() -> Now:
 @pytest.fixture
 def opener(tmp_path: Path, now: Now) -> Opener:
     async def open_again() -> Journal:
-        return await open_journal(tmp_path / "data", clock_us=now, reserve_bytes=0)
+        return await open_journal(tmp_path / "data", clock_us=now, reserve_bytes=0, computed=computed_spaces())
 
     return open_again
 

@@ -19,6 +19,7 @@ from memstream import Filter, FragmentKind, Memory, MemoryKind, Observation, Ope
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.vector_forms import INDEXED, decode_bytes, pack
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments
 from tests.support.fake_openai import JSON, FakeOpenAI
@@ -52,7 +53,7 @@ def files_with(data_dir: Path, needles: Mapping[str, bytes]) -> dict[str, set[st
 
 
 def needles_of(data_dir: Path, words: Iterable[str], ids: Iterable[str]) -> dict[str, bytes]:
-    """The words, and the quarters of every vector of these fragments in the journal."""
+    """The words, and the quarters of every vector of these fragments, as the journal stores it and as float32."""
     out = {word: word.encode() for word in words}
     chosen = list(ids)
     marks = ",".join("?" * len(chosen))
@@ -63,10 +64,11 @@ def needles_of(data_dir: Path, words: Iterable[str], ids: Iterable[str]) -> dict
         held = journal.execute(f"SELECT id || '+', vector FROM anchors WHERE id IN ({marks})", chosen).fetchall()
     assert {id_ for id_, _ in indexed} == set(chosen)
     for id_, vector in (*indexed, *held):
-        if vector is not None:
-            assert len(vector) == 4 * DIMENSION
-            quarter = len(vector) // 4
-            out |= {f"{id_}/{part}": vector[part * quarter : (part + 1) * quarter] for part in range(4)}
+        if vector is not None and vector != INDEXED:
+            assert len(vector) == 2 * DIMENSION + 1
+            for form, data in (("half", vector[:-1]), ("whole", pack(decode_bytes(vector)))):
+                quarter = len(data) // 4
+                out |= {f"{id_}/{form}/{part}": data[part * quarter : (part + 1) * quarter] for part in range(4)}
     return out
 
 

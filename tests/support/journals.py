@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.models.hashing import computed_spaces
 
 VARIABLE = "MEMSTREAM_TEST_JOURNAL_URL"
 DATABASE = os.environ.get(VARIABLE, "")
@@ -65,7 +66,9 @@ def environment(words: Sequence[str]) -> dict[str, str]:
 
 async def open_test_journal(data_dir: Path, clock_us: Callable[[], int], **options: Any) -> SqlJournal:
     """`open_journal` at the tests' location."""
-    return await open_journal(data_dir, url=journal_url(data_dir), clock_us=clock_us, **options)
+    return await open_journal(
+        data_dir, url=journal_url(data_dir), clock_us=clock_us, computed=computed_spaces(), **options
+    )
 
 
 def drop_schemas() -> None:

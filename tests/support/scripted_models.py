@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,9 @@ class ScriptedEmbedder(Outages):
 
     async def model(self) -> EmbeddingModel:
         model = await self._hashing.model()
-        return model if self._dimension is None else EmbeddingModel("scripted", self._dimension)
+        if self._dimension is not None:
+            return EmbeddingModel("scripted", self._dimension)
+        return replace(model, computed=not self._vectors)
 
     async def embed(self, texts: Sequence[str], namespace: str = "") -> npt.NDArray[np.float32]:
         self._called()

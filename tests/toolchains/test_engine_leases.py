@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
 from memstream_server.app.opening import record_space
@@ -67,9 +68,9 @@ async def engine_on(
 ) -> AsyncIterator[Engine]:
     """One of several engines on a database, built as the server does it."""
     chosen = Settings(lease_s=LEASE_S, lease_renew_s=0.1, index_flush_interval_s=0.05, **settings)
-    journal = await open_journal(
-        Path("/nonexistent"), url=url, shared=True, lease_s=LEASE_S, clock_us=manual.clock.now_us
-    )
+    shared = {"shared": True, "lease_s": LEASE_S}
+    clock_us, computed = manual.clock.now_us, computed_spaces()
+    journal = await open_journal(Path("/nonexistent"), url=url, clock_us=clock_us, computed=computed, **shared)
     models = Models(embedder)
     space, embedding = await record_space(journal, embedder, chosen)
     parts = engine_parts(chosen, journal, index, models, embedding, Metrics(), manual.clock)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -19,7 +20,17 @@ from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
 from tests.engine.memory import observation
 from tests.engine.test_fragments import observe
-from tests.engine.test_images import SAID, check_same, files, leave_ram, needles_of, reads, small, until_done
+from tests.engine.test_images import (
+    SAID,
+    check_same,
+    files,
+    leave_ram,
+    needles_of,
+    read_vector,
+    reads,
+    small,
+    until_done,
+)
 from tests.support.waiting import until
 from tests.toolchains.postgres import Cluster
 
@@ -35,7 +46,9 @@ def url(postgres: Cluster) -> str:
 @asynccontextmanager
 async def joined(data_dir: Path, url: str) -> AsyncIterator[Assembled]:
     """One of several engines on the database, with a data directory of its own."""
-    journal = await open_journal(data_dir, url=url, shared=True, lease_s=600.0, clock_us=Clock().now_us)
+    journal = await open_journal(
+        data_dir, url=url, shared=True, lease_s=600.0, clock_us=Clock().now_us, computed=computed_spaces()
+    )
     settings = {"lease_s": 600.0, "lease_renew_s": 0.1, "access_flush_interval_s": 3_600}
     async with assembled(data_dir, own_journal=journal, **settings) as parts:
         yield parts
@@ -45,9 +58,8 @@ async def remember(engine: Engine, postgres: Cluster, url: str) -> tuple[str, di
     """(a fragment of a new memory, bytes of it that an image holds)."""
     await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
     secret, _ = await observe(engine, SAID, observation("Bob likes tea"))
-    statement = "SELECT vector, terms FROM vectors v JOIN fragments f ON f.key = v.key WHERE f.id = %s"
-    ((vector, terms),) = postgres.execute(url, statement, secret)
-    return secret, needles_of(secret, vector, terms)
+    ((terms,),) = postgres.execute(url, "SELECT terms FROM fragments WHERE id = %s", secret)
+    return secret, needles_of(secret, await read_vector(engine, secret), terms)
 
 
 def held_in(data_dir: Path, needles: Mapping[str, bytes]) -> set[str]:

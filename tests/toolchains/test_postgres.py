@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.database import postgres as adapter
 from memstream_server.adapters.journal.sql.schema import metadata
+from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.ports.journal.errors import (
     Conflict,
     JournalError,
@@ -53,7 +54,7 @@ def url(postgres: Cluster) -> str:
 @pytest.fixture
 def opener(url: str, now: Now) -> Opener:
     async def open_again() -> Journal:
-        return await open_journal(Path("/nonexistent"), url=url, clock_us=now)
+        return await open_journal(Path("/nonexistent"), url=url, clock_us=now, computed=computed_spaces())
 
     return open_again
 

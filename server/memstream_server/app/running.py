@@ -128,6 +128,7 @@ async def _open_journal(
     stack: contextlib.AsyncExitStack, settings: Settings, index: IndexChoice, clock: Clock
 ) -> SqlJournal:
     from memstream_server.adapters.journal import open_journal
+    from memstream_server.adapters.models.hashing import computed_spaces
 
     journal = await open_journal(
         settings.data_dir,
@@ -136,6 +137,7 @@ async def _open_journal(
         lease_s=settings.lease_s,
         clock_us=clock.now_us,
         reserve_bytes=settings.disk_free_min_bytes,
+        computed=computed_spaces(),
     )
     stack.push_async_callback(journal.close)
     return journal

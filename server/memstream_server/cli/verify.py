@@ -36,6 +36,7 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
       memstream verify monday.memstream --json
     """
     from memstream_server.adapters.journal.verify.verify import verify_journal
+    from memstream_server.adapters.models.hashing import computed_spaces
     from memstream_server.ports.journal.errors import JournalError
 
     if file is not None and not file.is_file():
@@ -44,7 +45,9 @@ def verify_command(file: Path | None, settings: Settings, as_json: bool) -> None
     try:
         with _open_journal(file, settings) as looked, _progress_bar() as bar:
             task = bar.add_task("memories and conversations", total=None)
-            report = verify_journal(looked, lambda done, total: bar.update(task, completed=done, total=total))
+            report = verify_journal(
+                looked, lambda done, total: bar.update(task, completed=done, total=total), computed_spaces()
+            )
     except (JournalError, OSError) as error:
         raise Failure(f"{where} cannot be verified: {error}") from error
     if as_json:

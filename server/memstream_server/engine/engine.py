@@ -15,6 +15,7 @@ import structlog
 from msgspec.structs import replace
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.engine.background.compaction import Compaction
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.retention import Retention
@@ -109,6 +110,7 @@ class Engine:
         self._recaller = Recaller(storage, models, runtime, self._indexer)
         self._jobs = Jobs(storage, models, runtime, self._registry, self._recaller)
         self._retention = Retention(storage, runtime, self._registry)
+        self._compaction = Compaction(storage, self._registry)
         self._reinforcement = Reinforcement(storage, models, runtime)
         self.open_queries = OpenQueries(runtime, self._registry)
         self._watchers = Watchers(storage.journal, storage.poll_interval_s)
@@ -146,6 +148,7 @@ class Engine:
         self._reinforcement.start()
         self._jobs.start()
         self._retention.start()
+        self._compaction.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
         await self.transfers.start()
         if self.ownership.shared:
@@ -193,6 +196,7 @@ class Engine:
         await self.reembedding.stop()
         await self.transfers.stop()
         await self._retention.stop()
+        await self._compaction.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()
@@ -200,6 +204,10 @@ class Engine:
         await self.ownership.release_all()
         await self._indexer.stop(grace_s)
         await self.ownership.stop()
+
+    async def wait_for_compaction(self) -> None:
+        """Until the vectors of an earlier server are converted."""
+        await self._compaction.wait()
 
     @property
     def dimension(self) -> int:

@@ -75,9 +75,14 @@ class EmbeddingModel:
     """Best relevance below which an answer is marked weak."""
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
+    computed: bool = False
+    """Whether the text alone determines every bit of a vector, at no cost: the journal computes vectors, and stores
+    none. A change of the computation needs another name."""
 
 
-def fitted_model(name: str, dimension: int, fitted: FittedWeights, *, instant: bool = False) -> EmbeddingModel:
+def fitted_model(
+    name: str, dimension: int, fitted: FittedWeights, *, instant: bool = False, computed: bool = False
+) -> EmbeddingModel:
     """A model whose cosines are read with these weights."""
     return EmbeddingModel(
         name=name,
@@ -91,6 +96,7 @@ def fitted_model(name: str, dimension: int, fitted: FittedWeights, *, instant: b
         time_weight=fitted.time,
         weak_below=fitted.weak_below,
         instant=instant,
+        computed=computed,
     )
 
 

@@ -21,12 +21,13 @@ from tests.journal.conformance.reading import Reading
 from tests.journal.conformance.recalling import Recalling
 from tests.journal.conformance.receiving import Receiving
 from tests.journal.conformance.storing import Storing
+from tests.journal.conformance.vectors import Vectors
 from tests.journal.conformance.versioning import Versioning
 from tests.journal.samples import Opener, record
 
 
 class JournalConformance(
-    Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing, Versioning, Recalling
+    Memories, Receiving, Committing, Images, Reading, Answering, Indexing, Storing, Versioning, Recalling, Vectors
 ):
     """Subclass it to run all its tests against the store of `opener`."""
 

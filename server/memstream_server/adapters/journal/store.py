@@ -20,6 +20,7 @@ from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.sql import (
     answers,
+    compact_vectors,
     conflicts,
     export_reads,
     fragment_reads,
@@ -34,6 +35,7 @@ from memstream_server.adapters.journal.sql import (
 from memstream_server.adapters.journal.sql import (
     commit as sql_commit,
 )
+from memstream_server.adapters.journal.sql.vector_forms import Computing
 from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
@@ -59,12 +61,14 @@ from memstream_server.ports.journal.records import (
     Recorded,
     Version,
 )
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
+from memstream_server.ports.journal.spaces import ComputeVectors, Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
 
 RESERVE_BYTES = 64 << 20
 """Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
 READERS = 3
+_COMPACTED, _ALL = "vectors_compacted", "all"
+"""In `meta`: the uid of the last memory whose vectors are converted, or that all are."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,8 +77,11 @@ T = TypeVar("T")
 class SqlJournal:
     """`ports.journal.port.Journal` on its own database. Made by `open_journal`."""
 
-    def __init__(self, database: Database, clock_us: Callable[[], int], readers: int) -> None:
+    def __init__(
+        self, database: Database, clock_us: Callable[[], int], readers: int, computing: Computing | None = None
+    ) -> None:
         self._database, self._clock_us = database, clock_us
+        self._computing = computing or Computing()
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
@@ -178,6 +185,20 @@ class SqlJournal:
         await self._write(next_space_vectors.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
+    async def compact_vectors(self, uid: str, after: int, limit: int) -> tuple[int | None, bool, bool]:
+        found = await self._read(compact_vectors.read_slice, self._computing, uid, after, limit)
+        rows = len(found.vectors) + len(found.anchors)
+        if rows:
+            await self._write(compact_vectors.write_slice, rows, False, found)
+        return found.after, rows > 0, found.is_rounded
+
+    async def compacted_up_to(self) -> str | None:
+        written = await self._read(reads.meta_value, _COMPACTED)
+        return None if written == _ALL else written or ""
+
+    async def set_compacted(self, after: str | None) -> None:
+        await self._write(writes.set_meta, 1, False, _COMPACTED, _ALL if after is None else after)
+
     async def scrub_files(self) -> None:
         if self._database.scrub is not None:
             await self._writer.run_exclusively(self._database.scrub)
@@ -226,10 +247,10 @@ class SqlJournal:
         return await self._write(_take_ownership, 1, False, uid)
 
     async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> LoadedMemory:
-        return await self._read(load_memory.load_memory, uid, model, vectors_max, into)
+        return await self._read(load_memory.load_memory, self._computing, uid, model, vectors_max, into)
 
     async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
-        return await self._read(export_reads.scan_memory, uid, all_vectors, visit)
+        return await self._read(export_reads.scan_memory, self._computing, uid, all_vectors, visit)
 
     async def fragment_total(self, namespace: str, name: str) -> int:
         return await self._read(export_reads.count_fragments, namespace, name)
@@ -272,7 +293,7 @@ class SqlJournal:
         return await self._read(fragment_reads.read_fragments, uid, ids, self._model)
 
     async def get_vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._read(fragment_reads.read_vectors, uid, model, ids)
+        return await self._read(fragment_reads.read_vectors, self._computing, uid, model, ids)
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
@@ -309,7 +330,7 @@ class SqlJournal:
         return await self._read(versions.read_keys, uid)
 
     async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
-        return await self._read(versions.read_versions, uid, wanted)
+        return await self._read(versions.read_versions, self._computing, uid, wanted)
 
     async def prune_versions(self, uid: str, before_us: int) -> int:
         return await self._write(versions.prune_versions, 1, False, uid, before_us)
@@ -342,7 +363,7 @@ class SqlJournal:
     # ---- the index's outbox and jobs
 
     async def read_outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
-        return await self._read(outbox.read_entries, limit, self._model)
+        return await self._read(outbox.read_entries, self._computing, limit, self._model)
 
     async def outbox_size(self) -> int:
         return await self._read(outbox.count_entries)
@@ -393,6 +414,7 @@ async def open_journal(
     free_bytes: Callable[[], int] | None = None,
     reserve_bytes: int = RESERVE_BYTES,
     readers: int = READERS,
+    computed: Mapping[str, ComputeVectors] | None = None,
 ) -> SqlJournal:
     """Open, create or migrate the journal of a data directory or of a PostgreSQL database, and hold it until `close`.
 
@@ -400,7 +422,7 @@ async def open_journal(
     shared: share the database with other servers that set it, too; lease_s: this server's lease in that case.
     clock_us: current time in microseconds since the epoch, for the age of stored answers. free_bytes: free space for
     the directory, by default of its file system; below reserve_bytes, writes that add data raise StorageFull.
-    PostgreSQL reports a full disk itself.
+    PostgreSQL reports a full disk itself. computed: the spaces whose vectors are computed when they are read.
     Raises Unreadable if the journal is damaged, of a newer format, not reachable, or held by another server.
     """
     if url:
@@ -411,7 +433,7 @@ async def open_journal(
         database = await asyncio.to_thread(
             directory.open_database, data_dir, readers=readers, free_bytes=free_bytes, reserve_bytes=reserve_bytes
         )
-    journal = SqlJournal(database, clock_us, readers)
+    journal = SqlJournal(database, clock_us, readers, Computing(computed))
     try:
         await journal.purge()
         await journal.get_spaces()

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import chain
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +22,14 @@ from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.arrays import Growing
 from memstream_server.core.fitted_weights import HASHING
+from memstream_server.ports.journal.spaces import ComputeVectors
 from memstream_server.ports.models import EmbeddingModel, fitted_model
 
 Floats = npt.NDArray[np.float32]
 DIMENSION = 384
 INPUT_CHARACTERS_MAX = 8_000
 # Raise the number in the name with every change that makes vectors incomparable.
-MODEL = fitted_model("hashing-1", DIMENSION, HASHING, instant=True)
+MODEL = fitted_model("hashing-1", DIMENSION, HASHING, instant=True, computed=True)
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
 """Total weight of a word's n-gram features, relative to 1 for its stem."""
@@ -35,8 +37,10 @@ _KNOWN_FEATURES_MAX = 1 << 20
 """Limit per namespace; beyond it the lexicon is rebuilt, at a few hundred microseconds a text."""
 _ALL_FEATURES_MAX = 4 << 20
 """Limit over all namespaces: about 70 MB."""
+_THREADED_FEATURES_MAX = 1 << 20
+"""Limit over all namespaces of `ThreadedHashing`: about 17 MB."""
 _BATCH = 64
-"""Texts hashed per event-loop iteration."""
+"""Texts hashed per event-loop iteration, or with the lock."""
 _FEW_WORDS = 32
 """Texts with at most this many words are summed by `_sum_short_text`, longer ones by numpy."""
 _STOP = -1
@@ -91,10 +95,11 @@ class _Lexicon(dict[str, int]):
 class HashingEmbedder:
     """ports.models.Embedder. Deterministic, always available; refuses no text."""
 
-    def __init__(self) -> None:
+    def __init__(self, features_max: int = _ALL_FEATURES_MAX) -> None:
+        """`features_max`: limit of the cached features, over all namespaces."""
         # One language for all memories: the embedding space belongs to the server, not to a memory.
         self._stems = Stems("english")
-        self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), _ALL_FEATURES_MAX)
+        self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), features_max)
 
     async def model(self) -> EmbeddingModel:
         """The space; constant."""
@@ -134,6 +139,23 @@ class HashingEmbedder:
         weights = np.concatenate([known.weights.view[features], pair_weights[same]])
         sums = np.bincount(places, weights, len(texts) * DIMENSION).astype(np.float64, copy=False)
         return _unit_rows(sums.reshape(len(texts), DIMENSION))
+
+
+class ThreadedHashing:
+    """The same vectors for any thread, with a lexicon of its own: the embedder never waits for a thread."""
+
+    def __init__(self) -> None:
+        self._embedder = HashingEmbedder(_THREADED_FEATURES_MAX)
+        self._lock = Lock()
+
+    def vectors(self, texts: Sequence[str], namespace: str = "") -> Floats:
+        """ports.journal.spaces.ComputeVectors"""
+        vectors = np.empty((len(texts), DIMENSION), np.float32)
+        for start in range(0, len(texts), _BATCH):
+            batch = texts[start : start + _BATCH]
+            with self._lock:  # per batch: a large memory that is loaded does not stop the reads of the others
+                vectors[start : start + len(batch)] = self._embedder.vectors(batch, namespace)
+        return vectors
 
 
 class _Kept:
@@ -182,3 +204,8 @@ def _unit_rows(sums: npt.NDArray[np.float64]) -> Floats:
     sums[empty], lengths[empty] = 1.0, DIMENSION**0.5
     unit: Floats = (sums / lengths).astype(np.float32)
     return unit
+
+
+def computed_spaces() -> dict[str, ComputeVectors]:
+    """The spaces whose vectors the journal computes, whatever the model in force: it may have rows of them."""
+    return {MODEL.name: ThreadedHashing().vectors}

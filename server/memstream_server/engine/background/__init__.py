@@ -6,5 +6,6 @@ index_follower: how far another process has indexed this process's memories
 index_overlays: when vectors leave the overlays of large memories
 jobs: insights, reflections, missing vectors and importances; rows of the journal, each done once
 conflict_job: the job that asks the LLM about a suspicion
+compaction: brings vectors of an earlier server into smaller forms, once
 retention: forgets by age, strength and number; erases after the grace period; prunes events
 """

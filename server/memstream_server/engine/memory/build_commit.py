@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,12 @@ import numpy as np
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy
 from memstream_server.core.transition import anchors_changed
-from memstream_server.core.values import Held, State, Tier, Vector
+from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.ports.journal.records import IndexEntry
-from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.rows import Anchor, Origin, Row
 from memstream_server.ports.journal.writing import Commit, Replaced
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         versions_max=record.policy.history.versions,
         versions_since_us=_versions_since_us(record.policy, time_us),
         forgotten_versions=decision.forgotten_versions,
-        anchors=tuple(_build_anchor(working, decision, one, other) for one in held if _has_anchor(one)),
+        anchors=tuple(_build_anchors(working, decision, [one for one in held if _has_anchor(one)], other)),
         released=_released_anchors(before, released),
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
         stored_positions=tuple(batch.receipt.position for batch in waited),
@@ -95,7 +96,16 @@ def _build_rows(working: WorkingSet, decision: Decision, version: int, other: Em
             vector = None if part.vector is None else pack_vector(part.vector)
             seen = _other_space(part, other)
             beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
-            yield Row(fragment, part.terms, vector, beside, replaces=working.tier_of(put.id) is not None)
+            replaces = working.tier_of(put.id) is not None
+            yield Row(fragment, part.terms, vector, beside, replaces, _computed_space(put, part, seen))
+
+
+def _computed_space(put: Fragment, part: EnrichedFragment, seen: Embedded | None) -> str:
+    """The space in which the vector follows from the text of `put`; empty if there is none."""
+    known = part.fragment
+    if put.content != known.content or put.speaker != known.speaker or put.observe_time_us != known.observe_time_us:
+        return ""
+    return next((one.space for one in (part.embedded, seen) if one is not None and one.computed), "")
 
 
 def _replaced_fragments(working: WorkingSet, decision: Decision) -> Iterator[Replaced]:
@@ -176,15 +186,37 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
+def _build_anchors(
+    working: WorkingSet, decision: Decision, held: Sequence[Held], other: Embedding | None
+) -> Iterator[Anchor]:
+    before = {one.fragment.id: one.vector for one in (*working.state.sensory, *working.state.short_term) if held}
+    for one in held:
+        anchor = _build_anchor(working, decision, one, other)
+        if anchor.beside is None and one.vector is not None and before.get(one.fragment.id) is one.vector:
+            anchor = replace(anchor, origin=Origin.KEPT)
+        yield anchor
+
+
 def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
     vector = None if held.vector is None else pack_vector(held.vector)
     part = decision.gathered.get(held.fragment.id)
     beside: tuple[str, bytes | None] | None = None
+    origin = origin_beside = Origin.GIVEN
     if part is not None:  # the content is new, so the stored vector in the other space is out of date
         seen = _other_space(part, other)
         given = None if seen is None or seen.content_vector is None else pack_vector(seen.content_vector)
         beside = ("" if seen is None else seen.space, given)
-    return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside)
+        origin_beside = Origin.GIVEN if seen is None else _find_origin(held, part, seen)
+        if held.vector is part.content_vector:
+            origin = _find_origin(held, part, part.embedded)
+    return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside, origin, origin_beside)
+
+
+def _find_origin(held: Held, part: EnrichedFragment, embedded: Embedded) -> Origin:
+    """That of `embedded.content_vector`, of a fragment whose vector is written with it."""
+    if embedded.content_vector is embedded.vector:
+        return Origin.INDEXED
+    return Origin.CONTENT if embedded.computed and held.fragment.content == part.fragment.content else Origin.GIVEN
 
 
 def _released_anchors(before: State, released: Sequence[str]) -> tuple[str, ...]:

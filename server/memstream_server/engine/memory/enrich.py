@@ -12,7 +12,7 @@ import structlog
 
 from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
-from memstream_server.core.values import Fragment, MemoryKind, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Vector, round_vectors
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import Limits
@@ -44,6 +44,8 @@ class Embedded:
     """The model refuses this input permanently."""
     missing: bool = False
     """The model was down: a backfill job makes the vector later."""
+    computed: bool = False
+    """The vectors follow from the text, in a space that is computed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +160,8 @@ class Enricher:
         self, texts: Sequence[str], record: MemoryRecord, embedding: Embedding
     ) -> npt.NDArray[np.float32]:
         """Vectors of contents alone, shape (len(texts), dimension). Raises ModelUnavailable or ModelRefused."""
-        return await embedding.embedder.embed([clip_for_index(text) for text in texts], record.namespace)
+        rows = await embedding.embedder.embed([clip_for_index(text) for text in texts], record.namespace)
+        return rows if embedding.model.computed else round_vectors(rows)
 
     async def embed_fragments(
         self, fragments: Sequence[Fragment], content: bool, record: MemoryRecord, embedding: Embedding
@@ -258,7 +261,8 @@ class Enricher:
                 continue
             vector, compared = by_id[fragment.id]
             shown = compared if content else vector
-            out.append(Embedded(embedding.name, vector, shown, vector is None and not missing, missing))
+            refused, computed = vector is None and not missing, embedding.model.computed
+            out.append(Embedded(embedding.name, vector, shown, refused, missing, computed))
         return out
 
     async def _embed_texts(
@@ -292,7 +296,8 @@ class Enricher:
     async def _embed_in_slots(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
         """One vector each; no text is refused. An in-process model computes in slots."""
         if not embedding.model.instant:
-            return list(await embedding.embedder.embed(texts, record.namespace))
+            made = await embedding.embedder.embed(texts, record.namespace)
+            return list(made if embedding.model.computed else round_vectors(made))
         rows: list[Vector] = []
         for start in range(0, len(texts), EMBEDDED_PER_SLOT):
             async with self._scheduler.slot(record.namespace):

@@ -318,4 +318,5 @@ def _enter_job(job: Job, _: Actor) -> Decision:
 def _vectors_of(fragment: Fragment, found: Embedded, content: bool) -> Made:
     vector = None if found.vector is None else pack_vector(found.vector)
     compared = found.content_vector if content else None
-    return Made(fragment.id, fragment.version, vector, None if compared is None else pack_vector(compared))
+    packed = None if compared is None else pack_vector(compared)
+    return Made(fragment.id, fragment.version, vector, packed, found.computed)

@@ -245,6 +245,14 @@ class Registry:
                 with contextlib.suppress(EngineError):
                     await actor.run(lambda now: self._move_actor(now, lately(now.uid)))
 
+    async def load_again(self, uid: str) -> None:
+        """Read an active memory from the journal again, in its own order of changes. Its streams continue."""
+        if uid in self._activating:
+            await asyncio.wait({self._activating[uid]})
+        actor = self._actors.get(uid)
+        if actor is not None:
+            await actor.run(lambda now: self._move_actor(now, ()))
+
     async def _move_actor(self, actor: Actor, lately: Sequence[str]) -> None:
         embedding, journal = self._models.embeddings.in_force, self._storage.journal
         _, working = await self._read_memory(actor.uid, embedding)

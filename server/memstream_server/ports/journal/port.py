@@ -97,6 +97,19 @@ class Journal(Protocol):
         """Remove at most `limit` of that space's vectors; returns where to continue, or None if none are left."""
         ...
 
+    async def compact_vectors(self, uid: str, after: int, limit: int) -> tuple[int | None, bool, bool]:
+        """Convert up to `limit` vectors of a memory, after a position (-1: from the start), to the forms that take less
+        space. Returns (where to continue, or None at the end; whether it wrote; whether a vector was rounded)."""
+        ...
+
+    async def compacted_up_to(self) -> str | None:
+        """The uid after which `compact_vectors` continues, in order of uids; None: all memories are done."""
+        ...
+
+    async def set_compacted(self, after: str | None) -> None:
+        """Write what `compacted_up_to` returns."""
+        ...
+
     async def scrub_files(self) -> None:
         """Rewrite the journal's files, so that no deleted bytes remain in them. Writes wait meanwhile.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,9 @@ class Row:
     """(space, vector) in another space than fragment.model."""
     replaces: bool = False
     """The content changed: all its stored vectors are deleted first."""
+    computed: str = ""
+    """The space, of `vector` or of `beside`, whose vector follows from the fragment's indexed text: the journal stores
+    none, and computes it when it is read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +98,19 @@ class Block:
             yield Row(fragment, terms, next(vectors).tobytes() if vectored else None)
 
 
+class Origin(Enum):
+    """Where the vector of an anchor comes from, so that the journal does not store what it has or can compute."""
+
+    GIVEN = auto()
+    """It is stored as it is."""
+    INDEXED = auto()
+    """It is the fragment's vector in the same space."""
+    CONTENT = auto()
+    """It follows from the fragment's content, in a space that is computed."""
+    KEPT = auto()
+    """The stored anchor has it, in this space."""
+
+
 @dataclass(frozen=True, slots=True)
 class Anchor:
     """The short-term data of a held fragment; replaces what is stored."""
@@ -105,3 +122,7 @@ class Anchor:
     """The space of `vector`."""
     beside: tuple[str, bytes | None] | None = None
     """(space, vector of the same content in another space); None keeps the stored one."""
+    origin: Origin = Origin.GIVEN
+    """Of `vector`."""
+    origin_beside: Origin = Origin.GIVEN
+    """Of the vector in `beside`."""

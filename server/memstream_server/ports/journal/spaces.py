@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+ComputeVectors: TypeAlias = Callable[[Sequence[str], str], npt.NDArray[np.float32]]
+"""The vectors of some texts, for a namespace, in a space that needs no model: float32[texts, dimension]. The same bits
+every time, whatever the other texts are; any thread may call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +46,5 @@ class Made:
     vector: bytes | None
     content_vector: bytes | None = None
     """Vector of the content alone, for a held fragment that is compared."""
+    computed: bool = False
+    """Both follow from the text: the journal need not store them."""

@@ -14,6 +14,8 @@ conflicts: suspicions and their decisions
 commit: the commit of transitions, and access statistics
 reads: reads of everything except fragments
 fragment_reads: reads of fragments by id, in pages, and those that are due
+vector_forms: the forms in which vectors are stored, and those that are computed
+compact_vectors: converts the vectors of an earlier server
 load_memory: loads an active memory in one snapshot
 recall_receipts: receipts of recalls
 versions: what fragments said before a commit replaced it

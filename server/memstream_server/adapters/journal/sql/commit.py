@@ -24,6 +24,7 @@ from memstream_server.adapters.journal.sql.schema import (
     vectors,
     versions,
 )
+from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, encode_anchor, encode_vector
 from memstream_server.adapters.journal.sql.versions import drop_versions, forget_versions, keep_versions
 from memstream_server.adapters.journal.sql.writes import (
     append_events,
@@ -52,7 +53,11 @@ _RENEWED = "excluded.next_model IS NOT NULL OR excluded.model <> anchors.model"
 _ANCHORS = bulk.build_insert(
     anchors,
     ("memory", "id"),
-    "vector = excluded.vector, enhancements = excluded.enhancements, model = excluded.model, "
+    # KEPT: of the space that the memory is in now, which may have been the next one when the anchor was written.
+    "vector = CASE WHEN length(excluded.vector) <> 1 OR excluded.vector IS NULL THEN excluded.vector"
+    " WHEN anchors.model = excluded.model THEN anchors.vector"
+    " WHEN anchors.next_model = excluded.model THEN anchors.next_vector END, "
+    "enhancements = excluded.enhancements, model = excluded.model, "
     # A commit without a vector of the other space keeps the stored one while the content is the same.
     f"next_model = CASE WHEN {_RENEWED} THEN excluded.next_model ELSE anchors.next_model END, "
     f"next_vector = CASE WHEN {_RENEWED} THEN excluded.next_vector ELSE anchors.next_vector END",
@@ -255,9 +260,13 @@ def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
     # A fragment without a model has no vector: a vector of earlier content must not be found.
     stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
     _delete_by_id(connection, (_UNVECTOR,), stale)
-    own = [(at, row.fragment.model, row.vector) for at, row in keyed if row.vector]
-    beside = [(at, *row.beside) for at, row in keyed if row.beside is not None]
+    own = [(at, row.fragment.model, _encode(row, row.fragment.model, row.vector)) for at, row in keyed if row.vector]
+    beside = [(at, row.beside[0], _encode(row, *row.beside)) for at, row in keyed if row.beside is not None]
     bulk.write_rows(connection, _VECTORS, own + beside)
+
+
+def _encode(row: Row, space: str, vector: bytes) -> bytes:
+    return COMPUTED if row.computed == space else encode_vector(vector)
 
 
 def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
@@ -289,10 +298,12 @@ def _due_time_us(fragment: Fragment) -> int | None:
 def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) -> None:
     rows = [
         (
-            *(number, anchor.id, anchor.vector, codec.encode_enhancements(anchor.enhancements), anchor.model),
-            *(anchor.beside or (None, None)),
+            *(number, anchor.id, encode_anchor(anchor.vector, anchor.origin)),
+            *(codec.encode_enhancements(anchor.enhancements), anchor.model),
+            *((None, None) if beside is None else (beside[0], encode_anchor(beside[1], anchor.origin_beside))),
         )
         for number, anchor in given
+        for beside in (anchor.beside,)
     ]
     bulk.write_rows(connection, _ANCHORS, rows)
 

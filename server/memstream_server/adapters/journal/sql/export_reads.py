@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
@@ -10,7 +10,13 @@ from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
 from memstream_server.adapters.journal.sql.conflicts import read_by_newer
-from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, VECTORED, decode_row
+from memstream_server.adapters.journal.sql.fragment_reads import (
+    FRAGMENT,
+    VECTORED,
+    decode_row,
+    read_fragments,
+    resolve_anchors,
+)
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
@@ -24,9 +30,11 @@ from memstream_server.adapters.journal.sql.schema import (
     plans,
     vectors,
 )
+from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_bytes, pack
 from memstream_server.core.values import Fragment
 from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere, Plan, Status
 from memstream_server.ports.journal.reading import MemoryScan
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Anchor
 
 T = TypeVar("T")
@@ -54,31 +62,47 @@ _FIRST_PENDING = select(func.min(observations.c.key)).where(observations.c.key.b
 _TOTAL = select(func.count()).select_from(fragments.join(memories, memories.c.number == fragments.c.memory))
 
 
-def scan_memory(connection: Connection, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
+def scan_memory(
+    connection: Connection, computing: Computing, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]
+) -> T:
     row, space = get_row(connection, uid), read_spaces(connection).in_force
+    record = decode_record(row)
     model = None if space is None else space.model
     low, high = key_range(row.number)
     keys = {"low": low, "high": high}
     pending = connection.execute(_FIRST_PENDING, keys).scalar_one_or_none()
     scan = MemoryScan(
-        record=decode_record(row),
+        record=record,
         total=connection.execute(_COUNT, keys).scalar_one(),
         next_position=row.next_position,
         first_pending=None if pending is None else key_position(pending),
-        anchors={
-            name: Anchor(name, vector, codec.decode_enhancements(packed))
-            for name, vector, packed in connection.execute(_ANCHORS, {"number": row.number, "model": model or ""})
-        },
+        anchors=_read_anchors(connection, computing, record, row.number, model),
         conflicts=read_by_newer(connection, row.number),
-        pages=lambda: _read_pages(connection, low, high, model, all_vectors),
+        pages=lambda: _read_pages(connection, computing, record, (low, high), model, all_vectors),
     )
     return visit(scan)
 
 
+def _read_anchors(
+    connection: Connection, computing: Computing, record: MemoryRecord, number: int, model: str | None
+) -> dict[str, Anchor]:
+    rows = connection.execute(_ANCHORS, {"number": number, "model": model or ""}).all()
+    stored = {id_: vector for id_, vector, _ in rows if vector is not None}
+    held = read_fragments(connection, record.uid, list(stored), model)
+    vectors = {} if model is None else resolve_anchors(connection, computing, record, model, stored, held)
+    packed = {id_: pack(vector) for id_, vector in vectors.items()}
+    return {id_: Anchor(id_, packed.get(id_), codec.decode_enhancements(blob)) for id_, _, blob in rows}
+
+
 def _read_pages(
-    connection: Connection, low: int, high: int, model: str | None, all_vectors: bool
+    connection: Connection,
+    computing: Computing,
+    record: MemoryRecord,
+    keys: tuple[int, int],
+    model: str | None,
+    all_vectors: bool,
 ) -> Iterator[list[tuple[Fragment, bytes | None]]]:
-    limit = PAGE_ROWS // 8
+    limit, (low, high) = PAGE_ROWS // 8, keys
     while True:
         rows = fetch_rows(connection, _PAGE, {"low": low, "high": high, "limit": limit, "model": model})
         if not rows:
@@ -86,7 +110,8 @@ def _read_pages(
         found = [decode_row(model, blob, count, at, vectored) for _, blob, count, at, vectored in rows]
         last = rows[-1][0]
         wanted = all_vectors or any(fragment.own_vector for fragment in found)
-        have = _read_vectors(connection, low, last) if wanted else {}
+        by_key = dict(zip([row[0] for row in rows], found, strict=True))
+        have = _read_vectors(connection, computing, record.namespace, (low, last), by_key) if wanted else {}
         yield [
             (fragment, have.get((row[0], fragment.model)) if all_vectors or fragment.own_vector else None)
             for row, fragment in zip(rows, found, strict=True)
@@ -96,8 +121,20 @@ def _read_pages(
         limit = max(1, min(PAGE_ROWS, int(PAGE_BYTES / size)))
 
 
-def _read_vectors(connection: Connection, low: int, high: int) -> dict[tuple[int, str], bytes]:
-    return {(key, model): vector for key, model, vector in fetch_rows(connection, _VECTORS, {"low": low, "high": high})}
+def _read_vectors(
+    connection: Connection, computing: Computing, namespace: str, keys: tuple[int, int], by_key: Mapping[int, Fragment]
+) -> dict[tuple[int, str], bytes]:
+    found: dict[tuple[int, str], bytes] = {}
+    lacking: dict[str, list[int]] = {}
+    for key, model, vector in fetch_rows(connection, _VECTORS, {"low": keys[0], "high": keys[1]}):
+        if vector:
+            found[key, model] = pack(decode_bytes(vector))
+        elif key in by_key:
+            lacking.setdefault(model, []).append(key)
+    for model, some in lacking.items():
+        made = computing.compute(model, [by_key[key] for key in some], namespace)
+        found |= {(key, model): pack(vector) for key, vector in zip(some, made, strict=True)}
+    return found
 
 
 def count_fragments(connection: Connection, namespace: str, name: str) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Select, bindparam, func, select
+import numpy as np
+from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows, split_ids
-from memstream_server.adapters.journal.sql.reads import find_number
+from memstream_server.adapters.journal.sql.reads import find_number, find_row
 from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, vectors
-from memstream_server.core.values import Fragment
+from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, INDEXED, Computing, decode_bytes, pack
+from memstream_server.core.values import Fragment, Vector
 from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.records import MemoryRecord
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
@@ -24,6 +27,8 @@ _ids: BindParameter[Any] = bindparam("ids", expanding=True)
 
 FRAGMENT = (fragments.c.payload, fragments.c.access_count, fragments.c.access_time_us)
 OF_SPACE = (vectors.c.key == fragments.c.key) & (vectors.c.model == func.coalesce(_model, fragments.c.model))
+UNLESS_STORED = case((func.length(vectors.c.vector) == 0, fragments.c.payload))
+"""The record that the vector is to be computed from."""
 VECTORED = select(vectors.c.key).where(OF_SPACE).correlate(fragments).scalar_subquery().is_not(None)
 """Whether a fragment has a vector in the space `model` (null: the space that the fragment was written with).
 
@@ -37,7 +42,7 @@ _LIST = (
 )
 _SOME = select(fragments.c.id, *FRAGMENT, VECTORED).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
 _SOME_VECTORS = (
-    select(fragments.c.id, vectors.c.vector)
+    select(fragments.c.id, vectors.c.vector, UNLESS_STORED)
     .join(vectors, vectors.c.key == fragments.c.key)
     .where(fragments.c.memory == _number, fragments.c.id.in_(_ids), vectors.c.model == _model)
 )
@@ -80,13 +85,42 @@ def read_fragments(connection: Connection, uid: str, ids: Sequence[str], model: 
     return [found[name] for name in ids if name in found]
 
 
-def read_vectors(connection: Connection, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]:
-    number = find_number(connection, uid)
+def read_vectors(
+    connection: Connection, computing: Computing, uid: str, model: str, ids: Sequence[str]
+) -> dict[str, bytes]:
+    memory = find_row(connection, uid)
     found: dict[str, bytes] = {}
-    if number is not None:
+    if memory is not None:
         for chunk in split_ids(ids):
-            rows = fetch_rows(connection, _SOME_VECTORS, {"number": number, "model": model, "ids": chunk})
-            found.update((name, vector) for name, vector in rows)
+            rows = fetch_rows(connection, _SOME_VECTORS, {"number": memory.number, "model": model, "ids": chunk})
+            lacking: list[tuple[str, Fragment]] = []
+            for name, vector, blob in rows:
+                if vector:
+                    found[name] = pack(decode_bytes(vector))
+                else:
+                    lacking.append((name, codec.decode_fragment(blob, 0, 0)))
+            if lacking:
+                made = computing.compute(model, [each for _, each in lacking], memory.namespace)
+                found.update((name, pack(vector)) for (name, _), vector in zip(lacking, made, strict=True))
+    return found
+
+
+def resolve_anchors(
+    connection: Connection,
+    computing: Computing,
+    record: MemoryRecord,
+    model: str,
+    stored: Mapping[str, bytes],
+    held: Sequence[Fragment],
+) -> dict[str, Vector]:
+    """The vectors of anchors by fragment, of the space `model`, from what their rows have. `held`: the fragments."""
+    found = {id_: decode_bytes(blob) for id_, blob in stored.items() if blob not in (COMPUTED, INDEXED)}
+    if indexed := [id_ for id_, blob in stored.items() if blob == INDEXED]:
+        packed = read_vectors(connection, computing, record.uid, model, indexed)
+        found |= {id_: np.frombuffer(raw, "<f4") for id_, raw in packed.items()}
+    if computed := [each for each in held if stored.get(each.id) == COMPUTED]:
+        made = computing.compute_contents(model, [each.content for each in computed], record.namespace)
+        found |= {each.id: vector for each, vector in zip(computed, made, strict=True)}
     return found
 
 

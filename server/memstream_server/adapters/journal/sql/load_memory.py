@@ -6,6 +6,7 @@ On SQLite a memory of one page is two statements of one row each: its record, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from memstream_server.adapters.journal.sql.bulk import (
 )
 from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.conflicts import OPEN_CONFLICTS, make_suspicions
-from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments
+from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments, resolve_anchors
 from memstream_server.adapters.journal.sql.reads import decode_record, read_events
 from memstream_server.adapters.journal.sql.row_columns import Packed, to_rows
 from memstream_server.adapters.journal.sql.schema import (
@@ -38,6 +39,7 @@ from memstream_server.adapters.journal.sql.schema import (
     producers,
     vectors,
 )
+from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_rows
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.journal.errors import Conflict
@@ -143,15 +145,35 @@ class _BlockList:
     def end(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The memory that is read, and the space of its vectors."""
+
+    connection: Connection
+    computing: Computing
+    record: MemoryRecord
+    number: int
+    model: str
+
+    def compute(self, fragments: Sequence[Fragment]) -> npt.NDArray[np.float32]:
+        return self.computing.compute(self.model, fragments, self.record.namespace)
+
+
 def load_memory(
-    connection: Connection, uid: str, model: str, vectors_max: int, into: Gathering | None = None
+    connection: Connection,
+    computing: Computing,
+    uid: str,
+    model: str,
+    vectors_max: int,
+    into: Gathering | None = None,
 ) -> LoadedMemory:
     memory = _read_row(connection, uid)
     kept = _BlockList()
     gathering = kept if into is None else into
     record, number = decode_record(memory), memory.number
     low, high = key_range(number)
-    restored = gathering.restore(record, vectors_max, _Changes(connection, record, memory, model))
+    reading = _Reading(connection, computing, record, number, model)
+    restored = gathering.restore(record, vectors_max, _Changes(reading, memory))
     # A vector belongs to a position: with few positions there is nothing to count.
     all_vectors = memory.next_position <= vectors_max or (
         restored is None and _count_vectors(connection, low, high, model) <= vectors_max
@@ -162,11 +184,9 @@ def load_memory(
     if restored is not None:
         before_long_term = read_fragments(connection, uid, restored, model)
     else:
-        blocks = (
-            _follow_pages(connection, side[-1], high, model) if whole else _read_blocks(connection, uid, number, model)
-        )
+        blocks = _follow_pages(reading, side[-1], high) if whole else _read_blocks(reading)
         before_long_term = _gather_blocks(record, blocks, all_vectors, gathering)
-    return _assemble(connection, memory, record, tuple(kept.blocks), before_long_term, side[: len(_SIDE)])
+    return _assemble(reading, memory, tuple(kept.blocks), before_long_term, side[: len(_SIDE)])
 
 
 def _read_row(connection: Connection, uid: str) -> Any:
@@ -182,19 +202,18 @@ def _count_vectors(connection: Connection, low: int, high: int, model: str) -> i
 
 
 def _assemble(
-    connection: Connection,
+    reading: _Reading,
     memory: Any,
-    record: MemoryRecord,
     blocks: tuple[Block, ...],
     before_long_term: Sequence[Fragment],
     side: Sequence[Sequence[Any]],
 ) -> LoadedMemory:
     """side: the columns of `_SIDE`."""
     anchored, waiting, producing, open_conflicts = side
-    held = _pair_held(before_long_term, anchored)
-    pending = tuple(_follow_pending(connection, waiting, key_range(memory.number)[1]))
+    held = _pair_held(reading, before_long_term, anchored)
+    pending = tuple(_follow_pending(reading.connection, waiting, key_range(reading.number)[1]))
     return LoadedMemory(
-        record=record,
+        record=reading.record,
         blocks=blocks,
         sensory=tuple([item for item in held if item.fragment.tier is Tier.SENSORY]),
         short_term=tuple([item for item in held if item.fragment.tier is Tier.SHORT_TERM]),
@@ -208,8 +227,8 @@ def _assemble(
 class _Changes:
     """`ports.journal.reading.Changes`."""
 
-    def __init__(self, connection: Connection, record: MemoryRecord, memory: Any, model: str) -> None:
-        self._connection, self._uid, self._number, self._model = connection, record.uid, memory.number, model
+    def __init__(self, reading: _Reading, memory: Any) -> None:
+        self._reading, self._connection, self._number = reading, reading.connection, reading.number
         self.time_us = memory.log_time_us or 0
 
     def read_accesses(self) -> tuple[list[int], list[int]]:
@@ -222,7 +241,7 @@ class _Changes:
         return positions, times_us
 
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
-        return read_events(self._connection, self._uid, revision - 1, limit)
+        return read_events(self._connection, self._reading.record.uid, revision - 1, limit)
 
     def read_blocks(self, ids: Collection[str]) -> Iterator[Block]:
         keys: list[int] = []
@@ -231,10 +250,10 @@ class _Changes:
             keys += found
         keys.sort()
         for some_keys in split_ids(keys):
-            values = {"ids": some_keys, "model": self._model}
+            values = {"ids": some_keys, "model": self._reading.model}
             columns = fetch_columns(self._connection, _CHANGED, values)
             vectored, packed = fetch_columns(self._connection, _CHANGED_VECTORS, values)
-            yield _make_block(columns, vectored, _to_matrix(packed, len(vectored)), vectored, self._model)
+            yield _make_block(self._reading, columns, vectored, packed, vectored)
 
 
 def _gather_blocks(record: MemoryRecord, blocks: Iterator[Block], all_vectors: bool, into: Gathering) -> list[Fragment]:
@@ -250,40 +269,54 @@ def _gather_blocks(record: MemoryRecord, blocks: Iterator[Block], all_vectors: b
     return before_long_term
 
 
-def _follow_pages(connection: Connection, page: list[Any], high: int, model: str) -> Iterator[Block]:
+def _follow_pages(reading: _Reading, page: list[Any], high: int) -> Iterator[Block]:
     """One block for the page of `_WHOLE_PAGE`, and one for each that follows it."""
     while page[0]:
         *columns, packed = page
         keys = columns[0]
         found = [key for key, size in zip(keys, packed.sizes, strict=True) if size is not None]
-        yield _make_block(columns, found, _to_matrix(packed, len(found)), found, model)
+        there = packed._replace(sizes=[size for size in packed.sizes if size is not None])
+        yield _make_block(reading, columns, found, there, found)
         if len(keys) < PAGE_ROWS:
             return
-        values = {"low": keys[-1] + 1, "high": high, "model": model, "limit": PAGE_ROWS}
-        page = fetch_columns(connection, _WHOLE_PAGE, values)
+        values = {"low": keys[-1] + 1, "high": high, "model": reading.model, "limit": PAGE_ROWS}
+        page = fetch_columns(reading.connection, _WHOLE_PAGE, values)
 
 
-def _read_blocks(connection: Connection, uid: str, number: int, model: str) -> Iterator[Block]:
+def _read_blocks(reading: _Reading) -> Iterator[Block]:
     """One block per page, with the vectors that may not be in the index yet."""
-    for columns in fetch_column_pages(connection, _PAGE, *key_range(number)):
+    connection, more = reading.connection, {"limit": PAGE_ROWS, "model": reading.model, "uid": reading.record.uid}
+    for columns in fetch_column_pages(connection, _PAGE, *key_range(reading.number)):
         keys = columns[0]
-        values = {"low": keys[0], "high": keys[-1], "limit": PAGE_ROWS, "model": model, "uid": uid}
+        values = {"low": keys[0], "high": keys[-1], **more}
         (having,) = fetch_columns(connection, _VECTORED_PAGE, values)
         found, packed = fetch_columns(connection, _FRESH_PAGE, values)
-        yield _make_block(columns, found, _to_matrix(packed, len(found)), having, model)
+        yield _make_block(reading, columns, found, packed, having)
 
 
 def _make_block(
-    columns: Sequence[Any], found: list[int], vectors: npt.NDArray[np.float32], having: list[int], model: str
+    reading: _Reading, columns: Sequence[Any], found: list[int], stored: Packed, having: list[int]
 ) -> Block:
-    """columns: keys, FRAGMENT, terms. found: keys of `vectors`; having: keys that have a vector."""
+    """columns: keys, FRAGMENT, terms. found: keys of the `stored` vectors; having: keys that have a vector."""
     keys, blobs, counts, times, packed = columns
-    models = [model if has else "" for has in _mark_members(keys, having)]
+    models = [reading.model if has else "" for has in _mark_members(keys, having)]
     fragments = codec.decode_fragments(blobs, counts, times, models)
-    if found != keys:  # skip vectors whose fragment is gone
+    by_key = fragments if found == keys else _pick(keys, fragments, found)
+    # A vector whose fragment is gone is skipped below.
+    vectors = decode_rows(stored, lambda rows: reading.compute([by_key[row] for row in rows]))
+    if found != keys:
         vectors = vectors[_mark_members(found, keys)]
     hashes, term_counts, sizes, versions = codec.decode_terms_of_all(packed)
     return Block(fragments, hashes, term_counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
+
+
+_GONE = Fragment(id="", content="")
+
+
+def _pick(keys: list[int], fragments: Sequence[Fragment], found: list[int]) -> list[Fragment]:
+    """The fragments of the keys in `found`; _GONE for a key without one."""
+    by_key = dict(zip(keys, fragments, strict=True))
+    return [by_key.get(key, _GONE) for key in found]
 
 
 def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
@@ -291,18 +324,14 @@ def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
     return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
 
 
-def _to_matrix(packed: Packed, rows: int) -> npt.NDArray[np.float32]:
-    """One vector per row, without those that are NULL."""
-    return np.frombuffer(packed.data, "<f4").reshape(rows, -1 if rows else 0)
-
-
-def _pair_held(fragments: Sequence[Fragment], anchored: Sequence[Any]) -> list[Held]:
+def _pair_held(reading: _Reading, fragments: Sequence[Fragment], anchored: Sequence[Any]) -> list[Held]:
     sides = {name: (vector, packed) for name, vector, packed in to_rows(anchored)}
-    return [_make_held(fragment, *sides.get(fragment.id, (None, None))) for fragment in fragments]
-
-
-def _make_held(fragment: Fragment, vector: bytes | None, packed: bytes | None) -> Held:
-    return Held(fragment, codec.decode_vector(vector), () if packed is None else codec.decode_enhancements(packed))
+    stored = {id_: vector for id_, (vector, _) in sides.items() if vector is not None}
+    vectors = resolve_anchors(reading.connection, reading.computing, reading.record, reading.model, stored, fragments)
+    return [
+        Held(each, vectors.get(each.id), codec.decode_enhancements(sides[each.id][1]) if each.id in sides else ())
+        for each in fragments
+    ]
 
 
 def _follow_pending(connection: Connection, page: Sequence[Any], high: int) -> Iterator[Receipt]:

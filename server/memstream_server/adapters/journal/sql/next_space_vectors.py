@@ -37,8 +37,10 @@ from memstream_server.adapters.journal.sql.schema import (
     row_key,
     vectors,
 )
+from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, encode_anchor, encode_vector
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.rows import Origin
 from memstream_server.ports.journal.spaces import Made
 
 _model: BindParameter[str] = bindparam("model")
@@ -116,16 +118,26 @@ def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Mad
     kept = [(one, now[one.fragment]) for one in made if one.fragment in now]
     kept = [(one, fragment) for one, fragment in kept if fragment.version == one.version]
     given = [(one, fragment) for one, fragment in kept if one.vector is not None]
-    bulk.write_rows(connection, _VECTORS, [(row_key(number, each.position), model, one.vector) for one, each in given])
+    stored = [
+        (row_key(number, each.position), model, COMPUTED if one.computed else encode_vector(one.vector))
+        for one, each in given
+        if one.vector is not None
+    ]
+    bulk.write_rows(connection, _VECTORS, stored)
     indexed = [each for _, each in given if each.tier is Tier.LONG_TERM and each.forget_time_us is None]
     bulk.write_rows(connection, _OUTBOX, [(uid, each.id, False) for each in indexed])
     held = [
-        (number, one.fragment, None, codec.encode_enhancements(()), "", model, one.content_vector)
+        (number, one.fragment, None, codec.encode_enhancements(()), "", model, _encode_content(one))
         for one, each in kept
         if one.content_vector is not None and each.tier is not Tier.LONG_TERM and each.forget_time_us is None
     ]
     bulk.write_rows(connection, _ANCHORS, held)
     return len(kept)
+
+
+def _encode_content(made: Made) -> bytes | None:
+    origin = Origin.CONTENT if made.computed else Origin.GIVEN
+    return encode_anchor(made.content_vector, Origin.INDEXED if made.content_vector == made.vector else origin)
 
 
 def count_vectors(connection: Connection, model: str) -> tuple[int, int]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, exists, func, insert, literal, select
 
-from memstream_server.adapters.journal.sql import bulk
+from memstream_server.adapters.journal.sql import bulk, codec
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX, PAGE_ROWS, fetch_pages, fetch_rows
-from memstream_server.adapters.journal.sql.fragment_reads import OF_SPACE
+from memstream_server.adapters.journal.sql.fragment_reads import OF_SPACE, UNLESS_STORED
 from memstream_server.adapters.journal.sql.reads import get_row
 from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, outbox, vectors
+from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_bytes, pack
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.records import Indexable, IndexEntry
@@ -70,6 +71,8 @@ _ENTRIES = (
         fragments.c.key,
         vectors.c.model,
         vectors.c.vector,
+        memories.c.namespace,
+        UNLESS_STORED,
     )
     .outerjoin(memories, memories.c.uid == outbox.c.memory)
     .outerjoin(fragments, _live)
@@ -121,7 +124,9 @@ def enter_all(connection: Connection) -> int:
 # ---- read
 
 
-def read_entries(connection: Connection, limit: int, model: str | None) -> list[tuple[IndexEntry, Indexable | None]]:
+def read_entries(
+    connection: Connection, computing: Computing, limit: int, model: str | None
+) -> list[tuple[IndexEntry, Indexable | None]]:
     """Entries with the fragment's present content, not that of the time of the entry.
 
     All entries of a fragment get the content of its last entry: in whatever groups they are applied, the index ends
@@ -129,10 +134,30 @@ def read_entries(connection: Connection, limit: int, model: str | None) -> list[
     """
     entries: list[IndexEntry] = []
     last: dict[tuple[str, str], Indexable | None] = {}
-    for number, uid, name, deleted, key, space, vector in _read_waiting(connection, limit, model):
+    unstored: dict[tuple[str, str], tuple[str, str, bytes]] = {}
+    for number, uid, name, deleted, key, space, vector, namespace, blob in _read_waiting(connection, limit, model):
         entries.append(IndexEntry(uid, name, bool(deleted), number))
-        last[uid, name] = None if key is None else Indexable(space or "", vector)
+        packed = pack(decode_bytes(vector)) if vector else None
+        last[uid, name] = None if key is None else Indexable(space or "", packed)
+        unstored.pop((uid, name), None)
+        if blob is not None:
+            unstored[uid, name] = space, namespace, blob
+    last |= _compute_vectors(computing, unstored)
     return [(entry, last[entry.memory, entry.fragment]) for entry in entries]
+
+
+def _compute_vectors(
+    computing: Computing, unstored: Mapping[tuple[str, str], tuple[str, str, bytes]]
+) -> dict[tuple[str, str], Indexable]:
+    """unstored: (space, namespace, record) of fragments whose vectors are to be computed."""
+    by_space: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for which, (space, namespace, _) in unstored.items():
+        by_space.setdefault((space, namespace), []).append(which)
+    found: dict[tuple[str, str], Indexable] = {}
+    for (space, namespace), some in by_space.items():
+        made = computing.compute(space, [codec.decode_fragment(unstored[which][2], 0, 0) for which in some], namespace)
+        found |= {which: Indexable(space, pack(vector)) for which, vector in zip(some, made, strict=True)}
+    return found
 
 
 def _read_waiting(connection: Connection, limit: int, model: str | None) -> Iterator[list[Any]]:

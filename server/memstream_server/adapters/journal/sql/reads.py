@@ -167,8 +167,12 @@ def get_by_uid(connection: Connection, uid: str) -> MemoryRecord:
     return decode_record(get_row(connection, uid))
 
 
+def find_row(connection: Connection, uid: str) -> SqlRow[Any] | None:
+    return connection.execute(_BY_UID, {"u": uid}).one_or_none()
+
+
 def get_row(connection: Connection, uid: str) -> SqlRow[Any]:
-    row = connection.execute(_BY_UID, {"u": uid}).one_or_none()
+    row = find_row(connection, uid)
     if row is None:
         raise Conflict(f"memory {uid} is gone")
     return row

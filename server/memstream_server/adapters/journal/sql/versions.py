@@ -7,14 +7,16 @@ encoded a second time, and a recall as of an earlier revision ranks with the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select
 
 from memstream_server.adapters.journal.sql import bulk, codec
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
-from memstream_server.adapters.journal.sql.reads import find_number
+from memstream_server.adapters.journal.sql.reads import find_number, find_row
 from memstream_server.adapters.journal.sql.schema import events, fragments, key_position, key_range, versions
+from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_bytes, pack
 from memstream_server.core.events import EventType
 from memstream_server.ports.journal.records import Version
 from memstream_server.ports.journal.writing import Commit
@@ -128,20 +130,33 @@ def read_keys(connection: Connection, uid: str) -> dict[str, list[int]]:
     return found
 
 
-def read_versions(connection: Connection, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
-    number = find_number(connection, uid)
+def read_versions(
+    connection: Connection, computing: Computing, uid: str, wanted: Mapping[str, int]
+) -> dict[str, Version]:
+    memory = find_row(connection, uid)
     found: dict[str, Version] = {}
-    if number is None:
+    if memory is None:
         return found
     ids = list(wanted)
     for start in range(0, len(ids), IDS_MAX):
         some = ids[start : start + IDS_MAX]
-        values = {"m": number, "ids": some, "replaced": sorted({wanted[id_] for id_ in some})}
+        values = {"m": memory.number, "ids": some, "replaced": sorted({wanted[id_] for id_ in some})}
         for id_, *columns in connection.execute(_SOME, values):
             version = _decode_version(*columns)
             if version.replaced == wanted[id_]:
                 found[id_] = version
-    return found
+    return found | _compute_vectors(computing, memory.namespace, found)
+
+
+def _compute_vectors(computing: Computing, namespace: str, found: Mapping[str, Version]) -> dict[str, Version]:
+    """Those of the versions whose vectors are not stored, with them."""
+    out: dict[str, Version] = {}
+    lacking = {id_: version for id_, version in found.items() if version.model and version.vector is None}
+    for model in {version.model for version in lacking.values()}:
+        some = [id_ for id_, version in lacking.items() if version.model == model]
+        made = computing.compute(model, [lacking[id_].fragment for id_ in some], namespace)
+        out |= {id_: replace(lacking[id_], vector=pack(vector)) for id_, vector in zip(some, made, strict=True)}
+    return out
 
 
 def _decode_version(
@@ -154,8 +169,8 @@ def _decode_version(
     vector: bytes | None = None,
     model: str = "",
 ) -> Version:
-    fragment = codec.decode_fragment(payload, 0, 0)
-    return Version(fragment, replaced, time_us, EventType(event), principal, codec.decode_terms(terms), vector, model)
+    fragment, packed = codec.decode_fragment(payload, 0, 0), pack(decode_bytes(vector)) if vector else None
+    return Version(fragment, replaced, time_us, EventType(event), principal, codec.decode_terms(terms), packed, model)
 
 
 def find_revision(connection: Connection, uid: str, time_us: int) -> int | None:

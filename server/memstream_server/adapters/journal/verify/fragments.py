@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from memstream_server.adapters.journal.sql.schema import (
     outbox,
     vectors,
 )
+from memstream_server.adapters.journal.sql.vector_forms import has_valid_length
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known, list_differences, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
@@ -29,7 +30,6 @@ from memstream_server.ports.journal.spaces import Space
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report
 
-_FLOAT_BYTES = 4
 _low, _high, _limit = (
     bindparam("low", type_=BigInteger),
     bindparam("high", type_=BigInteger),
@@ -45,9 +45,14 @@ _FRAGMENTS: Select[*tuple[Any, ...]] = (
 _EVENTS = (
     select(events.c.key, events.c.payload).where(events.c.key.between(_low, _high)).order_by(events.c.key).limit(_limit)
 )
-_ANCHORS = select(anchors.c.id, func.length(anchors.c.vector, type_=BigInteger), anchors.c.enhancements).where(
-    anchors.c.memory == bindparam("number")
-)
+_ANCHORS = select(
+    anchors.c.id,
+    anchors.c.model,
+    func.length(anchors.c.vector, type_=BigInteger),
+    anchors.c.next_model,
+    func.length(anchors.c.next_vector, type_=BigInteger),
+    anchors.c.enhancements,
+).where(anchors.c.memory == bindparam("number"))
 _VECTORS = (
     select(vectors.c.key, vectors.c.model, func.length(vectors.c.vector, type_=BigInteger))
     .where(vectors.c.key.between(_low, _high))
@@ -84,6 +89,14 @@ class _MemoryCheck:
     memory: Row[Any]
     name: str
     report: Report
+    space: Space | None
+    """The space in force."""
+    computed: Collection[str]
+    """Spaces whose vectors need not be stored."""
+
+    def is_valid_vector(self, model: str, length: int, *, anchor: bool = False) -> bool:
+        dimension = self.space.dimension if self.space is not None and model == self.space.model else None
+        return has_valid_length(length, dimension, computed=model in self.computed, anchor=anchor)
 
     def add_violation(self, check: str, text: str, fragment: str = "") -> None:
         self.report.add_violation(check, text, self.name, fragment)
@@ -92,10 +105,17 @@ class _MemoryCheck:
         return fetch_pages(self.connection, statement, *key_range(self.memory.number))
 
 
-def check_fragments(connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report) -> bool:
+def check_fragments(
+    connection: Connection,
+    memory: Row[Any],
+    name: str,
+    space: Space | None,
+    report: Report,
+    computed: Collection[str],
+) -> bool:
     """Check everything of a memory except its producers; returns whether fragments were erased, or may have been before
     the log begins. Raises DBAPIError and JournalError for unreadable rows."""
-    checking = _MemoryCheck(connection, memory, name, report)
+    checking = _MemoryCheck(connection, memory, name, report, space, computed)
     enhancements = _check_anchors(checking)
     listing = _check_records(checking, enhancements)
     for id_ in enhancements:
@@ -110,10 +130,11 @@ def check_fragments(connection: Connection, memory: Row[Any], name: str, space: 
 
 def _check_anchors(checking: _MemoryCheck) -> dict[str, tuple[Enhancement, ...]]:
     sides: dict[str, tuple[Enhancement, ...]] = {}
-    for id_, length, packed in checking.connection.execute(_ANCHORS, {"number": checking.memory.number}):
+    for id_, *stored, packed in checking.connection.execute(_ANCHORS, {"number": checking.memory.number}):
         checking.report.count_checked("anchors")
-        if length is not None and (length == 0 or length % _FLOAT_BYTES):
-            checking.add_violation("anchors", f"its content's vector has {length} bytes", id_)
+        for model, length in zip(stored[::2], stored[1::2], strict=True):
+            if length is not None and not checking.is_valid_vector(model, length, anchor=True):
+                checking.add_violation("anchors", f"its content's vector has {length} bytes", id_)
         try:
             sides[id_] = codec.decode_enhancements(packed)
         except JournalError as error:
@@ -215,9 +236,9 @@ def _check_vectors(checking: _MemoryCheck, listing: _FragmentTable, space: Space
             continue
         if missing.get(key) == model:
             del missing[key]
-        wanted = space.dimension * _FLOAT_BYTES if space is not None and model == space.model else None
-        if length % _FLOAT_BYTES or length == 0 or (wanted is not None and length != wanted):
-            of = "" if wanted is None else f", the space in force has {wanted}"
+        if not checking.is_valid_vector(model, length):
+            in_force = space is not None and model == space.model
+            of = f", the space in force has {space.dimension} numbers" if space is not None and in_force else ""
             checking.add_violation("vectors", f"its vector of {model} has {length} bytes{of}", id_)
     for key, model in missing.items():
         checking.add_violation("vectors", f"its vector of {model} is missing", listing.ids[key])

@@ -6,7 +6,7 @@ RAM: ids and places of the largest memory's fragments; neither contents nor vect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
@@ -35,9 +35,12 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 
-def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], None]) -> Report:
+def verify_journal(
+    opened: OpenedJournal, report_progress: Callable[[int, int], None], computed: Collection[str]
+) -> Report:
     """Check everything; calls `report_progress(done, total)` after every memory and conversation.
 
+    computed: the embedding spaces whose vectors need not be stored.
     Unreadable rows become violations. Raises Unreadable if this is not a journal of this version.
     """
     report = Report()
@@ -54,7 +57,7 @@ def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], 
     total = len(numbers) + len(conversation_numbers)
     for done, number in enumerate(numbers):
         report_progress(done, total)
-        _check_memory(opened, number, space, report)
+        _check_memory(opened, number, space, report, computed)
     for done, number in enumerate(conversation_numbers, len(numbers)):
         report_progress(done, total)
         check_conversation(opened, number, report)
@@ -69,7 +72,9 @@ def verify_journal(opened: OpenedJournal, report_progress: Callable[[int, int], 
     return report
 
 
-def _check_memory(opened: OpenedJournal, number: int, space: Space | None, report: Report) -> None:
+def _check_memory(
+    opened: OpenedJournal, number: int, space: Space | None, report: Report, computed: Collection[str]
+) -> None:
     name = f"number {number}"
     try:
         with opened.engine.begin() as connection:
@@ -79,10 +84,10 @@ def _check_memory(opened: OpenedJournal, number: int, space: Space | None, repor
             name = f"{row.namespace}/{row.name}"
             report.count_checked("memories")
             reads.decode_record(row)
-            is_erased = check_fragments(connection, row, name, space, report)
+            is_erased = check_fragments(connection, row, name, space, report, computed)
             check_producers(connection, row, name, report, is_erased=is_erased)
             check_conflicts(connection, row, name, report)
-            check_versions(connection, row, name, report)
+            check_versions(connection, row, name, report, computed)
             check_recall_receipts(connection, row, name, report)
     except DBAPIError as error:
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Connection, Row, Select, bindparam, func, select
@@ -9,6 +10,7 @@ from sqlalchemy import BigInteger, Connection, Row, Select, bindparam, func, sel
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_rows
 from memstream_server.adapters.journal.sql.schema import events, fragments, key_range, row_key, versions
+from memstream_server.adapters.journal.sql.vector_forms import has_valid_length
 from memstream_server.core.events import EventType
 from memstream_server.ports.journal.errors import JournalError
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report
 
 CHECK = "versions"
-_FLOAT_BYTES = 4
 _low, _high, _limit, _after = (
     bindparam("low", type_=BigInteger),
     bindparam("high", type_=BigInteger),
@@ -31,6 +32,7 @@ _VERSIONS: Select[*tuple[Any, ...]] = (
         versions.c.event,
         versions.c.payload,
         versions.c.terms,
+        versions.c.model,
         func.length(versions.c.vector, type_=BigInteger),
     )
     .outerjoin(fragments, fragments.c.key == versions.c.key)
@@ -44,7 +46,9 @@ _VERSIONS: Select[*tuple[Any, ...]] = (
 _EVENTS = select(events.c.payload).where(events.c.key == bindparam("key"))
 
 
-def check_versions(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
+def check_versions(
+    connection: Connection, memory: Row[Any], name: str, report: Report, computed: Collection[str]
+) -> None:
     """Each version must be readable, belong to a fragment, and be replaced by an event of it that the log names."""
     low, high = key_range(memory.number)
     after = -1
@@ -52,15 +56,15 @@ def check_versions(connection: Connection, memory: Row[Any], name: str, report: 
         rows = fetch_rows(connection, _VERSIONS, {"low": low, "high": high, "after": after, "limit": PAGE_ROWS})
         for row in rows:
             report.count_checked(CHECK)
-            for text in _find_faults(connection, memory, row):
+            for text in _find_faults(connection, memory, row, computed):
                 report.add_violation(CHECK, text, name, row[2] or "")
         if len(rows) < PAGE_ROWS:
             return
         low, after = rows[-1][0], rows[-1][1]
 
 
-def _find_faults(connection: Connection, memory: Row[Any], row: list[Any]) -> list[str]:
-    _, replaced, id_, event, payload, terms, vector_bytes = row
+def _find_faults(connection: Connection, memory: Row[Any], row: list[Any], computed: Collection[str]) -> list[str]:
+    _, replaced, id_, event, payload, terms, model, vector_bytes = row
     if id_ is None:
         return [f"a version that revision {replaced} replaced has no fragment"]
     found = []
@@ -73,7 +77,7 @@ def _find_faults(connection: Connection, memory: Row[Any], row: list[Any]) -> li
             found.append(f"its version {replaced} was written at revision {fragment.version}")
     except (JournalError, ValueError) as error:
         found.append(f"its version {replaced} cannot be read: {error}")
-    if vector_bytes is not None and (not vector_bytes or vector_bytes % _FLOAT_BYTES):
+    if vector_bytes is not None and not has_valid_length(vector_bytes, None, computed=model in computed):
         found.append(f"the vector of its version {replaced} has {vector_bytes} bytes")
     if replaced > memory.revision:
         found.append(f"its version {replaced} is above the memory's revision")

@@ -85,7 +85,7 @@ async def enrich_lines(
             strict=True,
         ):
             if content and line.id in given and line.content_vector is not None:
-                embedded = replace(one.embedded, content_vector=_unpack_vector(line.content_vector))
+                embedded = replace(one.embedded, content_vector=_unpack_vector(line.content_vector), computed=False)
                 one = replace(one, embedded=embedded)
             found[line.id] = one
     return [found[line.id] for line in batch]
@@ -95,6 +95,8 @@ def _given_vector(line: FragmentLine, content: bool, models: EngineModels) -> Ve
     """The exported vector, if it is in the server's space and the content needs no vector of its own."""
     if line.vector is None or line.model != models.embedding_model.name:
         return None
+    if models.embedding_model.computed and not line.own_vector:
+        return None  # the text gives the same bits, which need not be stored
     if content and line.content_vector is None and not line.own_vector:
         return None
     return _unpack_vector(line.vector)
