@@ -1,9 +1,10 @@
-"""One large memory: recalls with vectors in RAM, recalls through Milvus Lite, and RSS per fragment.
+"""One large memory: recalls before and after a restart, recalls through Milvus Lite, and RSS per fragment.
 
     python benchmarks/bench_large.py [--full | --tiny] [--rounds N] [--json FILE]
 
-100,000 fragments in one memory (20,000 without --full). The server is restarted over the filled journal, once with the
-defaults, which keep the vectors of such a memory in RAM, and once with a limit that keeps none. Rounds alternate with
+100,000 fragments in one memory (20,000 without --full). Recalls are measured where the memory grew; then the server is
+restarted over the filled journal, once with the defaults, which keep the vectors of such a memory in RAM, and once with
+a limit that keeps none. Questions with a fixed time are asked before and after the first restart. Rounds alternate with
 echo + numpy scan + BM25 of the same fragments, and a search of a bare Milvus Lite with the same vectors.
 """
 
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,6 @@ from served import BenchServer
 import memstream
 
 COUNT = {Size.TINY: 60, Size.SHORT: 20_000, Size.FULL: 100_000}
-IN_MEMORY_MAX = 10
-"""Vectors per memory that the server may keep in RAM when it is to search the index."""
 SETTINGS: dict[str, Any] = {"index_flush_interval_s": 2, "index_from_fragments": 0}
 QUERIES = {Size.TINY: 3, Size.SHORT: 50, Size.FULL: 200}
 ROUNDS = {Size.TINY: 1, Size.SHORT: 3, Size.FULL: 3}
@@ -38,7 +38,12 @@ SMALL = 10
 """
 RESIDENT, ACTIVATION = "RSS bytes", "first answer ms"
 IN_RAM, IN_INDEX = "vectors in RAM", "vectors in the index"
-VARIANTS: dict[str, dict[str, Any]] = {IN_RAM: {}, IN_INDEX: {"dense_in_memory_max": IN_MEMORY_MAX}}
+GROWN = "memstream, as it grew"
+REPEATED = {Size.TINY: 3, Size.SHORT: 30, Size.FULL: 30}
+"""Questions whose answers are compared."""
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CHANGED, SAME = "changed answers", "answers after a restart"
+VARIANTS: dict[str, dict[str, Any]] = {IN_RAM: {}, IN_INDEX: {"dense_bytes_max": 0}}
 LITE, PARTS, ECHO = "bare Milvus Lite search", "echo + numpy scan + BM25", "event loop of the bare echo"
 BYTES = "bytes of its vector and text"
 
@@ -59,8 +64,12 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> dict[str, d
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with BenchServer(scratch / "data", **SETTINGS) as server:
-            async with memstream.connect(server.address) as client:
+            async with memstream.connect(server.address) as client, RecallClient(server, client, PREFIX) as recalling:
                 texts = await fill_memories(client, PREFIX, [COUNT[size], SMALL])
+                for _ in range(rounds):
+                    await recalling.measure(report, GROWN, texts.draw_questions(QUERIES[size], 1))
+                repeated = [texts.draw_question(0) for _ in range(REPEATED[size])]
+                answers = await list_answers(client, repeated)
         vectors = texts.vectors()
         report.add_round(BYTES, **{RESIDENT: (vectors[0].nbytes + sum(map(len, texts.sentences[0]))) / COUNT[size]})
         echo = stack.enter_context(EchoServer(scratch))
@@ -73,6 +82,10 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> dict[str, d
                     RecallClient(server, client, PREFIX) as recalling,
                 ):
                     parts = BareParts(echo, texts, await time_activation(report, variant, server, recalling, texts))
+                    if variant == IN_RAM:
+                        after = await list_answers(client, repeated)
+                        changed = sum(one != other for one, other in zip(answers, after, strict=True))
+                        report.add_round(SAME, **{CHANGED: changed})
                     for _ in range(rounds):
                         asked = texts.draw_questions(QUERIES[size], 1)
                         steps[variant] = await measure_round(report, variant, server, recalling, asked)
@@ -80,6 +93,13 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> dict[str, d
                         report.add_pause(ECHO, parts.longest_pause())
                         await measure_lite(report, LITE, lite, texts, asked)
     return steps
+
+
+async def list_answers(client: memstream.Client, questions: list[str]) -> list[list[tuple[str, float]]]:
+    """Ids and scores of each answer; the questions leave no trace."""
+    memory = client.memory(f"{PREFIX}-0")
+    answers = [await memory.recall_once(text, now=NOW, reinforce=False) for text in questions]
+    return [[(hit.fragment.id, hit.score) for hit in answer] for answer in answers]
 
 
 async def time_activation(
@@ -112,7 +132,7 @@ async def measure_round(
 
 def run_benchmark(size: Size, rounds: int | None = None) -> Report:
     """Measure all rounds."""
-    report = Report((*COLUMNS, RESIDENT, ACTIVATION, *PAUSES))
+    report = Report((*COLUMNS, RESIDENT, ACTIVATION, CHANGED, *PAUSES))
     report.more["fragments"] = COUNT[size]
     report.more["steps of a recall, ms"] = asyncio.run(measure_rounds(report, size, rounds or ROUNDS[size]))
     return report
@@ -120,7 +140,15 @@ def run_benchmark(size: Size, rounds: int | None = None) -> Report:
 
 def make_claims(report: Report) -> list[Claim]:
     """Claims about large memories."""
-    return [one for variant in VARIANTS for one in make_variant_claims(report, variant)]
+    ours, _, _, held = row_names(IN_RAM)
+    suffix = f"one memory of {report.more['fragments']:,}"
+    one_second = at_most(1_000, "ms")
+    restarted = [
+        make_claim(report, f"recall p50 after a restart, {suffix}", ours, P50, GROWN, at_most(1.2)),
+        make_claim(report, f"first answer after a restart, {suffix}", held, ACTIVATION, GROWN, one_second, P50),
+        make_claim(report, f"answers that a restart changes, {suffix}", SAME, CHANGED, GROWN, at_most(0, "answers")),
+    ]
+    return restarted + [one for variant in VARIANTS for one in make_variant_claims(report, variant)]
 
 
 def make_variant_claims(report: Report, variant: str) -> list[Claim]:

@@ -84,6 +84,16 @@ def test_settings_error_names_the_setting(tmp_path: Path, text: str, complaint: 
         load(config)
 
 
+@pytest.mark.parametrize("given", ["file", "environment", "flag"])
+def test_a_retired_setting_is_refused_with_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    config = tmp_path / "memstream.toml"
+    config.write_text("dense_in_memory_max = 9\n" if given == "file" else "")
+    if given == "environment":
+        monkeypatch.setenv("MEMSTREAM_DENSE_IN_MEMORY_MAX", "9")
+    with pytest.raises(SettingsError, match=r"dense_in_memory_max: .*dense_bytes_max"):
+        load(config, {"dense_in_memory_max": 9} if given == "flag" else None)
+
+
 def test_missing_settings_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no settings file .*absent\.toml"):
         load(tmp_path / "absent.toml")

@@ -190,7 +190,7 @@ async def test_damaged_index_is_a_note_and_gets_refilled(make_server: MakeServer
     assert (code, found(answer, "problem")) == (0, {})
     assert text in found(answer, "note")["index"]["text"]
     assert "fills it again" in found(answer, "note")["index"]["advice"]
-    server = await started(make_server(dense_in_memory_max=0))
+    server = await started(make_server(dense_bytes_max=0))
     async with memstream.connect(server.address) as client:
         memory = client.memory("lived/keyed")
         assert (await memory.recall_once("tea with milk", limit=1))[0].fragment.content

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.app.dependencies import engine_parts
+from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models, models_of
 from memstream_server.app.opening import record_space
@@ -32,7 +32,8 @@ async def open_engine(
     metrics = Metrics()
     used = models or models_of(chosen, metrics)
     space, embedding = await record_space(journal, used.embedder, chosen)
-    index = await choose_index(chosen).open(journal.count_largest_memory, chosen.dense_in_memory_max // 2)
+    half = build_limits(chosen).dense_max(embedding.dimension) // 2
+    index = await choose_index(chosen).open(journal.count_largest_memory, half)
     engine = Engine(engine_parts(chosen, journal, index, used, embedding, metrics, now), space)
     await engine.start()
     try:

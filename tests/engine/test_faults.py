@@ -32,7 +32,7 @@ from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check
 from tests.engine.memory import observation
 from tests.support.faulty_journal import COMPARING, READS, WRITES, Fault
 from tests.support.memory_index import MemoryIndex
-from tests.support.scripted_models import Outages, ScriptedEmbedder, ScriptedInsights, ScriptedScorer
+from tests.support.scripted_models import VECTOR_BYTES, Outages, ScriptedEmbedder, ScriptedInsights, ScriptedScorer
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -214,7 +214,7 @@ async def nothing_waits(parts: Assembled) -> bool:
 async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None:
     """As while a database is away for a moment."""
     index, runs, failed = MemoryIndex(), list[str](), set[str]()
-    async with assembled(tmp_path, index=index, maintenance_interval_s=0.05, dense_in_memory_max=2) as parts:
+    async with assembled(tmp_path, index=index, maintenance_interval_s=0.05, dense_bytes_max=2 * VECTOR_BYTES) as parts:
         for read in sorted(READS):
             number, failing = 0, read
             while failing and number < READS_MAX:
@@ -359,7 +359,7 @@ async def no_jobs(parts: Assembled) -> bool:
 @pytest.mark.parametrize("error", [IndexUnavailable, IndexLost])
 async def test_no_failing_index_call_leaves_it_incomplete(tmp_path: Path, error: type[IndexUnavailable]) -> None:
     index = MemoryIndex()
-    async with assembled(tmp_path, index=index, dense_in_memory_max=0) as parts:
+    async with assembled(tmp_path, index=index, dense_bytes_max=0) as parts:
         for call in ("upsert", "flush", "search", "delete"):
             number = 0
             while number == 0 or index.failed:

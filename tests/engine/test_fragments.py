@@ -28,7 +28,7 @@ from memstream_server.ports.index import IndexUnavailable, Point
 from tests.engine.assembled import NAMESPACE, assembled, check, check_index, events_of, hasty
 from tests.engine.memory import SettableClock, observation
 from tests.support.memory_index import MemoryIndex
-from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
+from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder, ScriptedInsights
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -228,7 +228,7 @@ async def test_policy_change_that_promotes_requests_insights(tmp_path: Path) -> 
 
 async def test_memory_that_outgrows_ram_finds_unindexed_fragments(tmp_path: Path) -> None:
     texts = [f"{animal} at the river" for animal in ("otters", "herons", "badgers", "foxes", "weasels", "martens")]
-    async with assembled(tmp_path, dense_in_memory_max=2, index_flush_interval_s=3_600.0) as parts:
+    async with assembled(tmp_path, dense_bytes_max=2 * VECTOR_BYTES, index_flush_interval_s=3_600.0) as parts:
         await create(parts.engine)
         for text in texts:
             await observe(parts.engine, text)
@@ -277,7 +277,7 @@ class DownIndex(MemoryIndex):
 async def test_changed_fragment_is_found_before_it_is_reindexed(tmp_path: Path) -> None:
     texts = [f"{animal} at the river" for animal in ("otters", "herons", "foxes", "weasels")]
     index = DownIndex()
-    async with assembled(tmp_path, index=index, dense_in_memory_max=1, index_overlay_s=0.5) as parts:
+    async with assembled(tmp_path, index=index, dense_bytes_max=1 * VECTOR_BYTES, index_overlay_s=0.5) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
         id_, *others = await observe(parts.engine, *texts)
         await check_index(parts, "joy")
@@ -301,9 +301,7 @@ async def test_changed_fragment_is_found_before_it_is_reindexed(tmp_path: Path) 
 async def test_reindexed_fragment_is_found_before_the_index_shows_it(tmp_path: Path) -> None:
     now_s, overlay_s = [0.0], 100.0
     clock = Clock(monotonic_s=lambda: now_s[0])
-    async with assembled(
-        tmp_path, clock=clock, dense_in_memory_max=0, index_overlay_s=overlay_s, lease_s=600.0
-    ) as parts:
+    async with assembled(tmp_path, clock=clock, dense_bytes_max=0, index_overlay_s=overlay_s, lease_s=600.0) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
         id_, *others = await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons")))
         async with parts.engine._registry.use(NAMESPACE, "joy") as actor:

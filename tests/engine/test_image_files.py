@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import structlog
 
-from memstream_server.adapters.images import FolderImages
+from memstream_server.adapters.images import FolderImages, folder
 from memstream_server.adapters.images.layout import Damaged, decode_image
 from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import Image, ImageKey
@@ -97,6 +97,28 @@ async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
             assert read(images) is None
         assert [(one["event"], one["memory"]) for one in logged] == [("image_damaged", "m1")]
     assert files(tmp_path) == []
+
+
+async def test_a_large_image_is_mapped_and_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "MAPPED_BYTES_MIN", 1)
+    async with opened(tmp_path) as images:
+        await write(images)
+        (file,) = files(tmp_path)
+        whole = file.read_bytes()
+        first, second = read(images), read(images)
+        check_equal(first)
+        assert first is not None
+        assert first.mapped
+        first.own_array("numbers")[:] = 7
+        assert file.read_bytes() == whole
+        await images.remove("m1")
+        check_equal(second)  # which still has the pages of the removed file
+        await write(images)
+        (file,) = files(tmp_path)
+        for data in (bytes([whole[0] ^ 1]) + whole[1:], whole[:-1], whole[:-1] + b"~", b"too short"):
+            file.write_bytes(data)
+            assert read(images) is None
+            await write(images)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.engine import conftest
 from tests.engine.assembled import assembled
 from tests.engine.memory import observation
 from tests.support.memory_index import MemoryIndex
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.waiting import until
 
 open_engine = partial(conftest.open_engine, index_from_fragments=0)
@@ -67,7 +68,7 @@ async def test_memory_beyond_ram_answers_the_same_from_the_index(tmp_path: Path)
     async with open_engine(tmp_path) as engine:
         await filled(engine, AckLevel.INDEXED)
         in_ram = [await engine.recall("test", "zoo", Query(text=text, reinforce=False)) for text in TEXTS]
-    async with open_engine(tmp_path, dense_in_memory_max=4) as engine:
+    async with open_engine(tmp_path, dense_bytes_max=4 * VECTOR_BYTES) as engine:
         await until(lambda: healthy(engine))
         for text, expected in zip(TEXTS, in_ram, strict=True):
             answer = await engine.recall("test", "zoo", Query(text=text, reinforce=False))
@@ -87,15 +88,15 @@ async def healthy(engine: Engine) -> bool:
 
 
 async def test_fresh_fragments_beyond_ram_are_found_before_indexing(tmp_path: Path) -> None:
-    async with open_engine(tmp_path, dense_in_memory_max=1, index_flush_rows=100_000) as engine:
+    async with open_engine(tmp_path, dense_bytes_max=1 * VECTOR_BYTES, index_flush_rows=100_000) as engine:
         await filled(engine)
         assert [await first(engine, text) for text in TEXTS] == TEXTS
-    async with open_engine(tmp_path, dense_in_memory_max=1) as engine:
+    async with open_engine(tmp_path, dense_bytes_max=1 * VECTOR_BYTES) as engine:
         assert [await first(engine, text) for text in TEXTS] == TEXTS
 
 
 async def test_lost_index_degrades_recall_to_lexical_search(tmp_path: Path) -> None:
-    async with open_engine(tmp_path, dense_in_memory_max=0) as engine:
+    async with open_engine(tmp_path, dense_bytes_max=0) as engine:
         await filled(engine, AckLevel.INDEXED)
         await engine._storage.index.close()
         answer = await engine.recall("test", "zoo", Query(text=TEXTS[0], limit=1, reinforce=False))
@@ -167,7 +168,7 @@ class BusyIndex(MemoryIndex):
 
 async def test_overlay_shrinks_during_steady_writes(tmp_path: Path) -> None:
     busy = BusyIndex()
-    async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_in_memory_max=0) as parts:
+    async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_bytes_max=0) as parts:
         uid = await filled(parts.engine)
         busy.engine.set_result(parts.engine)
         actor = parts.engine._registry.peek(uid)

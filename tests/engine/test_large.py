@@ -17,8 +17,10 @@ from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.engine.settings import Limits
-from tests.engine.assembled import Assembled, assembled
+from tests.engine.assembled import Assembled, assembled, check_index
 from tests.engine.memory import observation
+from tests.support.memory_index import MemoryIndex
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.waiting import until
 
 TEXTS = [f"{animal} eats {food}" for animal in ("otter", "heron", "badger") for food in ("fish", "frogs", "roots")]
@@ -47,7 +49,7 @@ class Gate:
 async def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Assembled]:
     """From now on every memory counts as large."""
     monkeypatch.setattr(dense, "_LARGE_BYTES", 0)
-    async with assembled(tmp_path, dense_in_memory_max=10) as made:
+    async with assembled(tmp_path, dense_bytes_max=10 * VECTOR_BYTES) as made:
         await made.engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT))
         await observe(made.engine, *TEXTS)
         yield made
@@ -128,11 +130,27 @@ async def test_cancelled_recall_leaves_no_scan(parts: Assembled, monkeypatch: py
     assert contents(await asked(parts.engine, TEXTS[0]))[0] == TEXTS[0]
 
 
-@pytest.mark.parametrize(("dimension", "most"), [(384, 200_000), (1_536, 173_407), (3_072, 87_041), (1, 200_000)])
+@pytest.mark.parametrize(("dimension", "most"), [(384, 677_867), (1_536, 173_407), (3_072, 87_041), (1, 20_648_881)])
 def test_one_memory_uses_at_most_a_quarter_of_vector_ram(dimension: int, most: int) -> None:
     limits = Limits(active_bytes_max=1 << 30)
     assert limits.dense_max(dimension) == most
     assert most * (dimension + 12) <= limits.active_bytes_max / 4
+
+
+async def test_a_restart_keeps_vectors_where_they_were(tmp_path: Path) -> None:
+    """In RAM up to the bound, whether the memory grew to that size or was read."""
+    bound, index = 4, MemoryIndex()
+    for place, text in enumerate(TEXTS[: bound + 1]):
+        async with assembled(tmp_path, index=index, dense_bytes_max=bound * VECTOR_BYTES) as made:
+            if not place:
+                await made.engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT))
+            await observe(made.engine, text)
+            await check_index(made, "zoo")
+            answer = contents(await asked(made.engine, TEXTS[0]))
+            assert ((await matrix(made.engine)) is None) is (place >= bound)
+        async with assembled(tmp_path, index=index, dense_bytes_max=bound * VECTOR_BYTES) as made:
+            assert contents(await asked(made.engine, TEXTS[0])) == answer
+            assert ((await matrix(made.engine)) is None) is (place >= bound)
 
 
 def test_a_quarter_too_small_for_int8_copies_counts_float32() -> None:

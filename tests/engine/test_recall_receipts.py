@@ -31,7 +31,7 @@ from tests.engine.test_erasing import erased
 from tests.engine.test_fragments import create, live, observe
 from tests.engine.test_past import POLICIES, STEPS, Walk, plain
 from tests.support.faulty_journal import Fault
-from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -338,7 +338,7 @@ async def test_the_ranking_of_dbgpt_is_replayed_with_its_suspicions(engine: Engi
 
 
 async def test_a_memory_larger_than_ram_says_so_in_its_replay(tmp_path: Path) -> None:
-    async with assembled(tmp_path, dense_in_memory_max=2) as parts:
+    async with assembled(tmp_path, dense_bytes_max=2 * VECTOR_BYTES) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
         await observe(parts.engine, "the otter eats fish", *[f"tea number {number}" for number in range(6)])
         receipt = await recalled(parts.engine)

@@ -22,6 +22,7 @@ from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallA
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.conftest import open_engine
 from tests.engine.memory import SettableClock, observation
+from tests.support.scripted_models import VECTOR_BYTES
 
 NOW = datetime(2023, 11, 15, 12, tzinfo=UTC)
 NOW_US = int(NOW.timestamp()) * 1_000_000
@@ -164,7 +165,7 @@ async def test_memory_that_answers_in_order_keeps_its_order(engine: Engine) -> N
 
 
 async def test_window_adds_candidates_in_a_memory_beyond_ram(tmp_path: Path) -> None:
-    async with open_engine(tmp_path, dense_in_memory_max=1) as engine:
+    async with open_engine(tmp_path, dense_bytes_max=1 * VECTOR_BYTES) as engine:
         await remember(engine)
         answer = await ask(engine, LAST_WEEK)
     assert contents(answer)[0] == "Painted the fence green"

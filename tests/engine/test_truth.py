@@ -24,7 +24,7 @@ from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_standing import following
-from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights
+from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder, ScriptedInsights
 from tests.support.scripts import until as until_seen
 from tests.support.waiting import until
 
@@ -116,7 +116,7 @@ async def test_profile_dbgpt_recalls_superseded_fragments(tmp_path: Path) -> Non
 async def test_memory_beyond_ram_recalls_what_is_current(tmp_path: Path) -> None:
     """The index names superseded candidates; as many more are asked for."""
     policy = with_value(with_value(DEFAULT, "recall.candidates", 1), "recall.limit", 1)
-    async with assembled(tmp_path, dense_in_memory_max=2) as parts:
+    async with assembled(tmp_path, dense_bytes_max=2 * VECTOR_BYTES) as parts:
         await create(parts.engine, MemoryKind.LONG_TERM, policy)
         last = PARIS
         (before,) = await observe(parts.engine, PARIS)
@@ -135,7 +135,7 @@ MOVED, OTHER = "She moved to Berlin in May", "Tom lives in Rome"
 
 @pytest.mark.parametrize("in_ram", [True, False])
 async def test_correction_answers_what_the_corrected_words_match(tmp_path: Path, in_ram: bool) -> None:
-    limits = {} if in_ram else {"dense_in_memory_max": 1}
+    limits = {} if in_ram else {"dense_bytes_max": VECTOR_BYTES}
     async with assembled(tmp_path, **limits) as parts:
         await create(parts.engine, MemoryKind.LONG_TERM)
         first, _, newer = await observe(parts.engine, PARIS, OTHER, MOVED)

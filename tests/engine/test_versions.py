@@ -24,6 +24,7 @@ from memstream_server.ports.journal.records import Version
 from tests.engine.assembled import NAMESPACE, assembled, check, events_of
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import create, keyed, live, observe
+from tests.support.scripted_models import VECTOR_BYTES
 
 JOY = (NAMESPACE, "joy")
 DAY_US = 86_400_000_000
@@ -275,7 +276,7 @@ async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock:
 
 
 async def test_a_memory_too_large_for_ram_has_a_past(tmp_path: Path) -> None:
-    async with assembled(tmp_path, dense_in_memory_max=2) as parts:
+    async with assembled(tmp_path, dense_bytes_max=2 * VECTOR_BYTES) as parts:
         engine = parts.engine
         await create(engine, kind=MemoryKind.LONG_TERM)
         ids = await observe(engine, "the otter eats fish", *[f"tea number {number}" for number in range(6)])

@@ -11,6 +11,7 @@ import memstream
 from memstream import Memory, MemoryKind, Observation
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, fragments, observed_once
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.waiting import until
 
 MEMORIES = 6
@@ -74,7 +75,7 @@ async def test_streams_keep_their_memories(make_server: MakeServer) -> None:
 
 async def test_memory_larger_than_ram_keeps_answering(make_server: MakeServer) -> None:
     """Beyond twice the bound vectors move from RAM to Milvus; nothing is missing meanwhile."""
-    server = await started(make_server(dense_in_memory_max=40))
+    server = await started(make_server(dense_bytes_max=40 * VECTOR_BYTES))
     vectors = {number: _vector(number) for number in range(120)}
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("bounds/growing", kind=MemoryKind.LONG_TERM)

@@ -21,6 +21,7 @@ from memstream import Memory
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, indexed, observed_once
 from tests.server.producing import CORRECTS_EVERY, PATIENT, Producer, words
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -37,7 +38,7 @@ LOSING = "dbgpt"
 
 async def test_producers_survive_kills_of_the_server(make_server: MakeServer) -> None:
     draw = random.Random(SEED)
-    server = await started(make_server(listen=free_address(), dense_in_memory_max=200))
+    server = await started(make_server(listen=free_address(), dense_bytes_max=200 * VECTOR_BYTES))
     async with memstream.connect(server.address, retry=PATIENT) as client:
         keeping = [
             await client.create_memory("crash/hybrid"),

@@ -25,7 +25,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.with_index
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the child process in /proc")
-SEARCHES_MILVUS = {"dense_in_memory_max": 0, "drain_grace_s": 60.0}
+SEARCHES_MILVUS = {"dense_bytes_max": 0, "drain_grace_s": 60.0}
 """No vectors in RAM: the dense leg is Milvus plus rows that are not flushed yet. A stop has time to flush them."""
 
 
@@ -243,8 +243,8 @@ async def test_what_leaves_long_term_leaves_the_index(make_server: MakeServer) -
 async def test_the_index_finds_what_ram_finds(make_server: MakeServer) -> None:
     """The same queries answered from vectors in RAM and from Milvus: the same best hit, and nearly the same ten."""
     found: list[list[list[str]]] = []
-    for place, dense_max in enumerate([20_000, 0]):
-        server = await started(make_server(f"data{place}", dense_in_memory_max=dense_max))
+    for place, dense_bytes in enumerate([1 << 30, 0]):
+        server = await started(make_server(f"data{place}", dense_bytes_max=dense_bytes))
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("index/both", kind=memstream.MemoryKind.LONG_TERM)
             await memory.observe_batch([_dated(number) for number in range(600)])

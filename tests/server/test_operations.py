@@ -14,6 +14,7 @@ from memstream import Memory, MemoryKind, OperationState, Policy, RetentionPolic
 from memstream.v1 import operation_service_pb2 as pb
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
 from tests.server.conftest import MakeServer
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -34,7 +35,7 @@ async def filled(memory: Memory, count: int) -> None:
 
 
 async def test_reindex_refills_index_during_recalls(make_server: MakeServer) -> None:
-    with make_server(dense_in_memory_max=10, index_partitions=2) as server:
+    with make_server(dense_bytes_max=10 * VECTOR_BYTES, index_partitions=2) as server:
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("ns/joy", kind=MemoryKind.LONG_TERM)
             await filled(memory, 300)

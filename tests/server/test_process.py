@@ -126,7 +126,7 @@ async def test_the_sdk_outlives_an_orderly_restart(make_server: MakeServer) -> N
 async def test_a_restored_backup_answers_as_before(make_server: MakeServer, tmp_path: Path) -> None:
     """Backup while the server runs, more observations, restore: the answers of the backup, with a rebuilt index."""
     file = str(tmp_path / "monday.memstream")
-    server = await started(make_server(dense_in_memory_max=0))
+    server = await started(make_server(dense_bytes_max=0))
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory("process/joy")
         async with memory.observe("joy") as stream:

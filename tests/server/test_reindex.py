@@ -19,6 +19,7 @@ from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, indexed
 from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.journals import query_rows
+from tests.support.scripted_models import VECTOR_BYTES
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -49,7 +50,7 @@ def next_model(fake: FakeOpenAI, prefix: str = "next_") -> dict[str, str | float
         "embedding_retries": 0,
         "embedding_timeout_s": 60.0,
         "index_partitions": 2,
-        "dense_in_memory_max": 40,
+        "dense_bytes_max": 40 * VECTOR_BYTES,
     }
 
 

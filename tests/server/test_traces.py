@@ -49,7 +49,7 @@ async def test_trace_spans_client_journal_index_and_models(
             llm_model="fake-llm",
             llm_retries=0,
             llm_base_url=fake.base_url,
-            dense_in_memory_max=0,
+            dense_bytes_max=0,
         )
         await started(server)
         async with memstream.connect(server.address, tracing=Tracing(provider)) as client:

@@ -13,8 +13,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.adapters.models.hashing import DIMENSION, HashingEmbedder
 from memstream_server.ports.models import Account, EmbeddingModel, ModelError, ModelUnavailable
+
+VECTOR_BYTES = 4 * DIMENSION
+"""Of a vector of the hashing model in RAM."""
 
 
 class Outages:

@@ -192,8 +192,8 @@ async def test_one_engine_writes_the_index_and_the_others_follow(url: str) -> No
     """Without vectors in RAM the overlay drops what another process has written to the index."""
     manual, index = ManualTime(), MemoryIndex()
     async with (
-        engine_on(url, manual, ScriptedEmbedder(), index, dense_in_memory_max=0, index_overlay_s=0.0) as one,
-        engine_on(url, manual, ScriptedEmbedder(), index, dense_in_memory_max=0, index_overlay_s=0.0) as two,
+        engine_on(url, manual, ScriptedEmbedder(), index, dense_bytes_max=0, index_overlay_s=0.0) as one,
+        engine_on(url, manual, ScriptedEmbedder(), index, dense_bytes_max=0, index_overlay_s=0.0) as two,
     ):
         await until(lambda: _is_leader(one))
         await two.memories.create(new_memory("joy"))

@@ -65,7 +65,7 @@ async def test_an_index_ahead_of_a_restored_dump_is_repaired(
 ) -> None:
     milvus: MilvusServer | None = request.getfixturevalue("milvus") if kind == "server" else None
     url, dump, uri = postgres.database(), tmp_path / "monday.dump", milvus.uri if milvus else ""
-    settings = WITH_INDEX | {"dense_in_memory_max": 0, "index_overlay_s": 30.0, "journal_url": url, "milvus_uri": uri}
+    settings = WITH_INDEX | {"dense_bytes_max": 0, "index_overlay_s": 30.0, "journal_url": url, "milvus_uri": uri}
     with ServerProcess(tmp_path / "data").configure(**settings) as server:
         async with memstream.connect(server.address) as client:
             memory = await client.create_memory("restored/joy", kind=MemoryKind.LONG_TERM)

@@ -1,6 +1,6 @@
 """The whole server on a PostgreSQL journal and a real Milvus: scenarios, kill -9, and a database that goes away.
 
-No vectors are kept in RAM (dense_in_memory_max 0), so that every dense candidate comes from Milvus or is fresh.
+No vectors are kept in RAM (dense_bytes_max 0), so that every dense candidate comes from Milvus or is fresh.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["path", "test_producers_survive_kills_of_the_server", "test_scenario"
 
 pytestmark = pytest.mark.toolchain
 
-SETTINGS: dict[str, str | float] = WITH_INDEX | {"dense_in_memory_max": 0, "index_overlay_s": 30.0}
+SETTINGS: dict[str, str | float] = WITH_INDEX | {"dense_bytes_max": 0, "index_overlay_s": 30.0}
 """A Milvus server's searches lag behind its writes, unlike Lite's: the overlay stays."""
 
 

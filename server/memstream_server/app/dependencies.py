@@ -98,7 +98,7 @@ def build_limits(settings: Settings) -> Limits:
     return Limits(
         active_memories_max=settings.active_memories_max,
         active_bytes_max=settings.active_bytes_max,
-        dense_in_memory_max=settings.dense_in_memory_max,
+        dense_bytes_max=settings.dense_bytes_max,
         flush_interval_s=settings.index_flush_interval_s,
         flush_rows=settings.index_flush_rows,
         fresh_s=settings.index_overlay_s,

@@ -75,8 +75,8 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
         _close_models_with(stack, used)
         used, space, embedding = await choose_space(journal, used, settings)
         used = record_models(used, embedding, metrics)
-        half = build_limits(settings).dense_max(embedding.dimension) // 2  # filled before a memory searches it
-        index = await chosen.open(journal.count_largest_memory, half)
+        most = build_limits(settings).dense_max(embedding.dimension) * 3 // 4  # filled before a memory searches it
+        index = await chosen.open(journal.count_largest_memory, most)
         stack.push_async_callback(index.close)
         images = await stack.enter_async_context(open_images(settings, metrics))
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)

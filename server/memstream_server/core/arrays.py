@@ -26,6 +26,12 @@ class Parts:
 
     arrays: Mapping[str, npt.NDArray[Any]]
     values: Mapping[str, Any]
+    mapped: bool = False
+    """The arrays are a file's pages: writable without a change of the file, and in RAM only while they are used."""
+
+    def own_array(self, name: str) -> npt.NDArray[Any]:
+        """An array that may be kept and changed: a copy, unless it is mapped. Raises KeyError."""
+        return self.arrays[name] if self.mapped else self.arrays[name].copy()
 
 
 class Growing(Generic[Scalar]):

@@ -130,7 +130,7 @@ class DenseMatrix:
         copies = {name.removeprefix(prefix): array for name, array in parts.arrays.items() if name.startswith(prefix)}
         if copies and not self._quantizes:
             raise ValueError("int8 copies instead of vectors")
-        self._copies.unpack(Parts(copies, {}))
+        self._copies.unpack(Parts(copies, {}, parts.mapped))
         present, vectors = parts.arrays["present"], parts.arrays["vectors"]
         if self.quantized + len(vectors) != len(present):
             raise ValueError("slots without a row")

@@ -140,7 +140,7 @@ class IdentityIndex:
     def unpack(self, parts: Parts) -> None:
         """Become what was packed, from empty. Raises KeyError and IndexError."""
         self._current.extend(parts.arrays["hashes"])
-        self._slots = parts.arrays["slots"].copy()
+        self._slots = parts.own_array("slots")
         self._sorted = self._current.view[self._slots]
 
     def set(self, slot: int, value: int) -> None:

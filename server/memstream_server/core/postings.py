@@ -99,8 +99,8 @@ class Postings:
 
     def unpack(self, parts: Parts) -> None:
         """Become what was packed, from empty. Raises KeyError."""
-        self._vocabulary, self._offsets = parts.arrays["vocabulary"].copy(), parts.arrays["offsets"].copy()
-        self._slots, self._counts = parts.arrays["slots"].copy(), parts.arrays["counts"].copy()
+        self._vocabulary, self._offsets = parts.own_array("vocabulary"), parts.own_array("offsets")
+        self._slots, self._counts = parts.own_array("slots"), parts.own_array("counts")
 
     def keep(self, new_slot: npt.NDArray[np.int32]) -> None:
         """Renumber slot s to new_slot[s], or remove it if that is negative. Releases memory."""

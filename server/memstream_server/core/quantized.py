@@ -61,7 +61,7 @@ class QuantizedRows:
         if parts.arrays:
             for name, column in zip(_COLUMNS, self._columns, strict=True):
                 column.extend(parts.arrays[name])
-            self._add_block(parts.arrays["codes"].copy())  # writable
+            self._add_block(parts.own_array("codes"))
 
     def _add_block(self, codes: Codes) -> None:
         if len(codes):

@@ -18,9 +18,9 @@ class Limits:
     """Memories with a working set in RAM; beyond this the least recently used are evicted."""
     active_bytes_max: int = 2 << 30
     """Bytes of all working sets together."""
-    dense_in_memory_max: int = 200_000
-    """Up to this number of fragments, a memory keeps its vectors in RAM if they fit (`dense_max`); larger memories
-    search the vector index.
+    dense_bytes_max: int = 1 << 40
+    """Bytes of the vectors that one memory keeps in RAM, if that is less than its share of `active_bytes_max`; larger
+    memories search the vector index.
     """
     decide_max: int = 256
     """Observations decided and committed together."""
@@ -52,11 +52,10 @@ class Limits:
     """How long a recall waits for the query's vector before it falls back to lexical search."""
 
     def dense_max(self, dimension: int) -> int:
-        """Vectors of that dimension that one memory may keep in RAM: a quarter of the RAM for all active memories.
-
-        A memory drops them when it has twice as many.
+        """Vectors of that dimension that one memory may keep in RAM: they take a quarter of the RAM for all active
+        memories, as int8 copies if they are many.
         """
-        return min(self.dense_in_memory_max, count_fitting(self.active_bytes_max // _DENSE_SHARE, dimension))
+        return count_fitting(min(self.dense_bytes_max, self.active_bytes_max // _DENSE_SHARE), dimension)
 
 
 @dataclass(frozen=True, slots=True)

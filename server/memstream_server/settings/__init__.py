@@ -57,6 +57,12 @@ class SettingsError(ValueError):
     """A setting is unknown, malformed or out of bounds; the text names each. The operator must correct it."""
 
 
+RETIRED = {
+    "dense_in_memory_max": "it counted fragments, and is gone: dense_bytes_max bounds the same vectors by their bytes",
+}
+"""Settings of the version before, with what to do: a start refuses them."""
+
+
 # Pydantic orders inherited fields from the last base class to the first: docs/settings.md begins with ServerSettings.
 class Settings(
     JournalSettings,
@@ -76,6 +82,15 @@ class Settings(
     """All settings of a server process. Immutable; create one with `load`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_retired(cls, given: Any) -> Any:
+        variables = {name.upper() for name in os.environ}
+        for name, hint in RETIRED.items():
+            if (isinstance(given, dict) and name in given) or f"{ENV_PREFIX}{name.upper()}" in variables:
+                raise ValueError(f"{name}: {hint}")
+        return given
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Settings:

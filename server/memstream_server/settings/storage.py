@@ -19,9 +19,9 @@ class IndexSettings(BaseModel):
         64, "hash partitions of a new embedded collection; fixed at its creation", "partitions", 1, 4_096
     )
     index_from_fragments: int = setting(
-        50_000,
-        "fragments of one memory from which Milvus Lite is started and filled; at most half of those whose vectors a "
-        "memory keeps in RAM. 0: with the first fragment",
+        10_000_000,
+        "fragments of one memory from which Milvus Lite is started and filled; at most three quarters of those whose "
+        "vectors a memory keeps in RAM. 0: with the first fragment",
         "fragments",
         0,
         10_000_000,
@@ -44,13 +44,14 @@ class WorkingMemorySettings(BaseModel):
     active_bytes_max: int = setting(
         1_073_741_824, "estimated bytes of the memories in RAM", "bytes", 1_048_576, 1_099_511_627_776
     )
-    dense_in_memory_max: int = setting(
-        200_000,
-        "fragments up to which an active memory keeps its vectors in RAM, if they take less than a quarter of "
-        "active_bytes_max, for an exact search",
-        "fragments",
+    dense_bytes_max: int = setting(
+        1_099_511_627_776,
+        "bytes up to which an active memory keeps its vectors in RAM, for an exact search, and at most a quarter of "
+        "active_bytes_max: 4 bytes a number, or 1 and 12 a vector if they are more than 64 MiB; beyond it the memory "
+        "searches the vector index",
+        "bytes",
         0,
-        10_000_000,
+        1_099_511_627_776,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import mmap
 import os
 import re
 import shutil
@@ -24,10 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
-from memstream_server.adapters.images.layout import LAYOUT, Damaged, decode_image, encode_image
+from memstream_server.adapters.images.layout import LAYOUT, Damaged, check_file, decode_image, encode_image
 from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import Image, ImageKey
 
@@ -37,6 +37,9 @@ _NAME = re.compile(r"[0-9A-Za-z_-]{1,64}")
 """Uids that may be part of a file's name."""
 READERS_MAX = 4
 """Images read at once."""
+MAPPED_BYTES_MIN = 16 << 20
+"""Images from this size on are mapped, not read: the system reads the pages that are used, and may drop them again. A
+mapping keeps a descriptor open, so not every small memory has one."""
 _PART = "part"
 """Name of the file that is being written."""
 
@@ -168,7 +171,7 @@ class FolderImages:
         image, outcome = None, "miss"
         try:
             if kept.epoch in (epoch, epoch - 1):
-                image = decode_image(_read_file(self._path(memory, kept.epoch)))
+                image = _read_file(self._path(memory, kept.epoch))
         except OSError:  # deleted
             pass
         except Damaged as error:
@@ -265,11 +268,15 @@ class FolderImages:
             self._remove_file(first)
 
 
-def _read_file(path: Path) -> npt.NDArray[np.uint8]:
-    """Raises OSError."""
+def _read_file(path: Path) -> Image:
+    """Raises OSError and Damaged."""
     with open(path, "rb", buffering=0) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        size = os.fstat(file.fileno()).st_size
+        if size >= MAPPED_BYTES_MIN:
+            check_file(file)  # a failing disk is an error here, and would end the process at a mapped page
+            return decode_image(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8), True)
+        data = np.empty(size, np.uint8)
         view, done = data.data, 0
         while done < len(data) and (count := file.readinto(view[done:])):
             done += count
-        return data[:done]
+        return decode_image(data[:done])

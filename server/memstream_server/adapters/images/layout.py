@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ LAYOUT = 5
 """Raise it with every change of the layout or of what a working set packs."""
 _PREFIX = struct.Struct("<16sII")
 _ALIGNMENT = 64
+_READ_BYTES = 1 << 20
 _KINDS = frozenset("biuf")
 """Of numpy types: booleans, integers, floats."""
 
@@ -67,20 +68,33 @@ def encode_image(key: ImageKey, parts: Parts) -> list[memoryview]:
     return [memoryview(_PREFIX.pack(MAGIC, check, len(header))), memoryview(header), *pieces]
 
 
-def decode_image(data: npt.NDArray[np.uint8]) -> Image:
-    """What was encoded, as views of `data`. Raises Damaged."""
+def check_file(file: BinaryIO) -> None:
+    """Read a file from its start, and compare its checksum. Raises Damaged and OSError."""
+    prefix = file.read(_PREFIX.size)
+    check, buffer = 0, bytearray(_READ_BYTES)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]  # of every file that is opened unbuffered
+        check = zlib.crc32(memoryview(buffer)[:count], check)
+    if len(prefix) < _PREFIX.size or check != _PREFIX.unpack(prefix)[1]:
+        raise Damaged("its checksum differs")
+
+
+def decode_image(data: npt.NDArray[np.uint8], mapped: bool = False) -> Image:
+    """What was encoded, as views of `data`. `mapped`: these are a file's pages, which `check_file` has read.
+
+    Raises Damaged.
+    """
     if len(data) < _PREFIX.size:
         raise Damaged("it is shorter than its prefix")
     magic, check, header_bytes = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
     if magic != MAGIC:
         raise Damaged("it does not begin like an image")
-    if zlib.crc32(data.data[_PREFIX.size :]) != check:
+    if not mapped and zlib.crc32(data.data[_PREFIX.size :]) != check:
         raise Damaged("its checksum differs")
     end = _PREFIX.size + header_bytes
     header = _decode_header(data[_PREFIX.size : end].tobytes())
     first = end + -end % _ALIGNMENT
     arrays = {each.name: _view_array(data, first, each) for each in header.arrays}
-    return Image(header.key, Parts(arrays, header.values))
+    return Image(header.key, Parts(arrays, header.values, mapped))
 
 
 def _decode_header(packed: bytes) -> _Header:

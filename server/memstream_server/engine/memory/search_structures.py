@@ -156,10 +156,10 @@ class SearchStructures:
     def drop_large_dense(self, dense_max: int, unsettled: Iterable[str]) -> None:
         """Drop the vectors from RAM beyond the bound; the index replaces them, and `fresh` overlays those it may lack.
 
-        Drops only at twice the bound, so that a memory near the bound does not alternate, and not while the index may
-        lack a vector that is in RAM as an int8 copy only (the index is down): the copies take a quarter of the bound.
+        The bound is that of a load, so that a restart changes nothing. Not while the index may lack a vector that is in
+        RAM as an int8 copy only (the index is down).
         """
-        if self.dense is None or len(self.dense) <= 2 * dense_max:
+        if self.dense is None or len(self.dense) <= dense_max:
             return
         unsettled = list(unsettled)
         if not any(self.dense.has_unread(slot) for slot in self.columns.slots(unsettled).tolist()):
@@ -210,11 +210,11 @@ class SearchStructures:
         for name, array in parts.arrays.items():
             group, _, rest = name.partition(".")
             groups[group][rest] = array
-        self.columns.unpack(Parts(groups["columns"], parts.values))
+        self.columns.unpack(Parts(groups["columns"], parts.values, parts.mapped))
         sessions, alive = self.columns.session, self.columns.alive
-        self.lexical.unpack(Parts(groups["lexical"], {}), sessions, alive)
-        self.identities.unpack(Parts(groups["identities"], {}))
-        self.dense.unpack(Parts(groups["dense"], {}))
+        self.lexical.unpack(Parts(groups["lexical"], {}, parts.mapped), sessions, alive)
+        self.identities.unpack(Parts(groups["identities"], {}, parts.mapped))
+        self.dense.unpack(Parts(groups["dense"], {}, parts.mapped))
 
     def _compact_slots(self) -> None:
         dead = len(self.columns) - len(self.columns.live_ids())

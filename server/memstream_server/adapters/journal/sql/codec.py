@@ -34,8 +34,8 @@ VERSION = 1
 _PREFIX = bytes([VERSION])
 _COMPRESSED = b"\x02"
 """First byte of events that are compressed."""
-_COMPRESSED_BYTES_MIN = 1_024
-"""A commit of fewer bytes, such as a turn's, would save less than it costs."""
+_COMPRESSED_BYTES_MIN = 256
+"""A lone observation has fewer, and would save little."""
 _HASH_BYTES, _COUNT_BYTES, _VERSION_BYTES = 8, 2, 2
 _TERM_BYTES = _HASH_BYTES + _COUNT_BYTES
 HASH_WIDTH = 16

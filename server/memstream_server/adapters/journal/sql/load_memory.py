@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select, text
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import (
@@ -85,7 +85,7 @@ _CHANGED_VECTORS = (
 )
 _ACCESSED_PAGE = (
     select(fragments.c.key, fragments.c.access_time_us)
-    .where(fragments.c.key.between(_low, _high), fragments.c.access_count > 0)
+    .where(fragments.c.key.between(_low, _high), text("access_count > 0"))  # as text: the condition of its index
     .order_by(fragments.c.key)
     .limit(_limit)
 )

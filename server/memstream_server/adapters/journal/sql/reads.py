@@ -34,6 +34,8 @@ from memstream_server.ports.journal.writing import Rejection
 
 EVENTS_BYTES_MAX = 256 << 10
 """Limit of the event log read at once, which a watch holds in RAM. A larger transition is returned alone."""
+_EVENT_BYTES = 100
+"""Of an event, about; their stored bytes are compressed."""
 
 _BEFORE_ALL_US = -(1 << 63)
 
@@ -294,10 +296,11 @@ def read_events(connection: Connection, uid: str, after_revision: int, limit: in
     found: list[Recorded] = []
     size = 0
     for row, time_us, blob in fetch_pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
-        size += len(blob)
+        events = codec.decode_events(blob)
+        size += len(events) * _EVENT_BYTES
         if found and size > EVENTS_BYTES_MAX:
             break
-        found.append(Recorded(key_position(row), time_us, codec.decode_events(blob)))
+        found.append(Recorded(key_position(row), time_us, events))
     return found
 
 

@@ -152,6 +152,13 @@ Index(
     fragments.c.forget_time_us,
     sqlite_where=text("forget_time_us IS NOT NULL"),
 )
+Index(  # what an image does not have, without a read of all rows
+    "fragments_accessed",
+    fragments.c.key,
+    fragments.c.access_time_us,
+    fragments.c.access_count,  # SQLite reads it for the condition
+    sqlite_where=text("access_count > 0"),
+)
 
 vectors = Table(
     "vectors",
