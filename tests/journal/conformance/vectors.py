@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.events import Event, EventType
@@ -100,6 +101,43 @@ class Vectors:
         await journal.commit(transition(2, anchors=(kept,)))
         assert await held_vectors(journal, COMPUTED) == [hashed(held.content)]
         assert await held_vectors(journal, MODEL) == [None]
+
+    @pytest.mark.parametrize("limit", [1, 2, 100])
+    async def test_old_vectors_are_converted_in_slices(self, journal: Journal, limit: int) -> None:
+        drawn = np.random.default_rng(7).normal(size=(3, 384)).astype(np.float32)
+        remote = [fragment(place, Tier.SHORT_TERM) for place in range(3)]
+        local = [fragment(place, Tier.SHORT_TERM, model=COMPUTED) for place in range(3, 6)]
+        given = {one.id: each.tobytes() for one, each in zip(remote, drawn, strict=True)}
+        given |= {one.id: hashed(indexed_text(one)) for one in local[:2]}
+        given[local[2].id] = drawn[0].tobytes()  # no text gives it
+        rows = [Row(one, row(one).terms, given[one.id]) for one in (*remote, *local)]
+        beside = Row(remote[0], None, None, beside=(COMPUTED, hashed(indexed_text(remote[0]))))
+        anchors = (
+            Anchor(remote[0].id, given[remote[0].id], (), MODEL),
+            Anchor(local[0].id, hashed(local[0].content), (), COMPUTED),
+            Anchor(local[1].id, given[local[1].id], (), COMPUTED),
+        )
+        await journal.commit(transition(1, rows=(*rows, beside), anchors=anchors))
+        after: int | None = -1
+        rounded = 0
+        while after is not None:
+            after, _, is_rounded = await journal.compact_vectors("u1", after, limit)
+            rounded += is_rounded
+        assert rounded
+        assert await journal.compact_vectors("u1", -1, 100) == (None, False, False)
+        kept = await journal.get_vectors("u1", COMPUTED, list(given))
+        assert kept == {one.id: given[one.id] for one in local} | {remote[0].id: hashed(indexed_text(remote[0]))}
+        halves = {one.id: round_vectors(each).tobytes() for one, each in zip(remote, drawn, strict=True)}
+        assert await journal.get_vectors("u1", MODEL, list(given)) == halves
+        held = [hashed(local[0].content), given[local[1].id], None]
+        assert await held_vectors(journal, COMPUTED) == [None, None, None, *held]
+        assert (await held_vectors(journal, MODEL))[0] == halves[remote[0].id]
+
+    async def test_the_conversion_of_a_store_is_remembered(self, journal: Journal) -> None:
+        assert await journal.compacted_up_to() == ""
+        for after in ("u1", None):
+            await journal.set_compacted(after)
+            assert await journal.compacted_up_to() == after
 
 
 async def held_vectors(journal: Journal, model: str) -> list[bytes | None]:

@@ -76,6 +76,10 @@ _SET_ANCHOR = bulk.build_update(
 )
 
 
+_SPACES_MAX = 3
+"""Spaces in which a fragment may have a vector: the one in force, the next and the old one."""
+
+
 class Slice(NamedTuple):
     """What is to be written, and where the next slice begins; the values are those that were read."""
 
@@ -96,10 +100,11 @@ def read_slice(connection: Connection, computing: Computing, uid: str, after: in
     exact = connection.execute(_RECEIPT, {"low": low, "high": high}).first() is not None
     converting = _Converting(computing, memory.namespace, exact)
     held = list(_read_anchors(connection, converting, memory.number)) if after < 0 else []
+    limit = max(limit, _SPACES_MAX + 1)
     values = {"low": low + after + 1, "high": high, "limit": limit}
     rows = connection.execute(_VECTORS, values).all()
     last = key_position(rows[-1].key) if len(rows) == limit else None
-    if last is not None and rows[0].key < rows[-1].key:  # the last one may have another vector
+    if last is not None:  # the last one may have another vector
         rows, last = [row for row in rows if row.key < rows[-1].key], last - 1
     changes = [(row.key, row.model, row.vector, converting.convert(*row[1:])) for row in rows]
     return Slice([one for one in changes if one[2] != one[3]], held, last, converting.is_rounded)
