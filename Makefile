@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers bench-servers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all test-versions crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers bench-servers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (B
 test-all: $(STAMP)  ## the tests that take long or need another toolchain; each one that cannot run says why
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "toolchain or long" --timeout 1800 tests/toolchains tests/benchmarks \
 	  $(PYTEST_ARGS)
+
+test-versions: $(STAMP)  ## a server with the lowest and the newest packages that pyproject.toml allows (VERSIONS=lowest for one)
+	$(BIN)/python -m pytest -m toolchain --timeout 1800 tests/toolchains/test_versions.py $(if $(VERSIONS),-k "$(VERSIONS)") $(PYTEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} MEMSTREAM_CRASH_SEED=$${MEMSTREAM_CRASH_SEED:-0} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,6 +68,39 @@ def test_locked_packages_name_the_extras_others_need(name: str) -> None:
             if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 extras = pinned.get(_normal(needed.name), needed.extras)
                 assert needed.extras <= extras, f"{package} needs {needed}: lock with `make lock`"
+
+
+def test_packages_that_we_subclass_have_an_upper_bound() -> None:
+    """A new major version of theirs then waits for ours. `make test-versions` runs the newest that is allowed."""
+    extras = PYTHON["optional-dependencies"]
+    texts = [*PYTHON["dependencies"], *(text for name in extras if name != "dev" for text in extras[name])]
+    bounds: dict[str, set[bool]] = {}
+    for one in map(Requirement, texts):
+        bounds.setdefault(_normal(one.name), set()).add(any(each.operator in ("<", "==") for each in one.specifier))
+    # In environments of their own, with the bounds of their extras.
+    packages = metadata.packages_distributions() | {"langgraph": ["langgraph-checkpoint"], "dbgpt": ["dbgpt"]}
+    subclassed = {_normal(packages[module][0]) for module in _subclassed_modules()}
+    assert {"grpcio", "uvicorn", "click", "mcp", "langgraph-checkpoint"} <= subclassed
+    assert {name: bounds[name] for name in subclassed} == {name: {True} for name in subclassed}
+
+
+def _subclassed_modules() -> Iterator[str]:
+    """Top modules of other packages that have a class which one of ours extends."""
+    own = sys.stdlib_module_names | {"memstream", "memstream_server"}
+    files = [*(ROOT / "client/memstream").rglob("*.py"), *(ROOT / "server").rglob("*.py")]
+    for file in files:
+        if "_pb2" in file.name:
+            continue
+        nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+        modules = {}
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                modules |= {(one.asname or one.name).partition(".")[0]: one.name for one in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules |= {one.asname or one.name: node.module or "" for one in node.names}
+        bases = [ast.unparse(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+        found = {modules.get(re.split(r"[.\[]", base)[0], "").partition(".")[0] for base in bases}
+        yield from found - own - {""}
 
 
 def _requirements_of(package: str) -> list[str]:
