@@ -15,7 +15,16 @@ from tests.toolchains.environments import INSTALL_S, ROOT
 pytestmark = [pytest.mark.toolchain, pytest.mark.long]
 
 EXTRAS = "server,postgres,otel,mcp,models,languages,agent"
-TOOLS = ("pytest", "pytest-asyncio", "pytest-randomly", "pytest-timeout", "cryptography", "hypothesis", "jsonschema")
+TOOLS = (
+    "aiohttp",
+    "pytest",
+    "pytest-asyncio",
+    "pytest-randomly",
+    "pytest-timeout",
+    "cryptography",
+    "hypothesis",
+    "jsonschema",
+)
 SAMPLE = (
     "tests/server/test_calls.py",
     "tests/server/test_standing.py",

@@ -138,6 +138,7 @@ async def _open_journal(
         clock_us=clock.now_us,
         reserve_bytes=settings.disk_free_min_bytes,
         computed=computed_spaces(),
+        backups_kept=settings.migration_backups,
     )
     stack.push_async_callback(journal.close)
     return journal

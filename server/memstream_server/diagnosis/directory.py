@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memstream_server.adapters.journal.database import directory, sqlite
+from memstream_server.adapters.journal.database.migration_backups import list_copies
 from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import Unreadable
@@ -22,6 +23,7 @@ def check_directory(data_dir: Path, holder: str, reserve_bytes: int) -> Iterator
     yield _check_format(data_dir)
     yield _check_wal(data_dir, holder)
     yield _check_disk(data_dir, reserve_bytes)
+    yield from _list_copies(data_dir)
 
 
 def _check_permissions(data_dir: Path) -> Iterator[Finding]:
@@ -91,6 +93,13 @@ def _check_wal(data_dir: Path, holder: str) -> Finding:
     if found.committed:
         return note("write-ahead log", f"{found.committed} frames, all whole, left by a server that was killed")
     return fine("write-ahead log", "empty")
+
+
+def _list_copies(data_dir: Path) -> Iterator[Finding]:
+    """The journal's copies from before migrations, and how one comes back."""
+    if copies := list_copies(data_dir):
+        names = ", ".join(f"{file.name} ({file.stat().st_size >> 20:,} MB)" for file in copies)
+        yield fine("migration backups", f"{names}; {RESTORE.format(data_dir).replace('FILE', str(copies[-1]))}")
 
 
 def _check_disk(data_dir: Path, reserve_bytes: int) -> Finding:

@@ -119,7 +119,7 @@ def _check_version(connection: Connection) -> Finding:
     if revision == migrate.HEAD:
         return fine("version", f"tables of revision {revision}")
     if str(revision) < migrate.HEAD:
-        advice = "the next start migrates them; make a backup first"
+        advice = "the next start migrates them; on PostgreSQL dump the database first (the data directory is copied)"
         return note("version", f"tables of revision {revision}, older than {migrate.HEAD}", advice)
     return problem("version", f"tables of revision {revision}, newer than {migrate.HEAD}", "start a newer memstream")
 

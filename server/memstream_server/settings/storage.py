@@ -86,6 +86,14 @@ class JournalSettings(BaseModel):
     disk_free_min_bytes: int = setting(
         268_435_456, "free disk space below which the server refuses writes", "bytes", 0, 1_099_511_627_776
     )
+    migration_backups: int = setting(
+        2,
+        "copies of the journal in data_dir/backups: the server makes one before it migrates the tables of an older "
+        "version; 0 makes none. With PostgreSQL there are none: dump the database before an upgrade",
+        "copies",
+        0,
+        100,
+    )
     access_flush_interval_s: float = setting(
         15.0, "how often the server writes access times and counts", "seconds", 0.05, 3_600
     )

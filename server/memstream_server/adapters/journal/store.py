@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import directory, postgres
 from memstream_server.adapters.journal.database.database import Database, read_snapshot
+from memstream_server.adapters.journal.database.migration_backups import BACKUPS_KEPT
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
@@ -415,6 +416,7 @@ async def open_journal(
     reserve_bytes: int = RESERVE_BYTES,
     readers: int = READERS,
     computed: Mapping[str, ComputeVectors] | None = None,
+    backups_kept: int = BACKUPS_KEPT,
 ) -> SqlJournal:
     """Open, create or migrate the journal of a data directory or of a PostgreSQL database, and hold it until `close`.
 
@@ -423,6 +425,7 @@ async def open_journal(
     clock_us: current time in microseconds since the epoch, for the age of stored answers. free_bytes: free space for
     the directory, by default of its file system; below reserve_bytes, writes that add data raise StorageFull.
     PostgreSQL reports a full disk itself. computed: the spaces whose vectors are computed when they are read.
+    backups_kept: copies of a directory's journal that migrations make first.
     Raises Unreadable if the journal is damaged, of a newer format, not reachable, or held by another server.
     """
     if url:
@@ -431,7 +434,12 @@ async def open_journal(
         )
     else:
         database = await asyncio.to_thread(
-            directory.open_database, data_dir, readers=readers, free_bytes=free_bytes, reserve_bytes=reserve_bytes
+            directory.open_database,
+            data_dir,
+            readers=readers,
+            free_bytes=free_bytes,
+            reserve_bytes=reserve_bytes,
+            backups_kept=backups_kept,
         )
     journal = SqlJournal(database, clock_us, readers, Computing(computed))
     try:

@@ -7,4 +7,5 @@ sqlite: everything specific to SQLite
 postgres: everything specific to PostgreSQL
 directory: the data directory: lock, format, opening, backup, restore
 migrate: migrates the tables to this server's version
+migration_backups: copies the journal of a data directory before that
 """

@@ -4,6 +4,7 @@ format       names the directory and its layout version
 lock         locked while a server runs; holds the server's pid and host
 journal.db   the journal (with -wal and -shm files)
 images       images of memories, derived from the journal
+backups      copies of the journal from before a migration (migration_backups.py)
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sqlalchemy import Connection
+import structlog
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal.database import migrate, sqlite
+from memstream_server.adapters.journal.database import migrate, migration_backups, sqlite
 from memstream_server.adapters.journal.sql import outbox, writes
 from memstream_server.adapters.journal.sql.reads import meta_value
 from memstream_server.adapters.journal.verify import sqlite_wal
@@ -38,6 +40,8 @@ from memstream_server.ports.journal.errors import (
     Unreadable,
     WriteRefused,
 )
+
+log = structlog.get_logger(__name__)
 
 _CAUSES = {
     errno.EROFS: "its file system is read-only",
@@ -216,6 +220,8 @@ class DirectoryDatabase:
     def scrub(self) -> None:
         """See database.py."""
         sqlite.scrub_database(journal_path(self._data_dir))
+        if removed := migration_backups.remove_copies(self._data_dir, 0):
+            log.info("migration_backups_removed", files=[file.name for file in removed], reason="something was erased")
 
     def backup(self, target: Path) -> None:
         """See `backup`."""
@@ -229,9 +235,16 @@ class DirectoryDatabase:
 
 
 def open_database(
-    data_dir: Path, *, readers: int, free_bytes: Callable[[], int] | None, reserve_bytes: int
+    data_dir: Path,
+    *,
+    readers: int,
+    free_bytes: Callable[[], int] | None,
+    reserve_bytes: int,
+    backups_kept: int = migration_backups.BACKUPS_KEPT,
 ) -> DirectoryDatabase:
     """Lock a directory, check its journal, and create or migrate its tables. Blocking.
+
+    backups_kept: copies that migrations make first and keep; 0 makes none (migration_backups.py).
 
     Raises Unreadable if the directory is damaged, has a newer format, or another server holds it.
     """
@@ -240,10 +253,14 @@ def open_database(
     try:
         check_format(data_dir)
         check_log(data_dir)
+        copied = _copy_before_migration(data_dir, engine) if backups_kept else None
         with sqlite.translating_errors(), engine.begin() as connection:
             migrate.upgrade_tables(connection)
             sqlite.probe_damage(connection)
         sync_directory(data_dir)
+        if copied is not None:
+            log.info("journal_migrated", revision=migrate.HEAD, backup=str(copied))
+            migration_backups.remove_copies(data_dir, backups_kept)
     except BaseException:
         release_lock(lock)
         raise
@@ -277,6 +294,11 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _copy_before_migration(data_dir: Path, engine: Engine) -> Path | None:
+    with sqlite.translating_errors(), engine.begin() as connection:
+        return migration_backups.copy_before_migration(data_dir, connection, partial(write_backup, data_dir))
 
 
 def write_backup(data_dir: Path, target: Path) -> None:

@@ -27,11 +27,17 @@ def is_journal(connection: Connection) -> bool:
     return connection.dialect.has_table(connection, "alembic_version")
 
 
+def read_revision(connection: Connection) -> str | None:
+    """The revision of a journal's tables; None if there are none."""
+    if not is_journal(connection):
+        return None
+    revision: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
+    return revision
+
+
 def upgrade_tables(connection: Connection) -> None:
     """Raises Unreadable if a newer server wrote the journal."""
-    revision = None
-    if is_journal(connection):
-        revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
+    revision = read_revision(connection)
     if revision == HEAD:
         return  # without importing Alembic, which takes longer than the rest of opening
     if revision is None and connection.dialect.name == "sqlite":

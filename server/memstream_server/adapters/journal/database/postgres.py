@@ -228,7 +228,10 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             # Servers that start at the same time migrate one after the other; later ones find nothing to do.
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
+            former = migrate.read_revision(connection)
             migrate.upgrade_tables(connection)
+        if former not in (None, migrate.HEAD):
+            logger.warning("migrated the tables from revision %s to %s; PostgreSQL has no copy", former, migrate.HEAD)
     except DBAPIError as error:
         database.close()
         raise Unreadable(why_unusable(error)) from error
