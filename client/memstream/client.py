@@ -221,9 +221,11 @@ class Client:
         return await import_source(self._link, namespace, source, memory, request_id, validate_only)
 
     # ---- operations
-    async def start_reindex(self, *, embed: bool = False) -> Operation:
-        """Rebuilds the vector index from stored vectors, or re-embeds all content; recalls keep working."""
-        request = operation_service_pb2.StartReindexRequest(request_id=new_request_id(), embed=embed)
+    async def start_reindex(self, *, embed: bool = False, missing: bool = False) -> Operation:
+        """Rebuilds the vector index from stored vectors; with `embed` re-embeds all content, with `missing` what has no
+        vector. Recalls keep working.
+        """
+        request = operation_service_pb2.StartReindexRequest(request_id=new_request_id(), embed=embed, missing=missing)
         return operation_from_wire((await self._link.call(self._link.operations.StartReindex, request)).operation)
 
     async def start_purge(self, namespace: str = "", memory: str = "") -> Operation:

@@ -151,6 +151,8 @@ class MemoryStats:
     unindexed: int
     active: bool
     active_bytes: int
+    unvectored: int = 0
+    """Fragments without a vector: recall finds them by their words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parse_vectors
 from memstream_server.adapters.models.openai_errors import retry_after_s
-from memstream_server.adapters.models.resilience import Resilience, TransientError
+from memstream_server.adapters.models.resilience import Resilience
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 from tests.support.waiting import until
@@ -60,7 +60,7 @@ async def test_requests_failures_and_tokens_are_counted() -> None:
         embedder = OpenAIEmbedder(chosen, usage=usage)
         await embedder.model()
         assert (usage.requests, usage.failed, usage.prompt_tokens) == (1, 0, 1)
-        fake.fail(Fault(status=500), Fault(body=b"no json"), Fault(body=b'{"data": [1]}'))
+        fake.fail(Fault(status=503), Fault(body=b"no json"), Fault(status=503))
         with pytest.raises(ModelUnavailable):
             await embedder.embed(["x"])
         await embedder.embed(["x"])
@@ -140,30 +140,14 @@ async def test_a_wrong_key_or_model_is_not_tried_again() -> None:
         assert (await embedder.model()).dimension == 8
 
 
-def shorten(reply: JSON) -> None:
-    reply["data"].pop()
-
-
-def repeat_index(reply: JSON) -> None:
-    reply["data"][1]["index"] = 0
-
-
-def shorter_vector(reply: JSON) -> None:
-    reply["data"][0]["embedding"] = [1.0] * 7
-
-
 def no_data(reply: JSON) -> None:
     reply["data"] = None
-
-
-def not_base64(reply: JSON) -> None:
-    reply["data"][0]["embedding"] = "***"
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        *(Fault(change=change) for change in (shorten, repeat_index, shorter_vector, no_data, not_base64)),
+        Fault(change=no_data),
         Fault(body=b"<html>"),
         Fault(body=b""),
         Fault(body=b"[]"),
@@ -171,14 +155,138 @@ def not_base64(reply: JSON) -> None:
         Fault(endless_s=0),
     ],
 )
-async def test_malformed_vectors_are_retried_then_unavailable(fault: Fault) -> None:
+async def test_malformed_replies_are_retried_then_unavailable(fault: Fault) -> None:
     async with embedding() as (fake, embedder):
         await embedder.model()
         fake.fail(fault)
         assert (await embedder.embed(["x", "y"])).shape == (2, 8)
-        fake.fail(fault, fault, fault)
+        fake.fail(*[fault] * 6)  # those of the harmless request, too
         with pytest.raises(ModelUnavailable, match="malformed"):
             await embedder.embed(["x", "y"])
+
+
+def spoil_item(change: Callable[[list[JSON], int], None]) -> Callable[[JSON, JSON], None]:
+    """Changes the items of replies to requests with the text "odd", at its place."""
+
+    def spoil(body: JSON, reply: JSON) -> None:
+        if "odd" in body["input"]:
+            change(reply["data"], body["input"].index("odd"))
+
+    return spoil
+
+
+def put(embedding: object) -> Callable[[list[JSON], int], None]:
+    return lambda items, place: items[place].update(embedding=embedding)
+
+
+def pack(*numbers: float) -> str:
+    return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
+
+
+UNUSABLE: dict[str, Callable[[list[JSON], int], None]] = {
+    "null": put(None),
+    "no numbers": put([]),
+    "empty base64": put(""),
+    "not base64": put("***"),
+    "base64 of half a number": put(base64.b64encode(b"123").decode()),
+    "fewer numbers": put([1.0] * 7),
+    "more numbers": put(pack(*[1.0] * 9)),
+    "not a number": put(pack(*[float("nan")] * 8)),
+    "a null among the numbers": put([None] + [1.0] * 7),
+    "infinite": put([float("inf")] * 8),
+    "too large": put([10**400] * 8),
+    "zeros": put([0.0] * 8),
+    "a word": put("seven"),
+    "an object": put({"values": [1.0] * 8}),
+    "words": put(["x"] * 8),
+    "rows of two lengths": put([[1.0], [1.0, 2.0]]),
+    "no embedding": lambda items, place: items[place].pop("embedding"),
+    "no index": lambda items, place: items[place].pop("index"),
+    "an index that is a word": lambda items, place: items[place].update(index="0"),
+    "an index of none": lambda items, place: items[place].update(index=99),
+    "an index below zero": lambda items, place: items[place].update(index=-1),
+    "the index of another": lambda items, place: items[place].update(index=(place + 1) % len(items) if place else 5),
+    "no item": lambda items, place: items.pop(place),
+    "a null item": lambda items, place: items.__setitem__(place, None),
+    "an item that is a list": lambda items, place: items.__setitem__(place, [1.0] * 8),
+}
+
+
+@pytest.mark.parametrize("shape", UNUSABLE)
+async def test_an_unusable_element_costs_one_text_its_vector(shape: str) -> None:
+    texts = [*"abcdef", "odd", "g"]
+    async with embedding(batch_texts=8) as (fake, embedder):
+        sound = await embedder.embed(texts)
+        fake.spoil = spoil_item(UNUSABLE[shape])
+        if shape == "no index":  # alone, the text's vector is certain
+            np.testing.assert_array_equal(await embedder.embed(texts), sound)
+            return
+        with pytest.raises(ModelRefused) as raised:
+            await embedder.embed(texts)
+        assert raised.value.inputs == (6,)
+        np.testing.assert_array_equal(await embedder.embed(["a", "g"]), sound[[0, 7]])
+        assert len(fake.seen) < 30
+
+
+async def test_texts_of_unusable_elements_are_sent_without_the_rest() -> None:
+    async with embedding(batch_texts=8) as (fake, embedder):
+        await embedder.model()
+        fake.spoil = spoil_item(put(None))
+        with pytest.raises(ModelRefused):
+            await embedder.embed([*"abcdefg", "odd"])
+        assert fake.embedded[1:] == [[*"abcdefg", "odd"], ["odd"], ["memory"], ["odd"]]
+
+
+async def test_texts_that_spoil_a_whole_reply_are_isolated() -> None:
+    def spoil(body: JSON, reply: JSON) -> None:
+        if "odd" in body["input"]:
+            reply["data"] = None
+
+    async with embedding(batch_texts=8, resilience=replace(QUICK, attempts=1)) as (fake, embedder):
+        fake.spoil = spoil
+        with pytest.raises(ModelRefused) as raised:
+            await embedder.embed([*"abcde", "odd", *"fg"])
+        assert raised.value.inputs == (5,)
+
+
+async def test_an_element_that_is_unusable_once_has_its_vector() -> None:
+    async with embedding() as (fake, embedder):
+        sound = await embedder.embed(["x", "y"])
+        fake.fail(Fault(change=lambda reply: reply["data"][0].update(embedding=None)))
+        np.testing.assert_array_equal(await embedder.embed(["x", "y"]), sound)
+        fake.fail(Fault(change=lambda reply: reply["data"][0].update(embedding=None)))
+        np.testing.assert_array_equal(await embedder.embed(["x"]), sound[:1])
+
+
+async def test_a_model_of_another_dimension_is_unavailable() -> None:
+    async with embedding() as (fake, embedder):
+        await embedder.model()
+        fake.vector = lambda text: np.ones(4, np.float32)
+        with pytest.raises(ModelUnavailable, match="a vector of 4 numbers came, not 8"):
+            await embedder.embed(["x", "y"])
+
+
+@pytest.mark.parametrize("sent", ["", pack(*[float("nan")] * 8)])
+async def test_floats_are_asked_for_if_base64_is_unusable(sent: str) -> None:
+    def spoil(body: JSON, reply: JSON) -> None:
+        for item in reply["data"] if "encoding_format" in body else []:
+            item["embedding"] = sent
+
+    async with embedding() as (fake, embedder):
+        fake.spoil = spoil
+        assert (await embedder.embed(["x", "y"])).shape == (2, 8)
+        assert ["encoding_format" in seen.body for seen in fake.seen] == [True, False, False]
+
+
+async def test_floats_are_asked_for_when_base64_becomes_empty() -> None:
+    def spoil(body: JSON, reply: JSON) -> None:
+        for item in reply["data"] if "encoding_format" in body else []:
+            item["embedding"] = ""
+
+    async with embedding() as (fake, embedder):
+        sound = await embedder.embed(["x", "y"])
+        fake.spoil = spoil
+        np.testing.assert_allclose(await embedder.embed(["x", "y"]), sound, rtol=1e-6)
 
 
 async def test_unordered_replies_are_put_in_order() -> None:
@@ -247,11 +355,14 @@ async def test_a_reply_that_drips_for_ever_ends_with_the_deadline() -> None:
 
 
 def test_reply_of_another_dimension() -> None:
-    packed = base64.b64encode(np.ones(4, "<f4").tobytes()).decode()
-    reply = {"data": [{"index": 0, "embedding": packed}]}
-    assert parse_vectors(reply, 1, None).shape == (1, 4)
-    with pytest.raises(TransientError, match="vectors of 4 numbers came, not 8"):
-        parse_vectors(reply, 1, 8)
+    reply = {"data": [{"index": 0, "embedding": pack(*[1.0] * 4)}]}
+    assert np.shape(parse_vectors(reply, 1, None)) == (1, 4)
+    assert str(parse_vectors(reply, 1, 8)) == "[MalformedError('a vector of 4 numbers came, not 8')]"
+
+
+def test_a_reply_of_a_million_items_is_read_in_one_pass() -> None:
+    items = [{"index": 0, "embedding": [1.0]}] * 1_000_000
+    assert [str(one) for one in parse_vectors({"data": items}, 2, 1)] == ["there is no vector for a text"] * 2
 
 
 @pytest.mark.parametrize(

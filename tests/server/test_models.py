@@ -209,7 +209,7 @@ def _flags(fake: FakeOpenAI) -> list[str]:
 
 
 async def test_endpoint_down_at_first_start_is_reported(make_server: MakeServer, fake: FakeOpenAI) -> None:
-    fake.fail(*OUTAGE)
+    fake.fail(*[Fault(hang_up=True)] * 10_000)
     server = using(make_server, fake)
     with pytest.raises(AssertionError) as raised:
         await started(server)
@@ -223,3 +223,21 @@ async def test_endpoint_down_at_first_start_is_reported(make_server: MakeServer,
     await started(server)
     async with memstream.connect(server.address) as client:
         assert (await client.server_info()).embedding.dimension == 16
+
+
+async def test_first_start_waits_for_a_loading_model(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    fake.fail(*[DOWN] * 2)
+    server = await started(using(make_server, fake))
+    assert server.log().count("embedding_model_loading") == 2
+    async with memstream.connect(server.address) as client:
+        assert (await client.server_info()).embedding.dimension == 16
+
+
+async def test_signal_ends_the_wait_for_a_loading_model(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    fake.fail(*OUTAGE)
+    server = using(make_server, fake)
+    starting = asyncio.create_task(started(server))
+    await until(lambda: asyncio.to_thread(lambda: "embedding_model_loading" in server.log()))
+    assert await stopped(server) == 0
+    with pytest.raises(AssertionError, match="did not start"):
+        await starting

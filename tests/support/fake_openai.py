@@ -79,6 +79,8 @@ class FakeOpenAI:
         self.vector: Callable[[str], npt.NDArray[np.float32]] = self._vector
         """Vector for a text. The default is fixed per text, not of unit length, and ignores the date in front:
         otherwise the ranking would depend on the day of the run."""
+        self.spoil: Callable[[JSON, JSON], None] = lambda body, reply: None
+        """Alters every valid reply, by the request's body."""
         self.complete: Callable[[JSON], str] = lambda body: ""
         """Answer for a chat request's body once the answers given to `say` are used up."""
         self.seen: list[Seen] = []
@@ -164,6 +166,8 @@ class FakeOpenAI:
             if (failed := self._fault_response(request, fault)) is not None:
                 return failed
             made = reply(body)
+            if made is not None:
+                self.spoil(body, made)
             now, self._now = self._now, None
             if now is not None and (failed := self._fault_response(request, now)) is not None:
                 return failed

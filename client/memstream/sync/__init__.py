@@ -218,9 +218,11 @@ class Client:
             self._inner.import_(namespace, given, memory=memory, request_id=request_id, validate_only=validate_only)
         )
 
-    def start_reindex(self, *, embed: bool = False) -> Operation:
-        """Rebuilds the vector index from stored vectors, or re-embeds all content; recalls keep working."""
-        return LOOP.run(self._inner.start_reindex(embed=embed))
+    def start_reindex(self, *, embed: bool = False, missing: bool = False) -> Operation:
+        """Rebuilds the vector index from stored vectors; with `embed` re-embeds all content, with `missing` what has no
+        vector. Recalls keep working.
+        """
+        return LOOP.run(self._inner.start_reindex(embed=embed, missing=missing))
 
     def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
         """Erases forgotten fragments past their grace period now; an empty name means all."""

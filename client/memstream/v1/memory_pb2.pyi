@@ -888,6 +888,7 @@ class MemoryStats(_message.Message):
     UNINDEXED_FIELD_NUMBER: _builtins.int
     ACTIVE_FIELD_NUMBER: _builtins.int
     ACTIVE_BYTES_FIELD_NUMBER: _builtins.int
+    UNVECTORED_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """The revision of the counts."""
     sensory: _builtins.int
@@ -908,6 +909,10 @@ class MemoryStats(_message.Message):
     """Whether its working set is in the server's RAM."""
     active_bytes: _builtins.int
     """Bytes of RAM that its working set takes, if it is active."""
+    unvectored: _builtins.int
+    """Fragments in any tier without a vector, because the model refused their text or is down. Recall finds them by their
+    words; the server tries again later, or on StartReindex with `missing`.
+    """
     def __init__(
         self,
         *,
@@ -921,10 +926,11 @@ class MemoryStats(_message.Message):
         unindexed: _builtins.int = ...,
         active: _builtins.bool = ...,
         active_bytes: _builtins.int = ...,
+        unvectored: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "active_bytes", b"active_bytes", "backlog", b"backlog", "forgotten", b"forgotten", "insights", b"insights", "long_term", b"long_term", "revision", b"revision", "sensory", b"sensory", "short_term", b"short_term", "unindexed", b"unindexed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "active_bytes", b"active_bytes", "backlog", b"backlog", "forgotten", b"forgotten", "insights", b"insights", "long_term", b"long_term", "revision", b"revision", "sensory", b"sensory", "short_term", b"short_term", "unindexed", b"unindexed", "unvectored", b"unvectored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

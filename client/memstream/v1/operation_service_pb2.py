@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from memstream.v1 import operation_pb2 as memstream_dot_v1_dot_operation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$memstream/v1/operation_service.proto\x12\x0cmemstream.v1\x1a\x1cmemstream/v1/operation.proto\"8\n\x13StartReindexRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65mbed\x18\x02 \x01(\x08\"B\n\x14StartReindexResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"J\n\x11StartPurgeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06memory\x18\x03 \x01(\t\"@\n\x12StartPurgeResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"!\n\x13GetOperationRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x14GetOperationResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"a\n\x15ListOperationsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"^\n\x16ListOperationsResponse\x12+\n\noperations\x18\x01 \x03(\x0b\x32\x17.memstream.v1.Operation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x16\x43\x61ncelOperationRequest\x12\n\n\x02id\x18\x01 \x01(\t\"E\n\x17\x43\x61ncelOperationResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation2\xce\x03\n\x10OperationService\x12U\n\x0cStartReindex\x12!.memstream.v1.StartReindexRequest\x1a\".memstream.v1.StartReindexResponse\x12O\n\nStartPurge\x12\x1f.memstream.v1.StartPurgeRequest\x1a .memstream.v1.StartPurgeResponse\x12U\n\x0cGetOperation\x12!.memstream.v1.GetOperationRequest\x1a\".memstream.v1.GetOperationResponse\x12[\n\x0eListOperations\x12#.memstream.v1.ListOperationsRequest\x1a$.memstream.v1.ListOperationsResponse\x12^\n\x0f\x43\x61ncelOperation\x12$.memstream.v1.CancelOperationRequest\x1a%.memstream.v1.CancelOperationResponseBV\n\x10\x64\x65v.memstream.v1B\x15OperationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$memstream/v1/operation_service.proto\x12\x0cmemstream.v1\x1a\x1cmemstream/v1/operation.proto\"I\n\x13StartReindexRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65mbed\x18\x02 \x01(\x08\x12\x0f\n\x07missing\x18\x03 \x01(\x08\"B\n\x14StartReindexResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"J\n\x11StartPurgeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06memory\x18\x03 \x01(\t\"@\n\x12StartPurgeResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"!\n\x13GetOperationRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x14GetOperationResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation\"a\n\x15ListOperationsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"^\n\x16ListOperationsResponse\x12+\n\noperations\x18\x01 \x03(\x0b\x32\x17.memstream.v1.Operation\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"$\n\x16\x43\x61ncelOperationRequest\x12\n\n\x02id\x18\x01 \x01(\t\"E\n\x17\x43\x61ncelOperationResponse\x12*\n\toperation\x18\x01 \x01(\x0b\x32\x17.memstream.v1.Operation2\xce\x03\n\x10OperationService\x12U\n\x0cStartReindex\x12!.memstream.v1.StartReindexRequest\x1a\".memstream.v1.StartReindexResponse\x12O\n\nStartPurge\x12\x1f.memstream.v1.StartPurgeRequest\x1a .memstream.v1.StartPurgeResponse\x12U\n\x0cGetOperation\x12!.memstream.v1.GetOperationRequest\x1a\".memstream.v1.GetOperationResponse\x12[\n\x0eListOperations\x12#.memstream.v1.ListOperationsRequest\x1a$.memstream.v1.ListOperationsResponse\x12^\n\x0f\x43\x61ncelOperation\x12$.memstream.v1.CancelOperationRequest\x1a%.memstream.v1.CancelOperationResponseBV\n\x10\x64\x65v.memstream.v1B\x15OperationServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.memstream.v1B\025OperationServiceProtoP\001Z)memstream.dev/go/memstream/v1;memstreamv1'
   _globals['_STARTREINDEXREQUEST']._serialized_start=84
-  _globals['_STARTREINDEXREQUEST']._serialized_end=140
-  _globals['_STARTREINDEXRESPONSE']._serialized_start=142
-  _globals['_STARTREINDEXRESPONSE']._serialized_end=208
-  _globals['_STARTPURGEREQUEST']._serialized_start=210
-  _globals['_STARTPURGEREQUEST']._serialized_end=284
-  _globals['_STARTPURGERESPONSE']._serialized_start=286
-  _globals['_STARTPURGERESPONSE']._serialized_end=350
-  _globals['_GETOPERATIONREQUEST']._serialized_start=352
-  _globals['_GETOPERATIONREQUEST']._serialized_end=385
-  _globals['_GETOPERATIONRESPONSE']._serialized_start=387
-  _globals['_GETOPERATIONRESPONSE']._serialized_end=453
-  _globals['_LISTOPERATIONSREQUEST']._serialized_start=455
-  _globals['_LISTOPERATIONSREQUEST']._serialized_end=552
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=554
-  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=648
-  _globals['_CANCELOPERATIONREQUEST']._serialized_start=650
-  _globals['_CANCELOPERATIONREQUEST']._serialized_end=686
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=688
-  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=757
-  _globals['_OPERATIONSERVICE']._serialized_start=760
-  _globals['_OPERATIONSERVICE']._serialized_end=1222
+  _globals['_STARTREINDEXREQUEST']._serialized_end=157
+  _globals['_STARTREINDEXRESPONSE']._serialized_start=159
+  _globals['_STARTREINDEXRESPONSE']._serialized_end=225
+  _globals['_STARTPURGEREQUEST']._serialized_start=227
+  _globals['_STARTPURGEREQUEST']._serialized_end=301
+  _globals['_STARTPURGERESPONSE']._serialized_start=303
+  _globals['_STARTPURGERESPONSE']._serialized_end=367
+  _globals['_GETOPERATIONREQUEST']._serialized_start=369
+  _globals['_GETOPERATIONREQUEST']._serialized_end=402
+  _globals['_GETOPERATIONRESPONSE']._serialized_start=404
+  _globals['_GETOPERATIONRESPONSE']._serialized_end=470
+  _globals['_LISTOPERATIONSREQUEST']._serialized_start=472
+  _globals['_LISTOPERATIONSREQUEST']._serialized_end=569
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_start=571
+  _globals['_LISTOPERATIONSRESPONSE']._serialized_end=665
+  _globals['_CANCELOPERATIONREQUEST']._serialized_start=667
+  _globals['_CANCELOPERATIONREQUEST']._serialized_end=703
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_start=705
+  _globals['_CANCELOPERATIONRESPONSE']._serialized_end=774
+  _globals['_OPERATIONSERVICE']._serialized_start=777
+  _globals['_OPERATIONSERVICE']._serialized_end=1239
 # @@protoc_insertion_point(module_scope)

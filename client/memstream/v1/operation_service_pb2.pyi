@@ -27,6 +27,7 @@ class StartReindexRequest(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EMBED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """A repeat with the same id returns the first answer, for 24 hours."""
     embed: _builtins.bool
@@ -34,15 +35,20 @@ class StartReindexRequest(_message.Message):
     off rebuilds the index from stored vectors. Without such a setting, or if that model has embedded everything
     already: FAILED_PRECONDITION, MODEL_MISMATCH. After a cancel the former model stays.
     """
+    missing: _builtins.bool
+    """Compute the vectors of those fragments that have none, because the model refused their text or gave an unusable
+    answer: `done` counts those that have one now, `total` those that had none. Excludes `embed`.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         embed: _builtins.bool = ...,
+        missing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed", b"embed", "missing", b"missing", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

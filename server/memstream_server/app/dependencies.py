@@ -104,6 +104,7 @@ def build_limits(settings: Settings) -> Limits:
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
         maintenance_interval_s=settings.maintenance_interval_s,
+        vector_retry_s=settings.embedding_missing_interval_s,
         namespace_memories_max=settings.namespace_memories_max,
         memory_fragments_max=settings.memory_fragments_max,
         standing_max=settings.standing_queries_max,

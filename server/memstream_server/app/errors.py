@@ -3,3 +3,7 @@
 
 class StartError(Exception):
     """The server cannot start; the text says what to do."""
+
+
+class StartStopped(Exception):
+    """A signal came before the server served."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import structlog
+
 from memstream_server.app.embedders import EMBEDDERS, current_embedder
-from memstream_server.app.errors import StartError
+from memstream_server.app.errors import StartError, StartStopped
 from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models
 from memstream_server.ports.journal.errors import Conflict
@@ -17,6 +21,11 @@ from memstream_server.settings import Settings
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
     from memstream_server.tracing import OpenTelemetry
+
+log = structlog.get_logger(__name__)
+
+LOADING_PAUSE_MAX_S = 10.0
+"""Longest pause between two requests to an endpoint that loads its model."""
 
 
 def open_tracing(settings: Settings) -> OpenTelemetry | None:
@@ -32,22 +41,28 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
     return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())
 
 
-async def choose_space(journal: SqlJournal, models: Models, settings: Settings) -> tuple[Models, Space, EmbeddingModel]:
-    """The models, with the model of the current space first: the next model once it has embedded everything."""
+async def choose_space(
+    journal: SqlJournal, models: Models, settings: Settings, stop: asyncio.Event | None = None
+) -> tuple[Models, Space, EmbeddingModel]:
+    """The models, with the model of the current space first: the next model once it has embedded everything. Raises
+    StartError, and StartStopped if `stop` is set while an endpoint loads its model.
+    """
     recorded = await journal.get_space()
     if recorded is not None and models.next is not None and await models.next.find_name() == recorded.model:
         embedding = (await models.next.make_embedding(recorded)).model
         return replace(models, embedder=models.next.embedder, next=None), recorded, embedding
-    return models, *await record_space(journal, models.embedder, settings)
+    return models, *await record_space(journal, models.embedder, settings, stop)
 
 
-async def record_space(journal: SqlJournal, embedder: Embedder, settings: Settings) -> tuple[Space, EmbeddingModel]:
+async def record_space(
+    journal: SqlJournal, embedder: Embedder, settings: Settings, stop: asyncio.Event | None = None
+) -> tuple[Space, EmbeddingModel]:
     """The current embedding space, which the first start records; only that start asks the model's endpoint."""
     recorded = await journal.get_space()
     if recorded is not None and EMBEDDERS[settings.embedding].remote:
         return recorded, EmbeddingModel(name=current_embedder(settings).endpoint_model, dimension=recorded.dimension)
     try:
-        model = await embedder.model()
+        model = await _wait_for_model(embedder, stop or asyncio.Event())
     except ModelUnavailable as error:
         raise StartError(
             f"the embedding endpoint does not say what dimension its vectors have: {error}. "
@@ -60,3 +75,22 @@ async def record_space(journal: SqlJournal, embedder: Embedder, settings: Settin
         except Conflict:  # another server has recorded it first
             recorded = await journal.get_space() or recorded
     return recorded, model
+
+
+async def _wait_for_model(embedder: Embedder, stop: asyncio.Event) -> EmbeddingModel:
+    """The model, as soon as its endpoint has loaded it. Raises ModelUnavailable, StartStopped."""
+    loop = asyncio.get_running_loop()
+    since_s, pause_s = loop.time(), 1.0
+    while True:
+        try:
+            return await embedder.model()
+        except ModelUnavailable as error:
+            if not error.loading:
+                raise
+            waited_s = round(loop.time() - since_s)
+            log.info("embedding_model_loading", error=error, waited_s=waited_s, retry_in_s=pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await stop.wait()
+            raise StartStopped("stopped while the embedding endpoint loaded its model")
+        pause_s = min(2 * pause_s, LOADING_PAUSE_MAX_S)

@@ -17,7 +17,8 @@ from pathlib import Path
 import structlog
 
 from memstream_server.app.embedders import explain_choice
-from memstream_server.app.running import address_written, run_server
+from memstream_server.app.errors import StartStopped
+from memstream_server.app.running import Running, address_written, run_server
 from memstream_server.rpc.connections import RESERVED_DESCRIPTORS, raise_descriptor_limit
 from memstream_server.settings import Settings
 
@@ -46,28 +47,33 @@ async def serve(settings: Settings, *, announce: Callable[[str], None]) -> None:
         loop.add_signal_handler(name, stop.set)
     if settings.users_file is not None:
         _stop_without_users(settings.users_file, lambda: loop.call_soon_threadsafe(stop.set))
-    async with run_server(settings) as server:
-        # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It did
-        # so every second while observations came in, and stopped everything for 60 to 280 ms each time. No collection
-        # first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second freeze later:
-        # objects of that time may become cycles that the collector must find.
-        gc.freeze()
-        gc.enable()
-        info = server.engine.info()
-        announce(f"memstream listens on {server.address}")
-        if server.http_url:
-            announce(f"  http       {server.http_url}{' (with the console)' if settings.console else ''}")
-        announce(f"  data       {settings.data_dir}")
-        announce(f"  journal    {info.journal}")
-        announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions{explain_choice(settings)}")
-        announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM rates it)'}")
-        announce(f"  insights   {info.insight_model or 'none (no LLM derives them)'}")
-        announce(f"  index      {info.index}")
-        if settings.reranker_model_dir is not None:
-            announce(f"  reranker   {settings.reranker_model_dir.resolve().name}")
-        with address_written(settings, server.address):
-            await stop.wait()
-        announce("memstream drains and stops")
+    with contextlib.suppress(StartStopped):
+        async with run_server(settings, stop=stop) as server:
+            # Imported objects live as long as the process, so the collector need not scan them: there are 120,000. It
+            # did so every second while observations came in, and stopped everything for 60 to 280 ms each time. No
+            # collection first: it finds 80 objects, 1,300 at a first start, and takes a tenth of the start. No second
+            # freeze later: objects of that time may become cycles that the collector must find.
+            gc.freeze()
+            gc.enable()
+            _announce_server(settings, server, announce)
+            with address_written(settings, server.address):
+                await stop.wait()
+            announce("memstream drains and stops")
+
+
+def _announce_server(settings: Settings, server: Running, announce: Callable[[str], None]) -> None:
+    info = server.engine.info()
+    announce(f"memstream listens on {server.address}")
+    if server.http_url:
+        announce(f"  http       {server.http_url}{' (with the console)' if settings.console else ''}")
+    announce(f"  data       {settings.data_dir}")
+    announce(f"  journal    {info.journal}")
+    announce(f"  embedding  {info.embedding.name}, {info.embedding.dimension} dimensions{explain_choice(settings)}")
+    announce(f"  importance {info.scorer_model or 'constant 0.5 (no LLM rates it)'}")
+    announce(f"  insights   {info.insight_model or 'none (no LLM derives them)'}")
+    announce(f"  index      {info.index}")
+    if settings.reranker_model_dir is not None:
+        announce(f"  reranker   {settings.reranker_model_dir.resolve().name}")
 
 
 def _stop_without_users(file: Path, stop: Callable[[], object]) -> None:

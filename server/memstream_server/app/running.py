@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from prometheus_client import Gauge
 
 from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.errors import StartError
@@ -39,6 +40,8 @@ ADDRESS_FILE = "address"
 """In the data directory, for memstream.local. A killed server leaves it behind; the directory's lock says which."""
 OUTBOX_LOOK_S = 10.0
 """Interval at which pending rows of the index are counted."""
+UNVECTORED_LOOK_S = 60.0
+"""Interval at which fragments without a vector are counted, which takes longer the more there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,13 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def run_server(settings: Settings, models: Models | None = None) -> AsyncIterator[Running]:
-    """A server from start to drained end. Parts are closed in reverse order, even if a later one fails to start."""
+async def run_server(
+    settings: Settings, models: Models | None = None, stop: asyncio.Event | None = None
+) -> AsyncIterator[Running]:
+    """A server from start to drained end. Parts are closed in reverse order, even if a later one fails to start.
+
+    Raises StartError, and StartStopped if `stop` is set while the start waits for an endpoint that loads its model.
+    """
     from memstream_server.rpc.server import create_server
 
     access = _open_access(settings)
@@ -73,7 +81,7 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         used = models or models_of(settings, metrics)
         _close_models_with(stack, used)
-        used, space, embedding = await choose_space(journal, used, settings)
+        used, space, embedding = await choose_space(journal, used, settings, stop)
         used = record_models(used, embedding, metrics)
         most = build_limits(settings).dense_max(embedding.dimension) * 3 // 4  # filled before a memory searches it
         index = await chosen.open(journal.count_largest_memory, most)
@@ -93,7 +101,12 @@ async def run_server(settings: Settings, models: Models | None = None) -> AsyncI
             log.warning("not_reachable_by_other_servers", address=address, remedy="set advertise")
         if settings.model_check:
             stack.callback(asyncio.create_task(check_models(used)).cancel)
-        for watching in (watch_loop(metrics), _watch_engine(engine, metrics), _watch_outbox(journal, metrics)):
+        for watching in (
+            watch_loop(metrics),
+            _watch_engine(engine, metrics),
+            _watch_count(journal.outbox_size, metrics.outbox_depth, OUTBOX_LOOK_S),
+            _watch_count(journal.count_unvectored, metrics.unvectored, UNVECTORED_LOOK_S),
+        ):
             stack.callback(asyncio.create_task(watching).cancel)
         yield Running(address, engine, metrics, http_url)
 
@@ -207,12 +220,12 @@ async def _watch_engine(engine: Engine, metrics: Metrics) -> None:
         await asyncio.sleep(1.0)
 
 
-async def _watch_outbox(journal: SqlJournal, metrics: Metrics) -> None:
-    """Samples the index backlog, even while no process writes it."""
+async def _watch_count(count: Callable[[], Awaitable[int]], gauge: Gauge, interval_s: float) -> None:
+    """Samples a count of the journal, whichever process changes it."""
     while True:
         with contextlib.suppress(JournalError):  # the health service reports that the journal does not answer
-            metrics.outbox_depth.set(await journal.outbox_size())
-        await asyncio.sleep(OUTBOX_LOOK_S)
+            gauge.set(await count())
+        await asyncio.sleep(interval_s)
 
 
 def _address_files(settings: Settings) -> list[Path]:

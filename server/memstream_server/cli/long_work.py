@@ -109,16 +109,20 @@ def wait_operation(id: str, server: Server, as_json: bool) -> None:
 
 @click.command("reindex", short_help="Rebuild the vector index, or re-embed all content.")
 @click.option("--embed", is_flag=True, help="Recompute all vectors with the server's embedding model.")
+@click.option("--missing", is_flag=True, help="Compute the vectors of the fragments that have none.")
 @wait_option
 @server_options
 @json_option
-def reindex_command(embed: bool, wait: bool, server: Server, as_json: bool) -> None:
+def reindex_command(embed: bool, missing: bool, wait: bool, server: Server, as_json: bool) -> None:
     """Rebuild the vector index of a running server from the journal's vectors; recalls keep working.
 
     \b
       memstream reindex --wait
+      memstream reindex --missing --wait
     """
-    _start_and_show(server, lambda client: client.start_reindex(embed=embed), wait, as_json)
+    if embed and missing:
+        raise click.UsageError("--embed computes all vectors, so --missing has no use with it.")
+    _start_and_show(server, lambda client: client.start_reindex(embed=embed, missing=missing), wait, as_json)
 
 
 @click.command("purge", short_help="Erase forgotten fragments past their grace period now.")

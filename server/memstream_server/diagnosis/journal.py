@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import directory, migrate, sqlite
-from memstream_server.adapters.journal.sql import reads
+from memstream_server.adapters.journal.sql import reads, unvectored
 from memstream_server.adapters.journal.sql.schema import conversations, fragments, jobs, memories, observations, outbox
 from memstream_server.adapters.journal.verify import operations
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
@@ -144,7 +144,20 @@ def _count_waiting(connection: Connection) -> Iterator[Finding]:
             if number
             else fine(subject, f"no {what}")
         )
+    yield _count_unvectored(connection)
     yield from _list_operations(connection)
+
+
+def _count_unvectored(connection: Connection) -> Finding:
+    space = reads.read_spaces(connection).in_force
+    number = unvectored.count_all(connection, None if space is None else space.model)
+    if not number:
+        return fine("vectors", "no fragment lacks its vector")
+    advice = (
+        "a running server tries them again, memstream reindex --missing does so at once; its log says why the model "
+        "gave none. If texts are too long for the model, set embedding_input_max_chars lower"
+    )
+    return note("vectors", f"{number:,} fragments have no vector: recall finds them by their words alone", advice)
 
 
 def _list_operations(connection: Connection) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.engine.background.compaction import Compaction
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
+from memstream_server.engine.background.missing_vectors import MissingVectors
 from memstream_server.engine.background.retention import Retention
 from memstream_server.engine.conflicts import Conflicts
 from memstream_server.engine.errors import (
@@ -109,6 +110,7 @@ class Engine:
         self._indexer = Indexer(storage, models, runtime, self._registry, space)
         self._recaller = Recaller(storage, models, runtime, self._indexer)
         self._jobs = Jobs(storage, models, runtime, self._registry, self._recaller)
+        self._missing_vectors = MissingVectors(storage, models, runtime, self.ownership, self._jobs)
         self._retention = Retention(storage, runtime, self._registry)
         self._compaction = Compaction(storage, self._registry)
         self._reinforcement = Reinforcement(storage, models, runtime)
@@ -118,7 +120,7 @@ class Engine:
             storage.operations, runtime.clock, runtime.ids, runtime.failure_of, self.ownership
         )
         self.reembedding = Reembedding(storage, models, runtime, self._registry, self._indexer)
-        self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding)
+        self.reindexing = Reindexing(self.operations, self._indexer, self.reembedding, self._missing_vectors)
         self.erasing = Erasing(
             self.operations, storage, models, runtime, self._registry, self._indexer, self._reinforcement
         )
@@ -147,6 +149,7 @@ class Engine:
         self._indexer.start()
         self._reinforcement.start()
         self._jobs.start()
+        self._missing_vectors.start()
         self._retention.start()
         self._compaction.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
@@ -179,8 +182,7 @@ class Engine:
     async def _revive_abandoned(self) -> None:
         for uid in await self.ownership.list_abandoned():
             self._registry.revive_memory(uid)
-        if self.ownership.leads:
-            self._jobs.notify_jobs()
+        self._jobs.notify_jobs()
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Stop everything in order: recalls and sessions first, the index's write-behind last."""
@@ -197,6 +199,7 @@ class Engine:
         await self.transfers.stop()
         await self._retention.stop()
         await self._compaction.stop()
+        await self._missing_vectors.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()
         await self._registry.close()

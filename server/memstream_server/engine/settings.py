@@ -38,6 +38,8 @@ class Limits:
     """First retry delay for a model that is down, if the policy waits for models; doubles up to 30 s."""
     space_notice_s: float = 0.0
     """How long other servers of the same store may take to notice a switch of the embedding space."""
+    vector_retry_s: float = 600.0
+    """How soon texts that the embedding model refused are embedded again; doubles while none gets a vector."""
     namespace_memories_max: int = 0
     """Memories per namespace; 0: no limit."""
     memory_fragments_max: int = 0

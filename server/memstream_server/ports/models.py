@@ -3,7 +3,8 @@
 Contract
 - The adapter limits the number of calls, batches them, and handles deadlines, retries and the circuit breaker; the
   engine never calls a model under a memory's lock or inside a transaction.
-- `ModelUnavailable` is temporary (retry later); `ModelRefused` is final for the inputs that it names.
+- `ModelUnavailable` is temporary (retry soon); `ModelRefused` is about the inputs that it names: other inputs are not
+  affected, and a later attempt may succeed (another version of the model, a higher limit).
 - A malformed reply raises ModelUnavailable after the adapter's retries; it never becomes a value.
 """
 
@@ -37,7 +38,13 @@ class ModelError(Exception):
 
 
 class ModelUnavailable(ModelError):
-    """The endpoint is down, slow, throttling, or its reply cannot be parsed."""
+    """The endpoint is down, slow, throttling, or its reply cannot be parsed. `loading`: it answers that it cannot serve
+    yet (503), as model servers do while they load a model.
+    """
+
+    def __init__(self, message: str, *, summary: str = "", loading: bool = False) -> None:
+        super().__init__(message, summary=summary)
+        self.loading = loading
 
 
 class BudgetExhausted(ModelUnavailable):

@@ -32,6 +32,8 @@ class OperationService:
     async def start_reindex(self, request: pb.StartReindexRequest, _context: _Context) -> pb.StartReindexResponse:
         found = Violations()
         check_identifier(found, "request_id", request.request_id, self._limits)
+        if request.embed and request.missing:
+            found.add("missing", "excludes embed: that makes every vector")
         found.check()
         call = idempotent_call(request, "", request.request_id, pb.StartReindexResponse)
 
@@ -40,7 +42,7 @@ class OperationService:
 
         async def start() -> pb.StartReindexResponse:
             answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
-            return make_response(await self._engine.reindexing.start(request.embed, answer))
+            return make_response(await self._engine.reindexing.start(request.embed, request.missing, answer))
 
         return await respond_once(call, self._engine, start)
 

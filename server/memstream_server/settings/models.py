@@ -52,6 +52,13 @@ class EmbeddingSettings(BaseModel):
         8_000, "length at which a text sent to the model is truncated", "characters", 100, 1_000_000
     )
     embedding_retries: int = setting(3, "retries of a failed request, with growing jittered waits", "retries", 0, 20)
+    embedding_missing_interval_s: float = setting(
+        600.0,
+        "how soon texts without a vector are sent to the model again; doubles up to 36 times that while none gets one",
+        "seconds",
+        1,
+        86_400,
+    )
 
 
 class RerankerSettings(BaseModel):

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Indexable, IndexEntry, Job
 from memstream_server.ports.journal.rows import Row
+from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from tests.journal.samples import MODEL, fragment, record, row, transition, vector
 
 
@@ -32,6 +34,40 @@ class Indexing:
         assert [entry for entry, _ in await journal.read_outbox(9)] == [found[0][0], found[2][0]]
         await journal.outbox_done([found[0][0].id, found[2][0].id])
         assert (await journal.outbox_size(), await journal.outbox_last()) == (0, 0)
+
+    async def test_missing_vectors_are_counted_in_the_space_in_force(self, journal: Journal) -> None:
+        await journal.create_memory(record("u2", "sad"), ())
+        rows = (
+            row(fragment(0)),
+            Row(fragment(1, model="")),
+            Row(fragment(2, Tier.SHORT_TERM, model="")),
+            Row(fragment(3, model="", forget_time_us=5)),
+        )
+        await journal.set_space(Space(MODEL, 4, 1))
+        await journal.commit(transition(1, rows=rows))
+        assert await journal.count_unvectored() == (await journal.count_fragments("u1")).unvectored == 2
+        assert (await journal.count_fragments("u2")).unvectored == 0
+        assert await journal.list_unvectored_memories() == [("u1", 2)]
+        made = [Made(fragment(0).id, 0, None), Made(fragment(1).id, 0, b"12345678"), Made(fragment(2).id, 7, None)]
+        assert await journal.add_vectors("u1", "other-2", made) == 2
+        assert await journal.count_unvectored() == 2
+        await journal.set_spaces(Spaces(in_force=Space("other-2", 2, 1), next=None, old=None))
+        assert await journal.count_unvectored() == 2
+        listed = await journal.list_fragments("u1", FragmentQuery(limit=9, forgotten=False))
+        assert [one.id for one in listed if not one.model] == [fragment(0).id, fragment(2).id]
+        await journal.commit(transition(2, rows=(Row(fragment(0, model="other-2"), None, b"12345678"),)))
+        assert await journal.count_unvectored() == 1
+
+    async def test_jobs_are_entered_once_for_each_memory(self, journal: Journal) -> None:
+        await journal.create_memory(record("u2", "sad"), ())
+        jobs = [Job("j1", "u1", "backfill", "{}", 1), Job("j2", "u2", "backfill", "{}", 2)]
+        await journal.enter_jobs("backfill", [*jobs, Job("j3", "nobody", "backfill", "{}", 3)])
+        assert await journal.list_jobs(9) == jobs
+        await journal.enter_jobs("backfill", [replace(jobs[0], id="j4")])
+        await journal.enter_jobs("rating", [Job("j5", "u1", "rating", "{}", 4)])
+        assert [one.id for one in await journal.list_jobs(9)] == ["j1", "j2", "j5"]
+        assert (await journal.count_jobs("backfill"), await journal.count_jobs("erase")) == (2, 0)
+        await journal.enter_jobs("backfill", [])
 
     async def test_last_outbox_entry_of_a_fragment_decides(self, journal: Journal) -> None:
         upsert, deletion = IndexEntry("u1", fragment(0).id), IndexEntry("u1", fragment(0).id, delete=True)

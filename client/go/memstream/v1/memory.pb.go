@@ -1373,7 +1373,10 @@ type MemoryStats struct {
 	// Whether its working set is in the server's RAM.
 	Active bool `protobuf:"varint,9,opt,name=active,proto3" json:"active,omitempty"`
 	// Bytes of RAM that its working set takes, if it is active.
-	ActiveBytes   int64 `protobuf:"varint,10,opt,name=active_bytes,json=activeBytes,proto3" json:"active_bytes,omitempty"`
+	ActiveBytes int64 `protobuf:"varint,10,opt,name=active_bytes,json=activeBytes,proto3" json:"active_bytes,omitempty"`
+	// Fragments in any tier without a vector, because the model refused their text or is down. Recall finds them by their
+	// words; the server tries again later, or on StartReindex with `missing`.
+	Unvectored    int64 `protobuf:"varint,11,opt,name=unvectored,proto3" json:"unvectored,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1474,6 +1477,13 @@ func (x *MemoryStats) GetActive() bool {
 func (x *MemoryStats) GetActiveBytes() int64 {
 	if x != nil {
 		return x.ActiveBytes
+	}
+	return 0
+}
+
+func (x *MemoryStats) GetUnvectored() int64 {
+	if x != nil {
+		return x.Unvectored
 	}
 	return 0
 }
@@ -1633,7 +1643,7 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\x11version_retention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x10versionRetention\x12\x1f\n" +
 	"\breceipts\x18\x03 \x01(\x05H\x01R\breceipts\x88\x01\x01B\v\n" +
 	"\t_versionsB\v\n" +
-	"\t_receipts\"\xac\x02\n" +
+	"\t_receipts\"\xcc\x02\n" +
 	"\vMemoryStats\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x18\n" +
 	"\asensory\x18\x02 \x01(\x03R\asensory\x12\x1d\n" +
@@ -1646,7 +1656,10 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\tunindexed\x18\b \x01(\x03R\tunindexed\x12\x16\n" +
 	"\x06active\x18\t \x01(\bR\x06active\x12!\n" +
 	"\factive_bytes\x18\n" +
-	" \x01(\x03R\vactiveBytes*\xb6\x01\n" +
+	" \x01(\x03R\vactiveBytes\x12\x1e\n" +
+	"\n" +
+	"unvectored\x18\v \x01(\x03R\n" +
+	"unvectored*\xb6\x01\n" +
 	"\n" +
 	"MemoryKind\x12\x1b\n" +
 	"\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +

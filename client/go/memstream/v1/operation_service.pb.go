@@ -31,7 +31,10 @@ type StartReindexRequest struct {
 	// Compute every vector again with the model of the server's setting next_embedding, then switch to it in one step;
 	// off rebuilds the index from stored vectors. Without such a setting, or if that model has embedded everything
 	// already: FAILED_PRECONDITION, MODEL_MISMATCH. After a cancel the former model stays.
-	Embed         bool `protobuf:"varint,2,opt,name=embed,proto3" json:"embed,omitempty"`
+	Embed bool `protobuf:"varint,2,opt,name=embed,proto3" json:"embed,omitempty"`
+	// Compute the vectors of those fragments that have none, because the model refused their text or gave an unusable
+	// answer: `done` counts those that have one now, `total` those that had none. Excludes `embed`.
+	Missing       bool `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -76,6 +79,13 @@ func (x *StartReindexRequest) GetRequestId() string {
 func (x *StartReindexRequest) GetEmbed() bool {
 	if x != nil {
 		return x.Embed
+	}
+	return false
+}
+
+func (x *StartReindexRequest) GetMissing() bool {
+	if x != nil {
+		return x.Missing
 	}
 	return false
 }
@@ -552,11 +562,12 @@ var File_memstream_v1_operation_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_operation_service_proto_rawDesc = "" +
 	"\n" +
-	"$memstream/v1/operation_service.proto\x12\fmemstream.v1\x1a\x1cmemstream/v1/operation.proto\"J\n" +
+	"$memstream/v1/operation_service.proto\x12\fmemstream.v1\x1a\x1cmemstream/v1/operation.proto\"d\n" +
 	"\x13StartReindexRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05embed\x18\x02 \x01(\bR\x05embed\"M\n" +
+	"\x05embed\x18\x02 \x01(\bR\x05embed\x12\x18\n" +
+	"\amissing\x18\x03 \x01(\bR\amissing\"M\n" +
 	"\x14StartReindexResponse\x125\n" +
 	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation\"h\n" +
 	"\x11StartPurgeRequest\x12\x1d\n" +

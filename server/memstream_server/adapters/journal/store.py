@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -30,6 +31,7 @@ from memstream_server.adapters.journal.sql import (
     outbox,
     reads,
     recall_receipts,
+    unvectored,
     versions,
     writes,
 )
@@ -175,6 +177,12 @@ class SqlJournal:
     async def list_unvectored(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
         return await self._read(next_space_vectors.list_lacking, uid, model, compared, after, limit)
 
+    async def count_unvectored(self) -> int:
+        return await self._read(unvectored.count_all, self._model)
+
+    async def list_unvectored_memories(self) -> list[tuple[str, int]]:
+        return await self._read(unvectored.list_memories, self._model)
+
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
         return await self._write(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
 
@@ -318,7 +326,7 @@ class SqlJournal:
         return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
 
     async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
-        return await self._read(reads.count_fragments, uid, now_us)
+        return await self._read(_count_fragments, uid, now_us, self._model)
 
     async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         return await self._read(reads.read_events, uid, after_revision, limit)
@@ -396,8 +404,19 @@ class SqlJournal:
     async def list_jobs(self, limit: int) -> list[Job]:
         return await self._read(reads.waiting_jobs, limit)
 
+    async def enter_jobs(self, type: str, entered: Sequence[Job]) -> None:
+        await self._write(unvectored.enter_jobs, len(entered), True, type, entered)
+
+    async def count_jobs(self, type: str) -> int:
+        return await self._read(unvectored.count_jobs, type)
+
     async def pending_memories(self) -> list[str]:
         return await self._read(reads.pending_memories)
+
+
+def _count_fragments(connection: Connection, uid: str, now_us: int | None, model: str | None) -> Counts:
+    missing = unvectored.count_in_memory(connection, uid, model)
+    return replace(reads.count_fragments(connection, uid, now_us), unvectored=missing)
 
 
 def _take_ownership(connection: Connection, uid: str) -> MemoryRecord:

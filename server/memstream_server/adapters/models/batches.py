@@ -2,7 +2,8 @@
 
 Rule 1. At most `concurrency` requests are in flight; later calls wait. A request takes one text of each waiting call
 in turn until it is full, so that a call with one text does not wait for a call with a thousand.
-Rule 2. A refused request is split in halves until the refused texts are isolated. The halves go first.
+Rule 2. A refused request is split in halves until the refused texts are isolated. Texts without an answer in a
+request that has others go together into another one. Both go first.
 Rule 3. A call that ends early withdraws its unsent texts. A request is cancelled if all its callers have left and the
 last one was cancelled. A failure of one request cancels no other: that one may be the probe of a circuit breaker, and
 the circuit would stay open for as long as each call has texts for several requests.
@@ -54,7 +55,8 @@ class Batches(Generic[T]):
         characters_max: int,
         concurrency: int,
     ) -> None:
-        """`ask` sends one request and returns an answer per text. It raises RefusedError if a text may be the reason.
+        """`ask` sends one request and returns an answer per text, None without one. It raises RefusedError if there is
+        none at all and a text may be the reason.
 
         A text longer than `characters_max` gets its own request.
         """
@@ -149,17 +151,25 @@ class Batches(Generic[T]):
     async def _run_request(self, batch: _Batch[T]) -> None:
         try:
             answers = await self._ask([call.texts[place] for call, place in batch])
-            for (call, place), answer in zip(batch, answers, strict=True):
-                call.set_answer(place, answer)
+            self._set_answers(batch, answers)
         except RefusedError:
-            middle = len(batch) // 2
-            if middle:
-                self._halves.extend((batch[:middle], batch[middle:]))
-            else:
-                for call, place in batch:
-                    call.set_answer(place, None)
+            self._set_answers(batch, [None] * len(batch))
         except Exception as error:  # passed to every caller with a text in the request
             _fail_calls((call for call, _ in batch), error)
+
+    def _set_answers(self, batch: _Batch[T], answers: Sequence[T | None]) -> None:
+        """Pass the answers on; texts without one are tried again with fewer others, and refused if they were alone."""
+        again: _Batch[T] = []
+        for (call, place), answer in zip(batch, answers, strict=True):
+            if answer is not None or len(batch) == 1:
+                call.set_answer(place, answer)
+            else:
+                again.append((call, place))
+        if len(again) == len(batch):
+            middle = len(batch) // 2
+            self._halves.extend((batch[:middle], batch[middle:]))
+        elif again:
+            self._halves.append(again)
 
 
 def _fail_calls(calls: Iterable[_Call[T]], error: Exception) -> None:

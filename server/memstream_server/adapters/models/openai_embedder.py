@@ -1,22 +1,25 @@
 """Embeddings from an OpenAI-compatible endpoint.
 
 Rule 1. resilience.py handles retries, backoff and the deadline; negotiation.py finds the accepted request parts.
-Rule 2. A malformed or oversized reply is a failed attempt, never a vector.
+Rule 2. A malformed or oversized reply is a failed attempt, never a vector. Of a well-formed reply each usable vector is
+kept; the texts of the others are sent again without these, in halves if no vector is usable.
 Rule 3. Concurrent calls share requests (batches.py). Before the embedder refuses texts, it sends a harmless text: a
-misconfigured endpoint must not cost a memory its vectors. If a text makes the endpoint fail (500) while the harmless
-one succeeds, only that text is refused, not the texts in the same request.
+misconfigured endpoint must not cost a memory its vectors. If a text makes the endpoint fail (500, a malformed reply, an
+unusable vector) while the harmless one succeeds, only that text is refused, not the texts in the same request.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from memstream_server.adapters.models.batches import Batches
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
@@ -24,6 +27,7 @@ from memstream_server.adapters.models.negotiation import Part, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
+    MalformedReplyError,
     RefusedError,
     StatusError,
 )
@@ -31,7 +35,11 @@ from memstream_server.adapters.models.resilience import Resilience, ResilientCal
 from memstream_server.adapters.models.single_flight import SingleFlight
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 
-Floats = npt.NDArray[np.float32]
+log = structlog.get_logger(__name__)
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Read: TypeAlias = Floats | MalformedError
+"""A vector of a reply, or why it is unusable."""
 REPLY_BYTES_MAX = 32 << 20
 """64 vectors of 20,000 numbers as decimal text."""
 _HARMLESS = "memory"
@@ -123,76 +131,79 @@ class OpenAIEmbedder:
         await self._client.close()
 
     async def _ask_model(self) -> EmbeddingModel:
-        dimension = (await self._embed_harmless()).shape[1]
+        dimension = len(await self._embed_harmless())
         self._model = replace(self._settings.reading, name=self._settings.model, dimension=dimension)
         return self._model
 
     async def _request_vectors(self, texts: list[str]) -> list[Floats | None]:
-        """Unit vectors; None for a zero vector. Raises RefusedError, ModelUnavailable."""
+        """Unit vectors; None for a text without a usable one. Raises RefusedError if the texts, and not an outage, are
+        the reason that there is none, and ModelUnavailable.
+        """
         dimension = (await self.model()).dimension
-        try:
-            found = await self._run_request(texts, dimension)
-        except ModelUnavailable as error:
-            if not _is_internal(error):
-                raise
-            found = await self._retry_doubted(texts, dimension)
-        lengths = np.linalg.norm(found.astype(np.float64), axis=1)
-        sound = np.isfinite(lengths) & (lengths > 0)
-        unit = (found / np.where(sound, lengths, 1.0)[:, None]).astype(np.float32)
-        return [vector if well else None for vector, well in zip(unit, sound, strict=True)]
-
-    async def _retry_doubted(self, texts: list[str], dimension: int) -> Floats:
-        """Try again after an internal error (500). Raises RefusedError if the texts are the reason, not an outage."""
+        found = await self._try_request(texts, dimension)
+        if any(vector is not None for vector in found):
+            return found
         await self._doubting.join_run()
         if len(texts) > 1:
             raise RefusedError("the endpoint fails with these texts and no other")
+        return await self._try_request(texts, dimension)
+
+    async def _try_request(self, texts: list[str], dimension: int) -> list[Floats | None]:
+        """As _request_vectors, without doubt about the texts; all None if they may be the reason of a failure."""
         try:
-            return await self._run_request(texts, dimension)
+            return await self._calls.run(lambda: self._attempt_request(texts, dimension))
         except ModelUnavailable as error:
-            if not _is_internal(error):
+            if not _is_about_texts(error):
                 raise
-            raise RefusedError(str(error), summary=error.summary) from error
+            return [None] * len(texts)
+
+    async def _attempt_request(self, texts: list[str], dimension: int) -> list[Floats | None]:
+        try:
+            reply = await self._send_texts(texts, self._parts)
+        except StatusError as error:
+            raise error.translate_error() from error
+        found = self._read_vectors(reply, len(texts), dimension)
+        unusable = [one for one in found if isinstance(one, MalformedError)]
+        if unusable:
+            log.warning("embeddings_unusable", reason=unusable[0], texts=len(unusable), of=len(texts))
+        return [None if isinstance(one, MalformedError) else one for one in found]
 
     async def _embed_harmless(self) -> Floats:
         """Embed a text that no model refuses, after negotiation. Raises ModelUnavailable."""
         try:
-            found = await self._calls.run(self._negotiate_parts)
+            return await self._calls.run(self._negotiate_parts)
         except RefusedError as error:
             raise ModelUnavailable(f"the endpoint refuses any input: {error}", summary=error.summary) from error
-        if not np.isfinite(found).all():
-            raise ModelUnavailable("the endpoint answers with numbers that are not finite")
-        if not found.any():
-            raise ModelUnavailable("the endpoint answers with zeros")
-        return found
 
     async def _negotiate_parts(self) -> Floats:
         async def send_with_parts(parts: frozenset[str]) -> dict[str, Any]:
             return await self._send_texts([_HARMLESS], parts)
 
+        dimension = None if self._model is None else self._model.dimension
         try:
-            self._parts, reply = await negotiate_parts(send_with_parts, (_PACKED,))
+            parts, reply = await negotiate_parts(send_with_parts, (_PACKED,))
+            (found,) = self._read_vectors(reply, 1, dimension)
+            if isinstance(found, MalformedError) and _PACKED.name in parts:  # some accept the part and send no bytes
+                parts -= {_PACKED.name}
+                (found,) = self._read_vectors(await send_with_parts(parts), 1, dimension)
         except StatusError as error:
             raise error.translate_error(harmless=True) from error
         except ForeignReplyError as error:
             raise TransientError(error.format_text(harmless=True), summary=error.summary) from error
-        return self._read_vectors(reply, 1, None)
+        if isinstance(found, MalformedError):
+            raise TransientError(f"malformed reply: {found}")
+        self._parts = parts
+        return found
 
-    async def _run_request(self, texts: list[str], dimension: int) -> Floats:
-        return await self._calls.run(lambda: self._attempt_request(texts, dimension))
-
-    async def _attempt_request(self, texts: list[str], dimension: int) -> Floats:
+    def _read_vectors(self, reply: Mapping[str, Any], count: int, dimension: int | None) -> list[Read]:
         try:
-            reply = await self._send_texts(texts, self._parts)
-        except StatusError as error:
-            raise error.translate_error() from error
-        return self._read_vectors(reply, len(texts), dimension)
-
-    def _read_vectors(self, reply: Mapping[str, Any], count: int, dimension: int | None) -> Floats:
-        try:
-            return parse_vectors(reply, count, dimension, self._count_tokens)
+            found = parse_vectors(reply, count, dimension, self._count_tokens)
         except TransientError:
             self._usage.failed += 1
             raise
+        if all(isinstance(one, MalformedError) for one in found):
+            self._usage.failed += 1
+        return found
 
     def _count_tokens(self, tokens: int) -> None:
         self._usage.prompt_tokens += tokens
@@ -211,57 +222,82 @@ class OpenAIEmbedder:
         except BaseException as error:
             self._usage.failed += 1
             if isinstance(error, MalformedError):
-                raise TransientError(f"malformed reply: {error}") from error
+                raise MalformedReplyError(f"malformed reply: {error}") from error
             raise
 
 
-def _is_internal(error: ModelUnavailable) -> bool:
-    """Whether the endpoint answered 500 without a further reason."""
+def _is_about_texts(error: ModelUnavailable) -> bool:
+    """Whether the endpoint answered, and its texts may be why it failed: 500 without a further reason, or a reply that
+    is malformed as a whole.
+    """
     attempt = error.__cause__
+    if isinstance(attempt, MalformedReplyError):
+        return True
     status = None if attempt is None else attempt.__cause__
     return isinstance(status, StatusError) and status.status == 500
 
 
 def parse_vectors(
     document: Mapping[str, Any], count: int, dimension: int | None, spent: Callable[[int], None] | None = None
-) -> Floats:
-    """The (count, dimension) vectors of a reply, ordered by `index`, raw (possibly neither unit length nor finite).
+) -> list[Read]:
+    """The unit vectors of a reply in the order of the `count` texts; for a text without a usable one, the reason.
 
-    Numbers are a list, or base64 of little-endian float32. Raises TransientError for a malformed reply. `spent` is
-    called with the tokens if the reply reports them.
+    Numbers are a list, or base64 of little-endian float32. Raises MalformedReplyError if there is no list of vectors.
+    `spent` is called with the tokens if the reply reports them.
     """
     items = document.get("data")
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise TransientError("malformed reply: 'data' is no list of objects")
-    if len(items) != count:
-        raise TransientError(f"malformed reply: {len(items)} vectors came for {count} texts")
-    rows = [_read_numbers(items[place].get("embedding")) for place in _item_order(items)]
-    lengths = sorted({len(row) for row in rows})
-    if lengths != [dimension or lengths[0]] or not lengths[0]:
-        wanted = f"not {dimension}" if dimension else "not of one length"
-        raise TransientError(f"malformed reply: vectors of {', '.join(map(str, lengths))} numbers came, {wanted}")
+    if not isinstance(items, list):
+        raise MalformedReplyError("malformed reply: 'data' is no list")
     usage = document.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     if spent is not None and isinstance(tokens, int) and tokens > 0:
         spent(tokens)
-    return np.stack(rows)
+    found: list[Read] = []
+    for item in _order_items(items, count):
+        try:
+            found.append(_read_vector(item, dimension))
+        except MalformedError as error:
+            found.append(error)
+    return found
 
 
-def _item_order(items: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The positions of the items in the order of the texts.
+def _order_items(items: Sequence[object], count: int) -> list[object]:
+    """The item of each text; None for a text whose item is absent or not certain.
 
     Items without any `index` are in order. If exactly one item has none, its index is 0: endpoints based on protocol
     buffers omit zeros.
     """
-    given = [item.get("index") for item in items]
+    given = [_index_of(item) for item in items]
     if all(index is None for index in given):
-        return list(range(len(items)))
-    if given.count(None) == 1:
-        given[given.index(None)] = 0
-    found = {index: place for place, index in enumerate(given) if isinstance(index, int)}
-    if sorted(found) != list(range(len(items))):
-        raise TransientError("malformed reply: the indices of the vectors are not those of the texts")
-    return [found[index] for index in range(len(items))]
+        return list(items) if len(items) == count else [None] * count
+    times = Counter(given)
+    if len(items) == count and times[None] == 1 and not times[0]:
+        given[given.index(None)], times[0] = 0, 1
+    once = {index: item for index, item in zip(given, items, strict=True) if times[index] == 1}
+    return [once.get(number) for number in range(count)]
+
+
+def _index_of(item: object) -> int | None:
+    """The item's index; -1, which is no text's, for one that is no whole number."""
+    index = item.get("index") if isinstance(item, dict) else None
+    return index if index is None or type(index) is int else -1
+
+
+def _read_vector(item: object, dimension: int | None) -> Floats:
+    """The unit vector of an item. Raises MalformedError."""
+    if not isinstance(item, dict):
+        raise MalformedError("there is no vector for a text")
+    numbers = _read_numbers(item.get("embedding"))
+    if not len(numbers) or (dimension or len(numbers)) != len(numbers):
+        wanted = "" if dimension is None else f", not {dimension}"
+        raise MalformedError(f"a vector of {len(numbers)} numbers came{wanted}")
+    length = np.linalg.norm(numbers.astype(np.float64))
+    if not np.isfinite(length):
+        raise MalformedError("a vector has numbers that are not finite")
+    if not length:
+        raise MalformedError("a vector is zero")
+    unit: Floats = (numbers / length).astype(np.float32)
+    return unit
 
 
 def _read_numbers(embedding: object) -> Floats:
@@ -271,9 +307,9 @@ def _read_numbers(embedding: object) -> Floats:
         else:
             numbers = np.asarray(embedding, np.float32)
     except (ValueError, TypeError, OverflowError, binascii.Error) as error:
-        raise TransientError(f"malformed reply: an embedding is no numbers: {type(error).__name__}") from error
+        raise MalformedError(f"a vector is no numbers: {type(error).__name__}") from error
     if numbers.ndim == 2 and len(numbers) == 1:  # some servers return a list of vectors per text
         numbers = numbers[0]
     if numbers.ndim != 1:
-        raise TransientError("malformed reply: an embedding is no list of numbers")
+        raise MalformedError("a vector is no list of numbers")
     return numbers

@@ -39,7 +39,11 @@ class NoCompletionError(MalformedError):
     """A reply is no chat completion: it has no answer of a model."""
 
 
-class ForeignReplyError(TransientError):
+class MalformedReplyError(TransientError):
+    """A successful answer (200) that cannot be read as a whole."""
+
+
+class ForeignReplyError(MalformedReplyError):
     """A successful reply that is not of this API: another program may be listening at the address."""
 
     def __init__(self, url: str, what: str, excerpt: str) -> None:
@@ -88,7 +92,7 @@ class StatusError(Exception):
         if self.status in _REFUSALS:
             return RefusedError(text, summary=self.summary)
         if self.status in _PASSING or self.status >= 500:
-            return TransientError(text, self.retry_after_s, summary=self.summary)
+            return TransientError(text, self.retry_after_s, summary=self.summary, loading=self.status == 503)
         return ModelUnavailable(text, summary=self.summary)
 
 

@@ -24,13 +24,16 @@ Answer = TypeVar("Answer")
 class TransientError(Exception):
     """A failed attempt that may succeed on retry. `retry_after_s`: as the endpoint requests, if it does.
 
-    `summary` is safe for any caller of the server; defaults to the message.
+    `summary` is safe for any caller of the server; defaults to the message. `loading` as in ModelUnavailable.
     """
 
-    def __init__(self, message: str, retry_after_s: float | None = None, *, summary: str = "") -> None:
+    def __init__(
+        self, message: str, retry_after_s: float | None = None, *, summary: str = "", loading: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.summary = summary or message
+        self.loading = loading
 
 
 class AnsweredError(TransientError):
@@ -65,7 +68,7 @@ class CircuitBreaker:
         self._failures = 0
         self._closed_at = 0.0
         """While open: when the next probe is admitted."""
-        self._last = self._last_summary = ""
+        self._last = ModelUnavailable("")
 
     @property
     def open(self) -> bool:
@@ -80,7 +83,8 @@ class CircuitBreaker:
         if wait_s > 0:
             raise ModelUnavailable(
                 f"circuit open for {wait_s:.1f} s ({self._failures} failures): {self._last}",
-                summary=self._last_summary,
+                summary=self._last.summary,
+                loading=self._last.loading,
             )
         self._closed_at = self._clock() + self._open_s  # this call is the probe; reject others meanwhile
 
@@ -91,7 +95,7 @@ class CircuitBreaker:
     def record_failure(self, error: ModelUnavailable) -> None:
         """Record a call that failed after all attempts."""
         self._failures += 1
-        self._last, self._last_summary = str(error), error.summary
+        self._last = error
         if self.open:
             self._closed_at = self._clock() + self._open_s
 
@@ -139,7 +143,7 @@ class ResilientCalls:
 
     def _unavailable_error(self, error: TransientError | TimeoutError) -> ModelUnavailable:
         if isinstance(error, TransientError):
-            return ModelUnavailable(str(error), summary=error.summary)
+            return ModelUnavailable(str(error), summary=error.summary, loading=error.loading)
         return ModelUnavailable(f"no answer within {number_text(self._settings.deadline_s)} s")
 
     async def _try_repeatedly(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:

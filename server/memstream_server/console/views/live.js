@@ -219,8 +219,8 @@ class Live {
   }
 
   drawNumbers() {
-    const { backlog, unindexed, forgotten, insights, active, activeBytes } = this.stats;
-    const parts = [["backlog", count(backlog)], ["not indexed", count(unindexed)], ["insights", count(insights)],
+    const { backlog, unindexed, unvectored, forgotten, insights, active, activeBytes } = this.stats;
+    const parts = [["backlog", count(backlog)], ["not indexed", count(unindexed)], ["no vector", count(unvectored)], ["insights", count(insights)],
       ["forgotten", count(forgotten)], ["in RAM", active ? bytes(activeBytes) : "no"]];
     show(this.numbers, parts.map(([label, value]) => h("span", { class: "pair" }, `${label} `, h("b", null, value))));
   }

@@ -36,7 +36,7 @@ export async function render({ place, signal, query }) {
     counts.clear();
     const body = h("tbody", null, memories.map((memory) => rowOf(memory, counts, choose)));
     const heads = ["Memory", "Kind", ["Sensory", "number"], ["Short-term", "number"], ["Long-term", "number"], ["Backlog", "number"],
-      ["Not indexed", "number"], "Labels", ["Revision", "number"], "Created"];
+      ["Not indexed", "number"], ["No vector", "number"], "Labels", ["Revision", "number"], "Created"];
     return memories.length ? table("Memories", heads, body, "memories") : h("p", { class: "empty" }, labels.size ? "No memory has such a name and these labels." : "No memory has such a name.");
   });
 
@@ -73,7 +73,7 @@ function rowOf(memory, counts, choose) {
   const labels = Object.entries(memory.labels ?? {}).map(([name, value]) => h("button", {
     type: "button", class: "label", title: "List the memories with this label", onclick: () => choose(name, value),
   }, given(`${name}=${value}`)));
-  const numbers = ["sensory", "shortTerm", "longTerm", "backlog", "unindexed"].map((name) => h("td", { class: "number", "data-count": name }, "·"));
+  const numbers = ["sensory", "shortTerm", "longTerm", "backlog", "unindexed", "unvectored"].map((name) => h("td", { class: "number", "data-count": name }, "·"));
   const row = h("tr", null,
     h("th", { scope: "row" }, h("a", { href: link("m", memory.namespace, memory.name) }, memory.name)),
     h("td", null, enumName(memory.kind, "MEMORY_KIND_")), numbers, h("td", { class: "labels" }, labels),
@@ -112,7 +112,7 @@ function countsOf(signal) {
         const value = Number(stats[cell.dataset.count] ?? 0);
         cell.textContent = count(value);
         cell.classList.toggle("zero", value === 0);
-        cell.classList.toggle("warn", value > 0 && cell.dataset.count === "backlog");
+        cell.classList.toggle("warn", value > 0 && (cell.dataset.count === "backlog" || cell.dataset.count === "unvectored"));
       }
     } catch (error) {
       if (signal.aborted) return;

@@ -36,6 +36,7 @@ from memstream_server.engine.requests import Query
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Job
+from memstream_server.ports.journal.spaces import Made
 from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+BACKFILL = "backfill"
+"""Type of the job that embeds a memory's fragments without a vector."""
 PAGE = 100
 """Jobs, or fragments of a backfill, read at once."""
 RETRY_S = 5.0
@@ -186,7 +189,7 @@ class Jobs:
 
     async def _run_job(self, actor: Actor, job: Job, account: Account) -> None:
         insights, judge = self._models.insights, self._models.judge
-        if job.type == "backfill":
+        if job.type == BACKFILL:
             await self._backfill_vectors(actor, job)
         elif job.type == "rating" and self._models.enricher.has_scorer:
             await self._rate_fragments(actor, job, account)
@@ -331,7 +334,8 @@ class Jobs:
 
     # ---- missing vectors
     async def _backfill_vectors(self, actor: Actor, job: Job) -> None:
-        """Embed fragments that were stored while the model was down. Refused ones stay without a vector.
+        """Embed fragments that have no vector: they were stored while the model was down, or it refused them before.
+        Those that it refuses now stay without one, and are counted.
 
         Includes forgotten fragments, which may be restored.
         """
@@ -345,7 +349,7 @@ class Jobs:
         await actor.run(lambda _: Decision(finish_jobs=(job.id,)))
 
     async def _fill_page(self, actor: Actor, lacking: Sequence[Fragment]) -> None:
-        record = actor.working.record
+        record, space = actor.working.record, actor.working.embedding.name
         gathered = await self._models.enricher.enrich_fragments(
             lacking,
             {},
@@ -356,6 +360,9 @@ class Jobs:
         )
         if any(part.is_missing for part in gathered):
             raise ModelError("the embedding model is still down")
+        refused = [Made(part.fragment.id, part.fragment.version, None) for part in gathered if part.is_refused]
+        if refused:
+            await self._storage.journal.add_vectors(actor.uid, space, refused)
         filled = {part.fragment.id: part for part in gathered if part.vector is not None}
         if filled:
 

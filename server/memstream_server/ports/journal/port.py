@@ -82,10 +82,19 @@ class Journal(Protocol):
         """
         ...
 
+    async def count_unvectored(self) -> int:
+        """Fragments of all memories, except forgotten ones, without a vector in the space in force."""
+        ...
+
+    async def list_unvectored_memories(self) -> list[tuple[str, int]]:
+        """(uid, number of those fragments) of each memory that has some."""
+        ...
+
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
         """Add vectors and enter them for the index; returns the number of fragments. Part of no revision.
 
-        Skips fragments that have changed since.
+        Skips fragments that have changed since. One without a vector, which the model refuses, counts as unvectored
+        once that space is in force.
         """
         ...
 
@@ -335,6 +344,14 @@ class Journal(Protocol):
         ...
 
     async def list_jobs(self, limit: int) -> list[Job]: ...
+
+    async def enter_jobs(self, type: str, entered: Sequence[Job]) -> None:
+        """Enter a job of this type for each of their memories that exists and has none waiting. Part of no revision."""
+        ...
+
+    async def count_jobs(self, type: str) -> int:
+        """Waiting jobs of this type."""
+        ...
 
     async def pending_memories(self) -> list[str]:
         """Uids of memories with receipts that are not stored yet; a server activates them at start."""

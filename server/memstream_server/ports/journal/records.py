@@ -84,6 +84,8 @@ class Counts:
     forgotten: int = 0
     pending: int = 0
     unindexed: int = 0
+    unvectored: int = 0
+    """Fragments of any tier without a vector in the space in force."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,7 @@ def stats_message(statistics: Statistics) -> pb.MemoryStats:
         forgotten=counts.forgotten,
         backlog=counts.pending,
         unindexed=counts.unindexed,
+        unvectored=counts.unvectored,
         active=statistics.active,
         active_bytes=statistics.active_bytes,
     )

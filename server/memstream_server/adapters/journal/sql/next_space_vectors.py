@@ -75,6 +75,9 @@ _ANCHORS = bulk.build_insert(
     anchors, ("memory", "id"), "next_model = excluded.next_model, next_vector = excluded.next_vector"
 )
 _OUTBOX = bulk.build_insert(outbox)
+_REFUSED = bulk.build_update(
+    "fragments", ("key", "payload"), "model = '', payload = given.payload", "fragments.key = given.key"
+)
 _KEYS = (
     select(vectors.c.key)
     .where(vectors.c.model == _model, vectors.c.key > bindparam("after"))
@@ -124,6 +127,8 @@ def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Mad
         if one.vector is not None
     ]
     bulk.write_rows(connection, _VECTORS, stored)
+    refused = [(row_key(number, each.position), each) for one, each in kept if one.vector is None and each.model]
+    bulk.write_rows(connection, _REFUSED, [(key, codec.encode_fragment(each.but(model=""))) for key, each in refused])
     indexed = [each for _, each in given if each.tier is Tier.LONG_TERM and each.forget_time_us is None]
     bulk.write_rows(connection, _OUTBOX, [(uid, each.id, False) for each in indexed])
     held = [

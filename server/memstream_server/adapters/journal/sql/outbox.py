@@ -42,7 +42,7 @@ _EMPTY = insert(outbox).from_select(
     ["memory", "fragment", "deleted"],
     select(memories.c.uid, fragments.c.id, literal(True))
     .join(memories, memories.c.number == fragments.c.memory)
-    .where(fragments.c.tier == Tier.LONG_TERM.value, fragments.c.model != ""),
+    .where(fragments.c.tier == Tier.LONG_TERM.value),
 )
 _CLEAR_UPSERTS = delete(outbox).where(outbox.c.deleted.is_(False))
 _DONE = delete(outbox).where(outbox.c.id.in_(bindparam("ids", expanding=True)))

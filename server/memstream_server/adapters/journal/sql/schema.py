@@ -129,7 +129,8 @@ fragments = Table(
     Column("session", TEXT, nullable=False),
     Column("speaker", TEXT, nullable=False),
     Column("external_id", TEXT),
-    Column("model", TEXT, nullable=False),  # at the time of the write; `vectors` has the present one
+    # At the time of the write; `vectors` has the present one. Empty if the model of a space refused the text.
+    Column("model", TEXT, nullable=False),
     Column("payload", LargeBinary, nullable=False),
     Column("terms", LargeBinary),
 )
@@ -158,6 +159,13 @@ Index(  # what an image does not have, without a read of all rows
     fragments.c.access_time_us,
     fragments.c.access_count,  # SQLite reads it for the condition
     sqlite_where=text("access_count > 0"),
+)
+
+Index(  # fragments that may lack a vector: those that were written without one
+    "fragments_unvectored",
+    fragments.c.memory,
+    fragments.c.key,
+    sqlite_where=text("model = ''"),
 )
 
 vectors = Table(

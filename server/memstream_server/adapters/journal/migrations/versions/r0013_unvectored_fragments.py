@@ -1,0 +1,21 @@
+"""An index of the fragments that were written without a vector, which are counted and embedded again."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+UNVECTORED = sa.text("model = ''")
+
+
+def upgrade() -> None:
+    op.create_index(
+        "fragments_unvectored",
+        "fragments",
+        ["memory", "key"],
+        sqlite_where=UNVECTORED,
+        postgresql_where=UNVECTORED,
+    )
