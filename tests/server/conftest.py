@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import memstream
+from tests.support.journals import DATABASE
 from tests.support.server import ServerProcess
 
 MakeServer = Callable[..., ServerProcess]
@@ -68,6 +69,8 @@ def path() -> str:
 def make_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
     """Creates servers that are not yet started, over `data` in the test's directory by default."""
     made: list[ServerProcess] = []
+    if DATABASE and request.node.get_closest_marker("with_index") and "toolchain" not in request.node.keywords:
+        pytest.skip("on PostgreSQL the index is a Milvus: tests/toolchains has one")
     usual = WITH_INDEX if request.node.get_closest_marker("with_index") else QUICK
 
     def make(name: str = "data", *, listen: str = "127.0.0.1:0", **settings: str | float) -> ServerProcess:

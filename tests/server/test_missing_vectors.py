@@ -15,8 +15,9 @@ from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import fragments, history
 from tests.server.test_models import using
 from tests.support.fake_openai import JSON, FakeOpenAI
+from tests.support.journals import journal_url
 from tests.support.metrics import scrape_metrics
-from tests.support.server import free_address
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 TEXTS = [*(f"tea number {number}" for number in range(9)), "an odd one"]
@@ -33,6 +34,12 @@ def spoil_odd(body: JSON, reply: JSON) -> None:
     for text, item in zip(body["input"], reply["data"], strict=True):
         if "odd" in text:
             item["embedding"] = None
+
+
+def place_of(server: ServerProcess) -> tuple[str, str]:
+    """The flag that names the server's journal."""
+    url = journal_url(server.data_dir)
+    return ("--journal-url", url) if url else ("--data", str(server.data_dir))
 
 
 async def models_of(memory: Memory) -> dict[str, str]:
@@ -57,9 +64,7 @@ async def test_one_null_costs_one_fragment_its_vector(make_server: MakeServer, f
         assert await count_missing(memory) == 0
         await memory.observe_batch(["another odd one"])
     assert await stopped(server) == 0
-    found = json.loads((await asyncio.to_thread(run, "doctor", "--data", str(server.data_dir), "--json")).stdout)[
-        "findings"
-    ]
+    found = json.loads((await asyncio.to_thread(run, "doctor", *place_of(server), "--json")).stdout)["findings"]
     (note,) = (one for one in found if one["subject"] == "vectors")
     assert note["text"].startswith("1 fragments have no vector")
     assert "memstream reindex --missing" in note["advice"]
@@ -131,4 +136,4 @@ async def test_what_the_next_model_refuses_is_counted(make_server: MakeServer, f
         done = await client.finished(await client.start_reindex(missing=True))
         assert (done.done, done.total, await count_missing(memory)) == (1, 1, 0)
     assert await stopped(server) == 0
-    assert (await asyncio.to_thread(run, "verify", "--data", str(server.data_dir))).returncode == 0
+    assert (await asyncio.to_thread(run, "verify", *place_of(server))).returncode == 0

@@ -39,6 +39,7 @@ async def read(call: Any) -> Any:
     return await call.read()
 
 
+@only_sqlite("several servers share a database")
 async def test_second_server_on_journal_exits_with_error(shared: ServerProcess) -> None:
     ended = await asyncio.to_thread(run, *serving(shared.data_dir))
     assert ended.returncode == 1

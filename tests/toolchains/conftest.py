@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.with_index)
-            used = {"fleet", "milvus", "postgres"}.intersection(getattr(item, "fixturenames", ()))
+            used = {"fleet", "plain_fleet", "milvus", "postgres"}.intersection(getattr(item, "fixturenames", ()))
             alone = item.path.name if item.path.parent == FOLDER else item.path.parent.name
             servers = "servers" if used and item.path.name != SUITE else alone
             item.add_marker(pytest.mark.xdist_group(groups.get(item.path.name, servers)))
@@ -81,7 +82,19 @@ def dbgpt_python() -> Path:
 
 @pytest.fixture
 def fleet(tmp_path: Path, postgres: Cluster, milvus: MilvusServer) -> Iterator[Fleet]:
-    servers = Fleet(tmp_path, postgres, milvus)
+    with _ended(Fleet(tmp_path, postgres, milvus)) as servers:
+        yield servers
+
+
+@pytest.fixture
+def plain_fleet(tmp_path: Path, postgres: Cluster) -> Iterator[Fleet]:
+    """Servers on PostgreSQL alone."""
+    with _ended(Fleet(tmp_path, postgres, None)) as servers:
+        yield servers
+
+
+@contextmanager
+def _ended(servers: Fleet) -> Iterator[Fleet]:
     yield servers
     for server in servers.made:
         server.kill()

@@ -1,4 +1,4 @@
-"""Servers on one PostgreSQL database and one Milvus, and a continuous load on them."""
+"""Servers on one PostgreSQL database, with or without a Milvus, and a continuous load on them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DEADLINE_S = 6.0
 class Fleet:
     """Several servers on one database."""
 
-    def __init__(self, folder: Path, cluster: Cluster, milvus: MilvusServer) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, milvus: MilvusServer | None) -> None:
         self.cluster = cluster
         self.url = cluster.database()
         self.made: list[ServerProcess] = []
         self._folder = folder
-        self._stores = {"journal_url": self.url, "milvus_uri": milvus.uri}
+        self._stores = {"journal_url": self.url, "milvus_uri": "" if milvus is None else milvus.uri}
 
     def make(self, **settings: str | float) -> ServerProcess:
         """Returns another server, not yet started; it keeps its address."""

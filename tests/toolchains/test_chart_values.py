@@ -207,7 +207,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "the chart mounts /etc/memstream/ itself",
     ),
     "replicated without a journal": ({"mode": "replicated"}, "set journal.existingSecret"),
-    "replicated without Milvus": ({"mode": "replicated", "journal": STORES["journal"]}, "set milvus.uri"),
     "several single servers": ({"replicas": 2}, "set mode: replicated"),
     "peers of a single server": ({"tls": {"peerName": "a"}}, "for mode replicated"),
     "volume of replicas": ({"mode": "replicated", **STORES, "persistence": {"existingClaim": "a"}}, "for mode single"),

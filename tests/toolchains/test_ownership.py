@@ -270,6 +270,6 @@ async def test_single_and_shared_servers_exclude_each_other(url: str, monkeypatc
 
     for first, second in ((True, False), (False, True), (False, False)):
         journal = await opened(first)
-        with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*set milvus_uri"):
+        with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*does not share it"):
             await opened(second)
         await journal.close()

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TypeAlias
 
 from memstream_server.app.errors import StartError
-from memstream_server.ports.index import INDEX_FOLDER, VectorIndex
+from memstream_server.ports.index import INDEX_FOLDER, NoIndex, VectorIndex
 from memstream_server.settings import Settings
 
 CountLargest: TypeAlias = Callable[[], Awaitable[int]]
@@ -34,12 +34,15 @@ class IndexChoice:
 
 
 def choose_index(settings: Settings) -> IndexChoice:
-    """A Milvus server if a URI is set, otherwise Milvus Lite in the data directory, started when a memory needs it.
+    """A Milvus server if a URI is set. Otherwise none for a journal on PostgreSQL, which several servers may share, and
+    Milvus Lite in the data directory for one on SQLite, started when a memory needs it.
 
     Raises StartError if Milvus Lite is needed and not installed.
     """
     if settings.milvus_uri:
         return IndexChoice(partial(_connect_milvus, settings), shared=True, layout=settings.index_partitions)
+    if settings.is_without_index:
+        return IndexChoice(_open_none, shared=True, layout=settings.index_partitions)
     if find_spec("milvus_lite") is None:
         raise StartError("Milvus Lite is not installed: pip install 'memstream[server]', or set milvus_uri")
     return IndexChoice(partial(_open_lite, settings), shared=False, layout=settings.index_partitions)
@@ -51,6 +54,10 @@ async def _connect_milvus(settings: Settings, _count: CountLargest, _fragments_m
 
     timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
     return connect_milvus(settings.milvus_uri, settings.milvus_token.get_secret_value(), timeouts=timeouts)
+
+
+async def _open_none(_count: CountLargest, _fragments_max: int) -> VectorIndex:
+    return NoIndex()
 
 
 async def _open_lite(settings: Settings, count_largest: CountLargest, fragments_max: int) -> VectorIndex:

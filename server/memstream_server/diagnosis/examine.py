@@ -8,10 +8,17 @@ from pathlib import Path
 
 from memstream_server.adapters.journal.database import directory
 from memstream_server.adapters.journal.verify import read_only_open
+from memstream_server.app.dependencies import build_limits
 from memstream_server.diagnosis.directory import check_directory
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.diagnosis.index import check_index
-from memstream_server.diagnosis.journal import check_content, check_pages, has_long_term_fragments, read_space
+from memstream_server.diagnosis.journal import (
+    check_content,
+    check_pages,
+    check_sizes,
+    has_long_term_fragments,
+    read_space,
+)
 from memstream_server.diagnosis.outside import (
     check_embedding_model,
     check_endpoints,
@@ -98,5 +105,7 @@ def _check_database(settings: Settings) -> Iterator[Finding]:
             space = read_space(opened)
             yield from check_embedding_model(settings, space)
             yield from check_index(settings, opened.in_use, space, has_long_term_fragments(opened))
+            if settings.is_without_index and space is not None:
+                yield check_sizes(opened, space, build_limits(settings).dense_max(space.dimension))
     except Unreadable as error:
         yield problem("database", str(error), "correct journal_url, or start the database")

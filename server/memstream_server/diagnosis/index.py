@@ -21,7 +21,9 @@ def check_index(settings: Settings, holder: str, space: Space | None, has_rows: 
     """Findings on the index of the settings, if its files are ours. has_rows: whether the journal has rows for it."""
     data_dir = settings.data_dir
     folder = data_dir / INDEX_FOLDER
-    if settings.milvus_uri or not data_dir.is_dir():
+    if settings.is_without_index and folder.exists():
+        yield note("index", f"{folder} has no use: with journal_url, only Milvus is an index", "delete the directory")
+    if settings.milvus_uri or settings.is_without_index or not data_dir.is_dir():
         return
     if space is None:
         yield fine("index", "no embedding space is recorded yet, so there is no index")

@@ -7,12 +7,21 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, Table, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Table, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import directory, migrate, sqlite
 from memstream_server.adapters.journal.sql import reads, unvectored
-from memstream_server.adapters.journal.sql.schema import conversations, fragments, jobs, memories, observations, outbox
+from memstream_server.adapters.journal.sql.schema import (
+    POSITION_BITS,
+    conversations,
+    fragments,
+    jobs,
+    memories,
+    observations,
+    outbox,
+    vectors,
+)
 from memstream_server.adapters.journal.verify import operations
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
 from memstream_server.core.values import Tier
@@ -23,6 +32,8 @@ from memstream_server.ports.journal.spaces import Space
 
 _SAID_MAX = 100
 """Limit of the defects that SQLite reports, and of the operations listed."""
+_NAMED_MAX = 5
+"""Memories that one finding names."""
 _ADVICE = "nothing to do: a running server continues it; memstream operations cancel ID ends it"
 _SALVAGE = (
     ". Without a backup, save what can be read: sqlite3 {} .recover | sqlite3 recovered.db, check it with "
@@ -110,6 +121,40 @@ def has_long_term_fragments(opened: OpenedJournal) -> bool:
             return connection.execute(long_term).first() is not None
     except DBAPIError:
         return True
+
+
+def check_sizes(opened: OpenedJournal, space: Space, vectors_max: int) -> Finding:
+    """Whether every memory can keep its vectors in RAM, for a server that has no vector index."""
+    counted = func.count().label("vectors")
+    memory: ColumnElement[int] = literal_column(f"vectors.key >> {POSITION_BITS}", BigInteger())
+    large = (
+        select(memory.label("number"), counted)
+        .where(vectors.c.model == space.model)
+        .group_by(memory)
+        .having(counted > vectors_max)
+        .subquery()
+    )
+    named = (
+        select(memories.c.namespace, memories.c.name, large.c.vectors)
+        .join(large, large.c.number == memories.c.number)
+        .order_by(large.c.vectors.desc())
+    )
+    try:
+        with opened.engine.begin() as connection:
+            found = connection.execute(named).all()
+    except DBAPIError as error:
+        return problem("memory sizes", f"cannot be read: {error}", "see the other findings")
+    if not found:
+        return fine("memory sizes", f"no memory has more than {vectors_max:,} vectors, which fit in RAM")
+    shown = ", ".join(f"{namespace}/{name} ({count:,} vectors)" for namespace, name, count in found[:_NAMED_MAX])
+    more = f" and {len(found) - _NAMED_MAX:,} more" if len(found) > _NAMED_MAX else ""
+    return problem(
+        "memory sizes",
+        f"without a vector index only words, and the vectors of the newest fragments, answer in {shown}{more}: "
+        f"at most {vectors_max:,} vectors fit in RAM",
+        "set milvus_uri on every server of the database (docs/operations.md#growing), or raise dense_in_memory_max and "
+        "active_bytes_max if the machines have the RAM",
+    )
 
 
 def _check_version(connection: Connection) -> Finding:

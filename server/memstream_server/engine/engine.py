@@ -239,10 +239,21 @@ class Engine:
             insight,
             self._storage.index.description,
             journal,
-            "; ".join(filter(None, (self._journal.write_problem, self._indexer.degraded, *self._failing_models()))),
+            "; ".join(filter(None, self._list_degraded())),
             self._spent,
             self._models.statuses,
         )
+
+    def _list_degraded(self) -> list[str]:
+        problems = self._journal.write_problem, self._indexer.degraded, self._count_unindexed()
+        return [*problems, *self._failing_models()]
+
+    def _count_unindexed(self) -> str:
+        """How many active memories need an index that this server does not have; empty if none does."""
+        if not self._runtime.limits.newest_vectors:
+            return ""
+        count = sum(actor.working.dense is None for actor in self._registry.list_actors())
+        return f"no Milvus (milvus_uri) for {count} memories that do not fit in RAM" if count else ""
 
     @property
     def index_degraded(self) -> str:

@@ -22,6 +22,8 @@ class Limits:
     """Bytes of the vectors that one memory keeps in RAM, if that is less than its share of `active_bytes_max`; larger
     memories search the vector index.
     """
+    newest_vectors: int = 0
+    """Without an index to search: vectors of its newest fragments that a memory beyond `dense_max` keeps in RAM."""
     decide_max: int = 256
     """Observations decided and committed together."""
     flush_interval_s: float = 15.0

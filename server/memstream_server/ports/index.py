@@ -26,6 +26,8 @@ from memstream_server.ports.journal.spaces import Space
 INDEX_FOLDER = "milvus"
 """Folder of an embedded index in the data directory; derived from the journal, so a restore may delete it."""
 
+NO_INDEX = "the vectors of this memory do not fit in RAM, and this server has no Milvus (milvus_uri)"
+
 
 class IndexUnavailable(Exception):
     """The index cannot answer now; the text says why. Recall continues without it and reports `degraded`."""
@@ -108,5 +110,45 @@ class VectorIndex(Protocol):
         ...
 
     async def is_healthy(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+class NoIndex:
+    """A VectorIndex for servers that share a database and have no Milvus: it keeps no row and refuses every search."""
+
+    description = "none: milvus_uri is empty"
+    keeps_deleted = False
+    is_idle = True
+
+    async def open(self, space: Space, beside: Space | None = None) -> bool:
+        return False
+
+    async def add_space(self, space: Space) -> bool:
+        return False
+
+    async def remove_space(self, space: Space) -> None: ...
+
+    async def upsert(self, points: Sequence[Point], model: str = "") -> None: ...
+
+    async def delete(self, memory: str, fragments: Sequence[str], model: str = "") -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def search(
+        self, memory: str, vector: Vector, limit: int, model: str = "", timeout_s: float | None = None
+    ) -> tuple[list[str], npt.NDArray[np.float32]]:
+        raise IndexUnavailable(NO_INDEX)
+
+    async def count(self, memory: str, model: str = "") -> int:
+        return 0
+
+    async def list_ids(self, memory: str, model: str = "") -> list[str]:
+        return []
+
+    async def drop_all(self) -> None: ...
+
+    async def is_healthy(self) -> bool:
+        return True
 
     async def close(self) -> None: ...

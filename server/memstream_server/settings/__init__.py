@@ -114,6 +114,11 @@ class Settings(
         values = (getattr(self, name) for name in type(self).model_fields)
         return [text for value in values if isinstance(value, SecretStr) and (text := value.get_secret_value())]
 
+    @property
+    def is_without_index(self) -> bool:
+        """Whether the server has no vector index: its journal is on PostgreSQL, and it has no Milvus."""
+        return bool(self.journal_url.get_secret_value()) and not self.milvus_uri
+
     def unprotected(self, allowed: bool = False) -> str:
         """What a port beyond loopback lacks: "TLS", "authentication", or both joined by "and"; empty if nothing.
 

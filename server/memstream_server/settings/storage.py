@@ -11,7 +11,9 @@ class IndexSettings(BaseModel):
     """The vector index."""
 
     milvus_uri: MilvusUri = setting(
-        "", "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory"
+        "",
+        "URI of a Milvus server or Zilliz; empty runs Milvus Lite in the data directory, or, with journal_url, none: a "
+        "memory whose vectors do not fit in RAM is then searched by its words",
     )
     milvus_token: SecretStr = setting(SecretStr(""), "token of that Milvus, as user:password or an API key")
     milvus_timeout_s: float = setting(10.0, "deadline of connecting to Milvus and of one search", "seconds", 0.1, 600)

@@ -50,15 +50,12 @@ drain_grace_s: drain.graceSeconds
 {{- if not (or $values.journal.url $values.journal.existingSecret) }}
 {{- fail "mode replicated needs a PostgreSQL database that all replicas share: set journal.existingSecret (or journal.url)" }}
 {{- end }}
-{{- if not $values.milvus.uri }}
-{{- fail "mode replicated needs a Milvus that all replicas share: set milvus.uri" }}
-{{- end }}
 {{- if or $values.persistence.existingClaim $values.persistence.storageClass }}
-{{- fail "persistence is for mode single: in mode replicated everything is in PostgreSQL and Milvus" }}
+{{- fail "persistence is for mode single: in mode replicated everything is in PostgreSQL (and Milvus)" }}
 {{- end }}
 {{- else }}
 {{- if gt (int $values.replicas) 1 }}
-{{- fail "replicas: mode single is one server, as its volume is; set mode: replicated, a journal and milvus.uri" }}
+{{- fail "replicas: mode single is one server, as its volume is; set mode: replicated and a journal" }}
 {{- end }}
 {{- if or $values.tls.peerName (include "memstream.given" $values.tls.peerCA) }}
 {{- fail "tls.peerName and tls.peerCA are for mode replicated: a single server calls no other" }}

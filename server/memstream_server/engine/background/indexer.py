@@ -76,6 +76,8 @@ class Indexer:
         self._open = False
         self._missing = False
         self._reconciler = IndexReconciler(storage, models)
+        self._leads = False
+        """Whether this process wrote the index in the last cycle."""
         self._asked = self._dropped = self._rebuilt = 0
         """Counters of rebuilds: requested, of these with the old content dropped, and of these complete."""
         self._refilled = 0
@@ -253,10 +255,13 @@ class Indexer:
             raise IndexLost("a search found that it is empty")
         await self._drop_if_asked()
         await self._adopt_spaces()
-        dropped = self._dropped
-        if not self._registry.ownership.leads:
+        dropped, led = self._dropped, self._leads
+        self._leads = self._registry.ownership.leads
+        if not self._leads:
             await self._follow_leader(dropped)
             return
+        if not led:  # a leader without an index may have dropped rows
+            self._reconciler = IndexReconciler(self._storage, self._models)
         await self._drain_outbox()
         if self._registry.ownership.shared:
             self.overlays.add_indexed(await self._follower.check_outbox())  # rows that another process wrote earlier

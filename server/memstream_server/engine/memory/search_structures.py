@@ -153,8 +153,13 @@ class SearchStructures:
         else:
             self.fresh.pop(fragment_id, None)
 
-    def drop_large_dense(self, dense_max: int, unsettled: Iterable[str]) -> None:
-        """Drop the vectors from RAM beyond the bound; the index replaces them, and `fresh` overlays those it may lack.
+    def list_newest(self, count: int) -> list[str]:
+        """Ids of the fragments in the last `count` slots."""
+        return [id_ for id_ in self.columns.ids[max(len(self.columns) - count, 0) :] if id_ != GONE]
+
+    def drop_large_dense(self, dense_max: int, unsettled: Iterable[str], newest: int = 0) -> None:
+        """Drop the vectors from RAM beyond the bound; the index replaces them, and `fresh` overlays those it may lack,
+        and those of the `newest` fragments.
 
         The bound is that of a load, so that a restart changes nothing. Not while the index may lack a vector that is in
         RAM as an int8 copy only (the index is down).
@@ -163,7 +168,7 @@ class SearchStructures:
             return
         unsettled = list(unsettled)
         if not any(self.dense.has_unread(slot) for slot in self.columns.slots(unsettled).tolist()):
-            self.fresh = self.get_vectors(unsettled)
+            self.fresh = self.get_vectors([*unsettled, *self.list_newest(newest)])
             self.dense = None
 
     def remove_fragments(self, ids: Iterable[str]) -> None:

@@ -58,7 +58,16 @@ class WorkingSet:
     record: MemoryRecord
     state: State
 
-    def __init__(self, embedding: Embedding, dense_max: int, analyzer: Analyzer, images: Images = NO_IMAGES) -> None:
+    def __init__(
+        self,
+        embedding: Embedding,
+        dense_max: int,
+        analyzer: Analyzer,
+        images: Images = NO_IMAGES,
+        *,
+        newest_vectors: int = 0,
+    ) -> None:
+        """`newest_vectors`: how many vectors of its newest fragments it keeps in RAM if it is too large for `dense`."""
         self.embedding = embedding
         """The space of all its vectors."""
         self.vectorless: set[str] = set()
@@ -73,6 +82,7 @@ class WorkingSet:
         self.suspicions = OpenSuspicions()
         self.claims = ClaimCache()
         self._dense_max = dense_max
+        self._newest_vectors = newest_vectors
         self._recalled: OrderedDict[tuple[str, int], tuple[int, str]] = OrderedDict()
         self._analyzer = analyzer
         self._images = images
@@ -284,7 +294,7 @@ class WorkingSet:
                 0,
                 {},
             )  # cleared last: half-applied rows must stay pending
-            self._structures.drop_large_dense(self._dense_max, self._unsettled)
+            self._structures.drop_large_dense(self._dense_max, self._unsettled, self._newest_vectors)
         return self._structures
 
     # ---- queries of decisions
@@ -425,11 +435,17 @@ class WorkingSet:
         return [id_ for id_ in self._unsettled if self.tier_of(id_) is Tier.LONG_TERM]
 
     def drop_flushed(self, ids: Iterable[str]) -> None:
-        """Drop vectors that the index shows to its readers."""
+        """Drop vectors that the index shows to its readers; without an index, those of all but the newest fragments."""
         fresh = self.fresh
-        for id_ in ids:
+        self._unsettled.difference_update(flushed := set(ids))
+        if self._newest_vectors:
+            flushed = fresh.keys() - self._unsettled - set(self.list_newest())
+        for id_ in flushed:
             fresh.pop(id_, None)
-            self._unsettled.discard(id_)
+
+    def list_newest(self) -> list[str]:
+        """The fragments whose vectors stay in RAM if there is no index to search."""
+        return self._structures.list_newest(self._newest_vectors)
 
     def _remove_fragments(self, ids: Iterable[str]) -> None:
         for id_ in ids:

@@ -222,14 +222,19 @@ class Registry:
 
     async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[LoadedMemory, WorkingSet]:
         """The memory as the journal has it, and its working set. Raises Conflict, JournalError."""
-        vectors_max = self._runtime.limits.dense_max(embedding.model.dimension)
-        working = WorkingSet(embedding, vectors_max, self._models.analyzer, self._storage.images)
+        limits, journal = self._runtime.limits, self._storage.journal
+        vectors_max = limits.dense_max(embedding.model.dimension)
+        working = WorkingSet(
+            embedding, vectors_max, self._models.analyzer, self._storage.images, newest_vectors=limits.newest_vectors
+        )
         try:
-            loaded = await self._storage.journal.load_memory(uid, embedding.name, vectors_max, working)
+            loaded = await journal.load_memory(uid, embedding.name, vectors_max, working)
         except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
             await self._models.prepare_language(working.record.policy)
             raise
         working.finish_load(loaded)
+        if working.dense is None and limits.newest_vectors:
+            working.overlay_vectors(await journal.get_vectors(uid, embedding.name, working.list_newest()))
         return loaded, working
 
     async def move_to_space(self, lately: Callable[[str], Sequence[str]]) -> None:

@@ -321,8 +321,8 @@ def _try_lock(raw: Any, lock: str) -> bool:
 
 def _in_use_text(holder: str) -> str:
     return (
-        f"the database is in use by {holder}: stop it, or give this server another database. Several servers on one "
-        "database need a Milvus that all of them reach: set milvus_uri for each"
+        f"the database is in use by {holder}, which does not share it (an older version without milvus_uri): stop it, "
+        "or give this server another database"
     )
 
 

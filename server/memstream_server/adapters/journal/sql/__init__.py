@@ -16,6 +16,7 @@ reads: reads of everything except fragments
 fragment_reads: reads of fragments by id, in pages, and those that are due
 vector_forms: the forms in which vectors are stored, and those that are computed
 compact_vectors: converts the vectors of an earlier server
+unvectored: fragments without a vector, and the jobs that embed them again
 load_memory: loads an active memory in one snapshot
 recall_receipts: receipts of recalls
 versions: what fragments said before a commit replaced it
