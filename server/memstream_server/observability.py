@@ -178,6 +178,30 @@ class Metrics:
         )
         self.recall_seconds = self._histogram("recall_seconds", "From a query's arrival to its answer.")
         self.commit_seconds = self._histogram("commit_seconds", "One transaction of the journal, its group included.")
+        self._add_models()
+        self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
+        self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")
+        self.producers = self._gauge("producers", "Producers held in RAM.")
+        self.watchers = self._gauge("watchers", "Watches of memories, and standing queries.")
+        self.tasks = self._gauge("tasks", "Tasks of the event loop.")
+        self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
+        self.owned_memories = self._gauge(
+            "owned_memories",
+            "Memories this server owns: taken, where several share a database; else those in RAM.",
+        )
+        self.image_reads = self._counter(
+            "image_reads", "Activations that looked for an image, by outcome: hit, miss, damaged.", "outcome"
+        )
+        self.image_bytes = self._gauge("image_bytes", "Bytes of the images on disk.")
+        self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
+        self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
+        self.unvectored = self._gauge("unvectored_fragments", "Fragments without a vector, which words alone find.")
+        self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")
+        self.journal_writable = self._gauge("journal_writable", "1 while the journal can be written, else 0.")
+        self.index_up = self._gauge("index_up", "1 while the vector index answers, else 0.")
+        self.loop_lag_seconds = self._histogram("loop_lag_seconds", "How late the event loop woke, once a second.")
+
+    def _add_models(self) -> None:
         self.model_seconds = self._histogram("model_seconds", "One call of the embedding model.")
         self.model_calls = self._counter(
             "model_calls",
@@ -206,27 +230,6 @@ class Metrics:
         self.model_up = self._gauge(
             "model_up", "0 while a model's last call failed, else 1, by role (embedder, scorer, insights, ...).", "role"
         )
-        self.streams = self._gauge("streams", "Streams open, by rpc.", "rpc")
-        self.sessions = self._gauge("sessions", "Observe streams and batches whose producer is held open.")
-        self.producers = self._gauge("producers", "Producers held in RAM.")
-        self.watchers = self._gauge("watchers", "Watches of memories, and standing queries.")
-        self.tasks = self._gauge("tasks", "Tasks of the event loop.")
-        self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
-        self.owned_memories = self._gauge(
-            "owned_memories",
-            "Memories this server owns: taken, where several share a database; else those in RAM.",
-        )
-        self.image_reads = self._counter(
-            "image_reads", "Activations that looked for an image, by outcome: hit, miss, damaged.", "outcome"
-        )
-        self.image_bytes = self._gauge("image_bytes", "Bytes of the images on disk.")
-        self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
-        self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
-        self.unvectored = self._gauge("unvectored_fragments", "Fragments without a vector, which words alone find.")
-        self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")
-        self.journal_writable = self._gauge("journal_writable", "1 while the journal can be written, else 0.")
-        self.index_up = self._gauge("index_up", "1 while the vector index answers, else 0.")
-        self.loop_lag_seconds = self._histogram("loop_lag_seconds", "How late the event loop woke, once a second.")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"memstream_{name}", meaning, labels, registry=self.registry)

@@ -108,7 +108,7 @@ _BOUNDS = {  # statements that may scan a table, and what bounds the rows that e
     r"memories.number IN \(SELECT observations.memory FROM observations\)": "at a start: batches received, not stored",
     r"min\(fragments.forget_time_us\)": "retention: forgotten fragments, in an index of these alone",
     r"^SELECT count\(\*\) AS count_1 FROM fragments GROUP BY": "at a start with Milvus Lite: all fragments",
-    r"FROM fragments (JOIN memories .*)?WHERE fragments.model = ''": "fragments without a vector, in an index of these alone",
+    r"FROM fragments (JOIN memories .*)?WHERE fragments.model = ''": "those without a vector, in their own index",
     r"^SELECT count\(\*\) AS count_1 FROM jobs WHERE jobs.type": "the progress of an operation: waiting jobs",
     r"^DELETE FROM outbox WHERE outbox.deleted IS": "a new index: rows that the former one does not have yet",
     r"^INSERT INTO outbox .* FROM fragments JOIN memories": "a new index or a restore: all fragments",
