@@ -88,7 +88,7 @@ async def _wait_for_model(embedder: Embedder, stop: asyncio.Event) -> EmbeddingM
             if not error.loading:
                 raise
             waited_s = round(loop.time() - since_s)
-            log.info("embedding_model_loading", error=error, waited_s=waited_s, retry_in_s=pause_s)
+            log.info("embedding_model_loading", reason=error.summary, waited_s=waited_s, retry_in_s=pause_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await stop.wait()
