@@ -18,7 +18,7 @@ from tests.toolchains.fleet import Fleet, Load, connect_clients
 from tests.toolchains.milvus import MilvusServer
 
 pytestmark = pytest.mark.toolchain
-SMALL: dict[str, str | float] = {"dense_in_memory_max": 100, "index_overlay_s": 0.0}
+SMALL: dict[str, str | float] = {"dense_bytes_max": 153_600, "index_overlay_s": 0.0}
 
 
 async def test_every_server_serves_every_memory(plain_fleet: Fleet) -> None:
@@ -91,7 +91,7 @@ async def test_a_memory_beyond_ram_says_what_it_lacks(plain_fleet: Fleet, tmp_pa
         info = await client.server_info()
         assert info.degraded == "no Milvus (milvus_uri) for 1 memories that do not fit in RAM"
     file = tmp_path / "settings.toml"
-    file.write_text(f"journal_url = {json.dumps(plain_fleet.url)}\ndense_in_memory_max = 100\n")
+    file.write_text(f"journal_url = {json.dumps(plain_fleet.url)}\ndense_bytes_max = 153600\n")
     examined = await asyncio.to_thread(run, "doctor", "--config", str(file), "--json")
     found = json.loads(examined.stdout)["findings"]
     (sizes,) = (one for one in found if one["subject"] == "memory sizes")

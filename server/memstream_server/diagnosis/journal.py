@@ -152,8 +152,8 @@ def check_sizes(opened: OpenedJournal, space: Space, vectors_max: int) -> Findin
         "memory sizes",
         f"without a vector index only words, and the vectors of the newest fragments, answer in {shown}{more}: "
         f"at most {vectors_max:,} vectors fit in RAM",
-        "set milvus_uri on every server of the database (docs/operations.md#growing), or raise dense_in_memory_max and "
-        "active_bytes_max if the machines have the RAM",
+        "set milvus_uri on every server of the database (docs/operations.md#growing), or raise active_bytes_max "
+        "and dense_bytes_max if the machines have the RAM",
     )
 
 
