@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -153,9 +154,17 @@ class Messages:
         )
 
     def build(self) -> list[pb.RecallResponse]:
-        """The answer's messages."""
+        """The answer's messages, made without a pause. To be called in a running event loop."""
+        making = self._collect()
+        try:
+            making.send(None)
+        except StopIteration as made:
+            return cast("list[pb.RecallResponse]", made.value)
+        raise AssertionError("a loop without turns never pauses")
+
+    async def _collect(self) -> list[pb.RecallResponse]:
         done = queries.done_response("1", self._answer, False)
-        return list(queries.recollection_responses("1", self._answer, False, done))
+        return [each async for each in queries.recollection_responses("1", self._answer, False, done)]
 
     def time_round_trip(self) -> float:
         """Seconds to build, serialise, parse and read one answer."""

@@ -126,18 +126,18 @@ def test_a_time_survives(value_us: int) -> None:
     assert not found.found
 
 
-def test_digest_ignores_map_order() -> None:
+async def test_digest_ignores_map_order() -> None:
     one, two = fragment_pb2.Observation(content="x"), fragment_pb2.Observation(content="x")
     for key in "abcdef":
         one.metadata[key].int_value = 1
     for key in "fedcba":
         two.metadata[key].int_value = 1
     limits = Limits()
-    items = [observations.read_batch([each], "", limits, 4)[0][0] for each in (one, two)]
+    items = [(await observations.read_batch([each], "", limits, 4))[0][0] for each in (one, two)]
     assert items[0].digest == items[1].digest
     assert len(items[0].digest) == 16
     two.metadata["a"].int_value = 2
-    assert observations.read_batch([two], "", limits, 4)[0][0].digest != items[0].digest
+    assert (await observations.read_batch([two], "", limits, 4))[0][0].digest != items[0].digest
 
 
 def test_every_event_type_has_a_number() -> None:

@@ -12,7 +12,7 @@ from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.dependencies import EngineModels, EngineParts, Runtime, Storage
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
-from memstream_server.engine.runtime.fair_scheduler import FairScheduler
+from memstream_server.engine.runtime.turns import install_turns
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.observability import Metrics
 from memstream_server.ports.images import NO_IMAGES, Images
@@ -59,20 +59,20 @@ def engine_parts(
             judge=models.judge and tracing.wrap_part(models.judge, "conflicts"),
             reranker=models.reranker and tracing.wrap_part(models.reranker, "reranker"),
         )
-    turns = FairScheduler()
+    install_turns()
     embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
     return EngineParts(
         Storage(stored, index, journal.operations, journal.conversations, journal.processes, images),
         EngineModels(
             analyzer,
             embeddings,
-            Enricher(analyzer, embeddings, seen.scorer, limits, turns),
+            Enricher(analyzer, embeddings, seen.scorer, limits),
             insights=seen.insights,
             judge=seen.judge,
             reranking=_build_reranking(seen.reranker, settings),
             statuses=seen.statuses,
         ),
-        Runtime(clock, Ids(clock), limits, turns, EngineMetrics(metrics), failure_of),
+        Runtime(clock, Ids(clock), limits, EngineMetrics(metrics), failure_of),
         TransferSettings(
             directory=settings.data_dir / "transfers",
             disk_free_min_bytes=settings.disk_free_min_bytes,

@@ -15,7 +15,6 @@ from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
-from memstream_server.engine.runtime.fair_scheduler import Lane
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Version
 
@@ -117,13 +116,12 @@ class Fragments:
         """(sessions, whether there are more, revision, memory uid). They are computed from the memory in RAM."""
         async with self._registry.use(namespace, name) as actor:
             working = actor.working
-            async with self._runtime.scheduler.slot(namespace, Lane.READ):
-                actor.raise_if_failed()
-                self._registry.ownership.check_lease()
-                columns = working.columns
-                seen = visible(columns, self._runtime.clock.now_us(), working.record.policy.retention.ttl_s)
-                found = summarize_sessions(columns, seen, replace(query, limit=query.limit + 1))
-                return found[: query.limit], len(found) > query.limit, working.record.revision, working.record.uid
+            actor.raise_if_failed()
+            self._registry.ownership.check_lease()
+            columns = working.columns
+            seen = visible(columns, self._runtime.clock.now_us(), working.record.policy.retention.ttl_s)
+            found = summarize_sessions(columns, seen, replace(query, limit=query.limit + 1))
+            return found[: query.limit], len(found) > query.limit, working.record.revision, working.record.uid
 
     async def put(
         self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None

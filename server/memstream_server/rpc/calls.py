@@ -21,6 +21,8 @@ import grpc
 import grpc.aio
 import structlog
 
+from memstream_server.engine.runtime.turns import find_turns
+
 if TYPE_CHECKING:
     from memstream_server.observability import Metrics
 
@@ -86,6 +88,8 @@ class Calls(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
+        if (turns := find_turns()) is not None:
+            turns.note_arrival()
         method, metadata = handler_call_details.method, tuple(handler_call_details.invocation_metadata or ())
         coders = handler.request_deserializer, handler.response_serializer
         if handler.request_streaming and handler.response_streaming:

@@ -12,12 +12,13 @@ from memstream_server.engine.conflicts import Resolved, Verdict
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name
 from memstream_server.rpc.wire.conflicts import DECISIONS, conflict_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
+    from memstream_server.ports.journal.reading import StoredConflict
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 NOTE_CHARACTERS_MAX = 1_000
@@ -30,7 +31,8 @@ class ConflictMethods:
     _engine: Engine
     _limits: Limits
 
-    async def list_conflicts(self, request: pb.ListConflictsRequest, _context: _Context) -> pb.ListConflictsResponse:
+    async def list_conflicts(self, request: pb.ListConflictsRequest, _context: _Context) -> bytes:
+        """A serialised ListConflictsResponse."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -39,9 +41,14 @@ class ConflictMethods:
         page, more, uid = await self._engine.conflicts.list_page(namespace, name, request.decided, after, size)
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        last = page[-1].suspicion if more else None
-        token = "" if last is None else page_tokens.make_token(request, f"{last.newer}:{last.older}:{uid}")
-        return pb.ListConflictsResponse(conflicts=map(conflict_message, page), next_page_token=token)
+        shown, count = await encode_fitting(
+            page, pb.ListConflictsResponse(), _add_conflict, self._limits.page_bytes_max
+        )
+        token = ""
+        if more or count < len(page):
+            last = page[count - 1].suspicion
+            token = page_tokens.make_token(request, f"{last.newer}:{last.older}:{uid}")
+        return shown + pb.ListConflictsResponse(next_page_token=token).SerializeToString()
 
     async def resolve_conflict(
         self, request: pb.ResolveConflictRequest, _context: _Context
@@ -67,6 +74,10 @@ class ConflictMethods:
             return _resolve_response(await self._engine.conflicts.resolve(namespace, name, verdict, once))
 
         return await respond_once(call, self._engine, resolve)
+
+
+def _add_conflict(page: pb.ListConflictsResponse, conflict: StoredConflict) -> None:
+    page.conflicts.append(conflict_message(conflict))
 
 
 def _read_token(request: pb.ListConflictsRequest) -> tuple[tuple[str, str], str]:

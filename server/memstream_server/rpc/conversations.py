@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +13,13 @@ from google.protobuf.message import Message as WireMessage
 
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.printable import number_text
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
     Message,
     MessageQuery,
+    Plan,
     PlanChange,
     PlanQuery,
     PlanState,
@@ -26,7 +28,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
 from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire import conversations as wire
@@ -65,7 +67,8 @@ class ConversationService:
             lambda done: pb.AppendMessageResponse(message=wire.message_of(named, done)),
         )
 
-    async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> pb.ListMessagesResponse:
+    async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> bytes:
+        """A serialised ListMessagesResponse."""
         found = Violations()
         named = self._conversation_of(found, request)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -77,10 +80,13 @@ class ConversationService:
         found.check()
         query = MessageQuery(agent, other, goal, _start_after(request), size + 1)
         rows = await self._conversations.list_messages(named, query)
-        shown, token = self._page_of(
-            request, [wire.message_of(named, row) for row in rows], size, lambda row: row.number
-        )
-        return pb.ListMessagesResponse(messages=shown, next_page_token=token)
+
+        def add(page: pb.ListMessagesResponse, row: Message) -> None:
+            page.messages.append(wire.message_of(named, row))
+
+        shown, count = await encode_fitting(rows[:size], pb.ListMessagesResponse(), add, self._limits.page_bytes_max)
+        token = page_tokens.make_token(request, str(rows[count - 1].number)) if count < len(rows) else ""
+        return shown + pb.ListMessagesResponse(next_page_token=token).SerializeToString()
 
     async def get_last_message(
         self, request: pb.GetLastMessageRequest, _context: _Context
@@ -140,7 +146,8 @@ class ConversationService:
             lambda saved: pb.SavePlansResponse(plans=[wire.plan_of(named, plan) for plan in saved]),
         )
 
-    async def list_plans(self, request: pb.ListPlansRequest, _context: _Context) -> pb.ListPlansResponse:
+    async def list_plans(self, request: pb.ListPlansRequest, _context: _Context) -> bytes:
+        """A serialised ListPlansResponse."""
         found = Violations()
         named = self._conversation_of(found, request)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -151,10 +158,13 @@ class ConversationService:
         found.check()
         query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _start_after(request), size + 1)
         rows = await self._conversations.list_plans(named, query)
-        shown, token = self._page_of(
-            request, [wire.plan_of(named, row) for row in rows], size, lambda row: row.sub_task_number
-        )
-        return pb.ListPlansResponse(plans=shown, next_page_token=token)
+
+        def add(page: pb.ListPlansResponse, row: Plan) -> None:
+            page.plans.append(wire.plan_of(named, row))
+
+        shown, count = await encode_fitting(rows[:size], pb.ListPlansResponse(), add, self._limits.page_bytes_max)
+        token = page_tokens.make_token(request, str(rows[count - 1].sub_task_number)) if count < len(rows) else ""
+        return shown + pb.ListPlansResponse(next_page_token=token).SerializeToString()
 
     async def update_plan(self, request: pb.UpdatePlanRequest, _context: _Context) -> pb.UpdatePlanResponse:
         found = Violations()
@@ -218,13 +228,6 @@ class ConversationService:
 
         return await respond_once(call, self._conversations, act)
 
-    def _page_of(
-        self, request: Any, rows: Sequence[R], size: int, number: Callable[[R], int]
-    ) -> tuple[Sequence[R], str]:
-        """The rows of a page, from one row more than was asked for, and the token of the next page."""
-        shown = next(_split_messages(rows[:size], self._limits.page_bytes_max), [])
-        return shown, page_tokens.make_token(request, str(number(shown[-1]))) if len(shown) < len(rows) else ""
-
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
@@ -255,7 +258,9 @@ class _Watch:
                         yield pb.WatchMessagesResponse(completed=True)
                         return
                     page = asyncio.create_task(_next_or_none(pages))
-                    told = [wire.message_of(self.conversation, message) for message in messages]
+                    told: list[pb.ConversationMessage] = []
+                    async for some in in_slices(messages, ENTRIES_PER_SLICE):
+                        told += [wire.message_of(self.conversation, message) for message in some]
                     for part in _split_messages(told, self.bytes_max) if told else [[]]:
                         yield pb.WatchMessagesResponse(messages=part)
             raise self.drain.shutdown_error()

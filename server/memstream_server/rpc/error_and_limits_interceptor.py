@@ -22,6 +22,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
+from memstream_server.engine.runtime.call_context import ACCOUNT
+from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.calls import is_abandoned, release_frames, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 ROUTING_KEY = "memstream-memory"
 DELAYED_REFUSALS_MAX = 1_024
 """Maximum number of delayed refusals that wait; beyond it refusals are sent at once."""
+_NAMESPACE_CHARACTERS = 128
+"""Of a namespace that a call is charged to: the account outlives the request, which is not validated yet."""
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -94,11 +98,16 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
                 quota="calls_in_flight_max",
                 limit=self._calls_max,
             )
+        turns = find_turns()
         self._calls += 1
+        if turns is not None:
+            turns.calls += 1
         try:
             yield
         finally:
             self._calls -= 1
+            if turns is not None:
+                turns.calls -= 1
 
     async def end_call(self, error: BaseException, context: _Context) -> None:
         """Ends a call with the status of its handler's error. Raises AbortError, CancelledError."""
@@ -136,7 +145,7 @@ class _Call:
     ) -> None:
         self._interceptor = interceptor
         self._method: str = details.method
-        self._requests = Requests(interceptor.reader, self._method, decode, self._check_routing)
+        self._requests = Requests(interceptor.reader, self._method, decode, self._check_first)
         self._routing: list[str] = []
         for key, value in details.invocation_metadata or ():
             if key == ROUTING_KEY:
@@ -184,14 +193,28 @@ class _Call:
     def _count_stream(self) -> AbstractContextManager[None]:
         return self._interceptor.count_stream(self._method.rpartition("/")[2])
 
-    def _check_routing(self, request: Message) -> None:
-        """Checks the first message. Raises RoutingMismatch."""
+    def _check_first(self, request: Message) -> None:
+        """Charges the call to the namespace that its first message names, and checks its routing. Raises
+        RoutingMismatch."""
+        account = ACCOUNT.get()
+        if account is not None:
+            ACCOUNT.set((account[0], _namespace_of(request)))
         if not self._routing:
             return
         named = _memory_of(request)
         for given in self._routing:
             if named is not None and given != named:
                 raise RoutingMismatch(f"the metadata {ROUTING_KEY} is {given[:300]!a}, the request names {named!r}")
+
+
+def _namespace_of(request: Any) -> str:
+    """The namespace that a request names, as it was sent; empty if it names none."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "open" in fields:
+        request, fields = request.open, fields["open"].message_type.fields_by_name
+    if "memory" in fields and fields["memory"].message_type is not None:
+        request, fields = request.memory, fields["memory"].message_type.fields_by_name
+    return str(request.namespace)[:_NAMESPACE_CHARACTERS] if "namespace" in fields else ""
 
 
 def _memory_of(request: Any) -> str | None:

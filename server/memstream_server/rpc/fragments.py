@@ -17,10 +17,10 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, take_fitting
+from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
-from memstream_server.rpc.wire.fragments import fragment_message, read_as_of, read_filter, version_message
+from memstream_server.rpc.wire.fragments import fragment_message, read_as_of, read_filter, write_fragment, write_version
 from memstream_server.rpc.wire.operations import operation_message
 from memstream_server.rpc.wire.queries import read_truth
 
@@ -70,9 +70,8 @@ class FragmentMethods:
         else:
             validation.fragment_id(found, "id", request.id)
 
-    async def get_fragment_history(
-        self, request: pb.GetFragmentHistoryRequest, _context: _Context
-    ) -> pb.GetFragmentHistoryResponse:
+    async def get_fragment_history(self, request: pb.GetFragmentHistoryRequest, _context: _Context) -> bytes:
+        """A serialised GetFragmentHistoryResponse."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         self._check_key(found, request)
@@ -80,8 +79,14 @@ class FragmentMethods:
         fragment, versions, revision = await self._engine.fragments.read_history(
             namespace, name, id=request.id, external_id=request.external_id
         )
-        messages = take_fitting([version_message(each) for each in versions], self._limits.page_bytes_max)
-        return pb.GetFragmentHistoryResponse(fragment=fragment_message(fragment), versions=messages, revision=revision)
+        shown, _ = await encode_fitting(
+            versions,
+            pb.GetFragmentHistoryResponse(),
+            lambda response, each: write_version(response.versions.add(), each),
+            self._limits.page_bytes_max,
+        )
+        rest = pb.GetFragmentHistoryResponse(fragment=fragment_message(fragment), revision=revision)
+        return shown + rest.SerializeToString()
 
     async def restore_fragment_version(
         self, request: pb.RestoreFragmentVersionRequest, _context: _Context
@@ -109,7 +114,8 @@ class FragmentMethods:
 
         return await respond_once(call, self._engine, restore)
 
-    async def list_fragments(self, request: pb.ListFragmentsRequest, _context: _Context) -> pb.ListFragmentsResponse:
+    async def list_fragments(self, request: pb.ListFragmentsRequest, _context: _Context) -> bytes:
+        """A serialised ListFragmentsResponse."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -126,15 +132,20 @@ class FragmentMethods:
         fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        messages = take_fitting([fragment_message(fragment) for fragment in fragments], self._limits.page_bytes_max)
-        if len(messages) < len(fragments):
-            following = fragments[len(messages) - 1].position
-        return pb.ListFragmentsResponse(
-            fragments=messages,
+        shown, count = await encode_fitting(
+            fragments,
+            pb.ListFragmentsResponse(),
+            lambda response, each: write_fragment(response.fragments.add(), each),
+            self._limits.page_bytes_max,
+        )
+        if count < len(fragments):
+            following = fragments[count - 1].position
+        rest = pb.ListFragmentsResponse(
             next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
             revision=revision,
             memory_uid=uid,
         )
+        return shown + rest.SerializeToString()
 
     async def put_fragment(self, request: pb.PutFragmentRequest, _context: _Context) -> pb.PutFragmentResponse:
         found = Violations()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,6 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from memstream.v1 import server_service_pb2 as pb
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.journal.records import ANSWER_KEPT_S
 from memstream_server.rpc.connections import ConnectionBounds, descriptor_limit
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Message)
 _OVERSIZE_BYTES = 1 << 20
+V = TypeVar("V")
+ENTRIES_PER_SLICE = 8
+"""Entries of a page that are made between two looks at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,24 @@ class Limits:
         )
 
 
-def take_fitting(messages: list[M], bytes_max: int) -> list[M]:
-    """As many of the first messages as fit, at least one."""
+async def encode_fitting(
+    values: Sequence[V], page: M, add: Callable[[M, V], Awaitable[None] | None], bytes_max: int
+) -> tuple[bytes, int]:
+    """(serialised entries of a page, how many): as many of the first values as fit, at least one.
+
+    `add` adds a value to an empty page. Entries are serialised one by one, with pauses: joined, and with the other
+    fields of the page behind them, they are a whole message.
+    """
+    entries: list[bytes] = []
     size = 0
-    for number, message in enumerate(messages):
-        size += message.ByteSize()
-        if size > bytes_max and number:
-            return messages[:number]
-    return messages
+    async for part in in_slices(values, ENTRIES_PER_SLICE):
+        for value in part:
+            page.Clear()
+            if (adding := add(page, value)) is not None:
+                await adding
+            entry = page.SerializeToString()
+            size += len(entry)
+            if size > bytes_max and entries:
+                return b"".join(entries), len(entries)
+            entries.append(entry)
+    return b"".join(entries), len(entries)

@@ -22,6 +22,7 @@ from memstream_server.rpc.idempotency import (
     idempotent_call,
     respond_once,
 )
+from memstream_server.rpc.limits import encode_fitting
 from memstream_server.rpc.recall_receipts import ReceiptMethods
 from memstream_server.rpc.sessions import SessionMethods
 from memstream_server.rpc.standing_queries import StandingQueryMethods
@@ -72,7 +73,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         record = await self._engine.memories.get(namespace, name)
         return pb.GetMemoryResponse(memory=policies.memory_message(record))
 
-    async def list_memories(self, request: pb.ListMemoriesRequest, _context: _Context) -> pb.ListMemoriesResponse:
+    async def list_memories(self, request: pb.ListMemoriesRequest, _context: _Context) -> bytes:
+        """A serialised ListMemoriesResponse."""
         found = Violations()
         namespace = validation.check_name(found, "namespace", request.namespace, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -81,10 +83,11 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         found.check()
         after = page_tokens.read_name(request)
         records = await self._engine.memories.list_page(namespace, after, size + 1, prefix, labels)
-        return pb.ListMemoriesResponse(
-            memories=[policies.memory_message(record) for record in records[:size]],
-            next_page_token=page_tokens.make_token(request, records[size - 1].name) if len(records) > size else "",
+        shown, count = await encode_fitting(
+            records[:size], pb.ListMemoriesResponse(), _add_memory, self._limits.page_bytes_max
         )
+        token = page_tokens.make_token(request, records[count - 1].name) if len(records) > count else ""
+        return shown + pb.ListMemoriesResponse(next_page_token=token).SerializeToString()
 
     async def update_memory(self, request: pb.UpdateMemoryRequest, _context: _Context) -> pb.UpdateMemoryResponse:
         found = Violations()
@@ -220,6 +223,10 @@ def _check_mask(found: Violations, paths: Any) -> None:
     for path in paths:
         if path != "labels" and path.split(".")[0] != "policy":
             found.add("update_mask", f'has {quote_text(path)}: "labels", "policy" and paths below it can be set')
+
+
+def _add_memory(page: pb.ListMemoriesResponse, record: MemoryRecord) -> None:
+    page.memories.append(policies.memory_message(record))
 
 
 def _answer_of(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:

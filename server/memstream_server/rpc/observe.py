@@ -208,11 +208,9 @@ class ObserveStream:
     async def _accept_batch(self, batch: pb.ObservationBatch) -> None:
         count = len(batch.observations)
         check_numbers(batch.first_sequence, count, self._limits, "batch.")
-        async with self._session.take_slot():
-            items, size = observations.read_batch(
-                list(batch.observations), self._opening.session, self._limits, self._dimension
-            )
-        # After the slot: the task that this starts finds no slot taken.
+        items, size = await observations.read_batch(
+            list(batch.observations), self._opening.session, self._limits, self._dimension
+        )
         self._check_window(count, size)
         received = self._submit_batch(batch.first_sequence, items)
         if isinstance(received, BacklogFull):

@@ -12,7 +12,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.idempotency import idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -66,7 +66,8 @@ class OperationService:
         operation = await self._engine.operations.get(self._validate_id(request.id))
         return pb.GetOperationResponse(operation=operation_message(operation))
 
-    async def list_operations(self, request: pb.ListOperationsRequest, _context: _Context) -> pb.ListOperationsResponse:
+    async def list_operations(self, request: pb.ListOperationsRequest, _context: _Context) -> bytes:
+        """A serialised ListOperationsResponse."""
         found = Violations()
         namespace, memory = self._validate_scope(found, request.namespace, request.memory)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -77,11 +78,11 @@ class OperationService:
 
         by_id, where = attrgetter("id"), attrgetter("namespace")
         rows = await list_readable(fetch, page_tokens.read_name(request), size + 1, by_id, where)
-        shown = rows[:size]
-        return pb.ListOperationsResponse(
-            operations=[operation_message(row) for row in shown],
-            next_page_token=page_tokens.make_token(request, shown[-1].id) if len(rows) > size else "",
+        shown, count = await encode_fitting(
+            rows[:size], pb.ListOperationsResponse(), _add_operation, self._limits.page_bytes_max
         )
+        token = page_tokens.make_token(request, rows[count - 1].id) if len(rows) > count else ""
+        return shown + pb.ListOperationsResponse(next_page_token=token).SerializeToString()
 
     async def cancel_operation(
         self, request: pb.CancelOperationRequest, _context: _Context
@@ -104,3 +105,7 @@ class OperationService:
         elif namespace:
             validation.check_name(found, "namespace", namespace, self._limits)
         return namespace, memory
+
+
+def _add_operation(page: pb.ListOperationsResponse, operation: Operation) -> None:
+    page.operations.append(operation_message(operation))

@@ -248,7 +248,8 @@ class RecallStream:
         answer = await _limit_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
         done = queries.done_response(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
-        for response in queries.recollection_responses(message.query_id, answer, message.explain, inside):
+        responses = queries.recollection_responses(message.query_id, answer, message.explain, inside)
+        async for response in responses:
             if not self._is_wanted(message):
                 return
             over = message.query_id if response.recollections.HasField("done") else ""
@@ -267,7 +268,8 @@ class RecallStream:
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
-                for response in queries.change_responses(message.query_id, change, message.explain, budgeted, inside):
+                parts = queries.change_responses(message.query_id, change, message.explain, budgeted, inside)
+                async for response in parts:
                     if not self._is_wanted(message):
                         return
                     await self._write_message(response)
@@ -362,11 +364,12 @@ async def _recall_once(
         answering.cancel()
 
 
-def check_size(response: pb.RecallOnceResponse, limits: Limits) -> None:
+def check_size(response: bytes, limits: Limits) -> bytes:
     """Raises InvalidField when an answer is too large for one message."""
-    if response.ByteSize() > limits.message_bytes_max:
+    if len(response) > limits.message_bytes_max:
         raise invalid_field(
             "query.limit",
-            f"leads to an answer of {response.ByteSize()} bytes, a message has at most {limits.message_bytes_max}: "
+            f"leads to an answer of {len(response)} bytes, a message has at most {limits.message_bytes_max}: "
             "ask for less, set a token budget, or use the Recall stream",
         )
+    return response

@@ -10,7 +10,7 @@ from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
-from memstream_server.rpc.limits import Limits, take_fitting
+from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name
 from memstream_server.rpc.wire.scalars import time_us, timestamp_message
 
@@ -26,7 +26,8 @@ class SessionMethods:
     _engine: Engine
     _limits: Limits
 
-    async def list_sessions(self, request: pb.ListSessionsRequest, _context: _Context) -> pb.ListSessionsResponse:
+    async def list_sessions(self, request: pb.ListSessionsRequest, _context: _Context) -> bytes:
+        """A serialised ListSessionsResponse."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
@@ -46,16 +47,16 @@ class SessionMethods:
         page, more, revision, uid = await self._engine.fragments.list_sessions(namespace, name, query)
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        messages = take_fitting([_session_message(each) for each in page], self._limits.page_bytes_max)
+        shown, count = await encode_fitting(page, pb.ListSessionsResponse(), _add_session, self._limits.page_bytes_max)
         token = ""
-        if more or len(messages) < len(page):
-            last = page[len(messages) - 1]
+        if more or count < len(page):
+            last = page[count - 1]
             token = page_tokens.make_token(request, f"{last.last_us}:{last.position}:{uid}")
-        return pb.ListSessionsResponse(sessions=messages, next_page_token=token, revision=revision)
+        return shown + pb.ListSessionsResponse(next_page_token=token, revision=revision).SerializeToString()
 
 
-def _session_message(summary: SessionSummary) -> pb.SessionSummary:
-    return pb.SessionSummary(
+def _add_session(page: pb.ListSessionsResponse, summary: SessionSummary) -> None:
+    page.sessions.add(
         session=summary.session,
         first_observe_time=timestamp_message(summary.first_us),
         last_observe_time=timestamp_message(summary.last_us),

@@ -11,7 +11,7 @@ from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream_server.engine.recall.open_queries import OpenQuery
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may
-from memstream_server.rpc.limits import Limits, take_fitting
+from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, memory_name
 from memstream_server.rpc.wire.scalars import timestamp_message
 
@@ -27,19 +27,22 @@ class StandingQueryMethods:
     _engine: Engine
     _limits: Limits
 
-    async def list_standing_queries(
-        self, request: pb.ListStandingQueriesRequest, _context: _Context
-    ) -> pb.ListStandingQueriesResponse:
+    async def list_standing_queries(self, request: pb.ListStandingQueriesRequest, _context: _Context) -> bytes:
+        """A serialised ListStandingQueriesResponse."""
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
         found.check()
         page, more = await self._engine.open_queries.list_page(namespace, name, page_tokens.read_name(request), size)
         named = caller_may(Verb.ADMIN, namespace)
-        messages = take_fitting([_query_message(each, named) for each in page], self._limits.page_bytes_max)
-        more = more or len(messages) < len(page)
-        token = page_tokens.make_token(request, messages[-1].id) if more else ""
-        return pb.ListStandingQueriesResponse(queries=messages, next_page_token=token)
+        shown, count = await encode_fitting(
+            page,
+            pb.ListStandingQueriesResponse(),
+            lambda response, each: _add_query(response, each, named),
+            self._limits.page_bytes_max,
+        )
+        token = page_tokens.make_token(request, page[count - 1].id) if more or count < len(page) else ""
+        return shown + pb.ListStandingQueriesResponse(next_page_token=token).SerializeToString()
 
 
 def listed_query(message: stream_pb.RecallQuery, session: str) -> OpenQuery:
@@ -50,9 +53,9 @@ def listed_query(message: stream_pb.RecallQuery, session: str) -> OpenQuery:
     return OpenQuery(shown.SerializeToString(deterministic=True), session)
 
 
-def _query_message(query: OpenQuery, named: bool) -> pb.OpenStandingQuery:
+def _add_query(page: pb.ListStandingQueriesResponse, query: OpenQuery, named: bool) -> None:
     """`named`: whether the caller may see who opened it."""
-    message = pb.OpenStandingQuery(
+    message = page.queries.add(
         id=query.id,
         session=query.session,
         open_time=timestamp_message(query.open_us),
@@ -63,4 +66,3 @@ def _query_message(query: OpenQuery, named: bool) -> pb.OpenStandingQuery:
     message.query.MergeFromString(query.query)
     if query.change_us is not None:
         message.change_time.CopyFrom(timestamp_message(query.change_us))
-    return message

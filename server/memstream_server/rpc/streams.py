@@ -11,6 +11,7 @@ import grpc.aio
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import ProtocolViolation
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
@@ -88,7 +89,7 @@ class StreamService:
         found.check()
         first = request.first_sequence if producer else 1
         observe.check_numbers(first, len(request.observations), limits)
-        items = self._read_numbered(request, session) if producer else self._read_unnumbered(request, session)
+        items = await (self._read_numbered if producer else self._read_unnumbered)(request, session)
         digest = observations.digest_of(request.SerializeToString(deterministic=True)) if request_id else b""
         progress = await self._engine.observe_batch(
             namespace, memory, producer, first, items, level, request_id, digest
@@ -104,25 +105,26 @@ class StreamService:
             )
         )
 
-    def _read_numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+    async def _read_numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
         messages = list(request.observations)
-        return observations.read_batch(messages, session, self._limits, self._engine.dimension)[0]
+        return (await observations.read_batch(messages, session, self._limits, self._engine.dimension))[0]
 
-    def _read_unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+    async def _read_unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
         found, items = Violations(), list[NewObservation | Refusal]()
-        for number, message in enumerate(request.observations):
-            digest = observations.digest_of(message.SerializeToString(deterministic=True))
-            prefix = f"observations[{number}]."
-            items.append(
-                observations.read_observation(
-                    found, message, digest, session, self._limits, self._engine.dimension, prefix
+        async for part in in_slices(request.observations, observations.READ_PER_SLICE):
+            for message in part:
+                digest = observations.digest_of(message.SerializeToString(deterministic=True))
+                prefix = f"observations[{len(items)}]."
+                items.append(
+                    observations.read_observation(
+                        found, message, digest, session, self._limits, self._engine.dimension, prefix
+                    )
                 )
-            )
         found.check()
         return items
 
-    async def recall_once(self, request: pb.RecallOnceRequest, context: _Context) -> pb.RecallOnceResponse:
-        """One query."""
+    async def recall_once(self, request: pb.RecallOnceRequest, context: _Context) -> bytes:
+        """One query. The serialised RecallOnceResponse."""
         limits, found = self._limits, Violations()
         namespace, memory = memory_name(found, request.namespace, request.memory, limits)
         session = check_identifier(found, "session", request.session, limits)
@@ -134,8 +136,5 @@ class StreamService:
         answer = await recall.recall_once(
             self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
         )
-        response = pb.RecallOnceResponse(done=queries.done_response(query_id, answer, query.token_budget > 0))
-        for part in queries.recollection_responses(query_id, answer, query.explain):
-            response.recollections.MergeFrom(part.recollections)
-        recall.check_size(response, limits)
-        return response
+        done = queries.done_response(query_id, answer, query.token_budget > 0)
+        return recall.check_size(await queries.encode_answer(query_id, answer, query.explain, done), limits)

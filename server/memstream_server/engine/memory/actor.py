@@ -13,7 +13,6 @@ import contextlib
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.memory.build_commit import commit_of
 from memstream_server.engine.memory.decide import (
-    OBSERVATIONS_PER_SLOT,
     add_suspicions,
     decide_observations,
     effective_policy,
@@ -47,7 +45,7 @@ from memstream_server.engine.memory.receipts import Batch, observations_in
 from memstream_server.engine.memory.superseding import settle_decision
 from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
-from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, working_for
+from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, paid_by, working_for
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, WriteRefused
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Recorded
@@ -172,10 +170,10 @@ class Actor:
         JournalError.
         """
         async with self._deciding:
-            async with self._slot_for(sum(batch.size for batch in batches)):  # the whole way to the commit is one slot
+            with paid_by(batches[0].origin):
                 prepared = await self._prepare_batches(batches)
                 outcomes, decision, commit = await self._decide_batches(prepared)
-            await self._commit_decision(decision, commit)
+                await self._commit_decision(decision, commit)
         self.ingest.mark_stored(batches, outcomes)
 
     async def run(self, decide: Decide) -> int:
@@ -206,10 +204,7 @@ class Actor:
     async def _prepare_batches(self, batches: tuple[Batch, ...]) -> _Prepared:
         working = self.working
         account = account_of(working.record)
-        waits_for_nobody = working.embedding.model.instant and not self._models.enricher.has_scorer
-        count = sum(batch.size for batch in batches)
-        async with self._slot_for(count) if waits_for_nobody else contextlib.nullcontext():
-            gathered = await observations_in(batches, self._models, working.record, account, working.embedding)
+        gathered = await observations_in(batches, self._models, working.record, account, working.embedding)
         return _Prepared(batches, tuple(gathered), account)
 
     def _next_group(self) -> tuple[Batch, ...]:
@@ -275,22 +270,14 @@ class Actor:
         self.ingest.mark_stored(prepared.batches, outcomes)
 
     async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
-        async with self._slot_for(len(prepared.gathered)):
-            known = await read_known(self.working, prepared.gathered, self._storage)
-            suspected = await find_suspicions(self.working, prepared.gathered, self._storage, self._models.analyzer)
-            decision, outcomes = await decide_observations(
-                self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
-            )
-            decision = add_suspicions(self.working, decision, suspected, self._models, self._runtime)
-            decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
-            return outcomes, *await self._commit_of(decision)
-
-    def _take_slot(self) -> AbstractAsyncContextManager[None]:
-        return self._runtime.scheduler.slot(self.working.record.namespace)
-
-    def _slot_for(self, count: int) -> AbstractAsyncContextManager[None]:
-        """One slot for a small decision; a larger one takes a slot per OBSERVATIONS_PER_SLOT observations."""
-        return self._take_slot() if count <= OBSERVATIONS_PER_SLOT else contextlib.nullcontext()
+        known = await read_known(self.working, prepared.gathered, self._storage)
+        suspected = await find_suspicions(self.working, prepared.gathered, self._storage, self._models.analyzer)
+        decision, outcomes = await decide_observations(
+            self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
+        )
+        decision = add_suspicions(self.working, decision, suspected, self._models, self._runtime)
+        decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
+        return outcomes, *await self._commit_of(decision)
 
     async def _wait_for_disk_space(self) -> None:
         """Pause until the disk may have space again, and run other decisions meanwhile: those that add data fail too,
@@ -310,8 +297,7 @@ class Actor:
         """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
         decision = await settle_decision(self.working, decision, self._storage, self._runtime)
         decision = await self._embed_merged(decision)
-        async with self._take_slot():
-            return decision, commit_of(self.working, decision, self._models, self._runtime)
+        return decision, commit_of(self.working, decision, self._models, self._runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
         if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
@@ -320,8 +306,7 @@ class Actor:
         started_s = self._runtime.clock.monotonic_s()
         await self._storage.journal.commit(commit)
         self._runtime.metrics.count_commit(self._runtime.clock.monotonic_s() - started_s)
-        async with self._take_slot():
-            self.working.apply_commit(commit, decision)
+        self.working.apply_commit(commit, decision)
         self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()

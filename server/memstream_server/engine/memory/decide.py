@@ -21,6 +21,7 @@ from memstream_server.engine.memory.enrich import EnrichedFragment, enhances_sho
 from memstream_server.engine.memory.known_fragments import KnownFragments
 from memstream_server.engine.memory.receipts import complete_answer
 from memstream_server.engine.memory.superseding import find_superseded, supersede_by_update
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.journal.records import Answer, Job
 from memstream_server.ports.journal.writing import Outcome, Outcomes
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
 
-OBSERVATIONS_PER_SLOT = 8
-"""Observations decided per slot, about 0.7 ms; a small call waits that long at each of its event-loop iterations."""
+OBSERVATIONS_PER_SLICE = 8
+"""Observations decided per slice, about 0.7 ms; a small call waits that long at each of its event-loop iterations."""
 
 
 def effective_policy(policy: Policy, models: EngineModels) -> Policy:
@@ -53,7 +54,7 @@ async def decide_observations(
 ) -> tuple[Decision, dict[int, Outcome]]:
     """The decision on a group of receipts, and the outcome of each observation by position.
 
-    `known` holds the fragments that these observations may repeat, echo or update. Other tasks run between slots: only
+    `known` holds the fragments that these observations may repeat, echo or update. Other tasks run between slices: only
     the caller changes the memory, and recalls see nothing before the commit.
     """
     policy = effective_policy(working.record.policy, models)
@@ -62,13 +63,12 @@ async def decide_observations(
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
     state = working.state
-    for start in range(0, len(gathered), OBSERVATIONS_PER_SLOT):
-        async with runtime.scheduler.slot(working.record.namespace):
-            for part in gathered[start : start + OBSERVATIONS_PER_SLOT]:
-                step = _decide_one(working, state, part, policy, known, parts)
-                steps.append(step)
-                state = step.state
-                firsts.append((part.fragment, next(one for one in step.events if one.type is not EventType.ERASED)))
+    async for slice_ in in_slices(gathered, OBSERVATIONS_PER_SLICE):
+        for part in slice_:
+            step = _decide_one(working, state, part, policy, known, parts)
+            steps.append(step)
+            state = step.state
+            firsts.append((part.fragment, next(one for one in step.events if one.type is not EventType.ERASED)))
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)

@@ -14,7 +14,7 @@ from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.values import Fragment, MemoryKind, Vector, round_vectors
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
-from memstream_server.engine.runtime.fair_scheduler import FairScheduler
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Terms
@@ -25,10 +25,10 @@ log = structlog.get_logger(__name__)
 
 OTHER_SPACE_PAUSE_S = 10.0
 """Pause of the second space's model after it did not answer in time."""
-ANALYZED_PER_SLOT = 8
-"""Texts analyzed per slot, about 0.4 ms."""
-EMBEDDED_PER_SLOT = 32
-"""Texts embedded per slot with an in-process model, about 0.7 ms."""
+ANALYZED_PER_SLICE = 8
+"""Texts analyzed per slice, about 0.4 ms."""
+EMBEDDED_PER_SLICE = 32
+"""Texts embedded per slice with an in-process model, about 0.7 ms."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,14 +96,12 @@ class Enricher:
         embeddings: Embeddings,
         scorer: Scorer | None,
         limits: Limits,
-        turns: FairScheduler,
     ) -> None:
         self._analyzer = analyzer
         self._embeddings = embeddings
         self._scorer = scorer
         self._retry_s = limits.model_retry_s
         self._other_timeout_s = limits.embed_deadline_s
-        self._scheduler = turns
         self._other_retry_at_s = 0.0
         """Event-loop time of the next attempt after the second space's model did not answer."""
 
@@ -138,9 +136,8 @@ class Enricher:
         flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
         found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[EnrichedFragment] = []
-        for start in range(0, len(found), ANALYZED_PER_SLOT):
-            async with self._scheduler.slot(record.namespace):
-                out.extend(self._enrich_one(*each, record) for each in found[start : start + ANALYZED_PER_SLOT])
+        async for part in in_slices(found, ANALYZED_PER_SLICE):
+            out.extend(self._enrich_one(*each, record) for each in part)
         return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
 
     def _own_vectors(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
@@ -276,7 +273,7 @@ class Enricher:
         pause = self._retry_s
         while places:
             try:
-                rows = await self._embed_in_slots([texts[place] for place in places], record, embedding)
+                rows = await self._embed_in_slices([texts[place] for place in places], record, embedding)
             except ModelRefused as error:
                 refused = set(error.inputs) or set(range(len(places)))
                 log.warning("model_refused", error=error, inputs=len(refused))
@@ -293,15 +290,14 @@ class Enricher:
                 break
         return out, False
 
-    async def _embed_in_slots(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
-        """One vector each; no text is refused. An in-process model computes in slots."""
+    async def _embed_in_slices(self, texts: list[str], record: MemoryRecord, embedding: Embedding) -> Sequence[Vector]:
+        """One vector each; no text is refused. An in-process model computes in slices."""
         if not embedding.model.instant:
             made = await embedding.embedder.embed(texts, record.namespace)
             return list(made if embedding.model.computed else round_vectors(made))
         rows: list[Vector] = []
-        for start in range(0, len(texts), EMBEDDED_PER_SLOT):
-            async with self._scheduler.slot(record.namespace):
-                rows.extend(await embedding.embedder.embed(texts[start : start + EMBEDDED_PER_SLOT], record.namespace))
+        async for part in in_slices(texts, EMBEDDED_PER_SLICE):
+            rows.extend(await embedding.embedder.embed(part, record.namespace))
         return rows
 
 

@@ -35,6 +35,7 @@ from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repe
 from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.engine.runtime.call_context import without_account
 from memstream_server.ports.journal.errors import Conflict, JournalError, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
@@ -42,8 +43,6 @@ from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Receipt
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from memstream_server.engine.memory.decider import Decider
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
 
@@ -142,10 +141,6 @@ class Ingest:
             waiter = self._answers.setdefault(request, asyncio.get_running_loop().create_future())
             await asyncio.shield(waiter)
 
-    def take_slot(self) -> AbstractAsyncContextManager[None]:
-        """See ObserveSession.take_slot."""
-        return self._runtime.scheduler.slot(self._decider.working.record.namespace)
-
     def take_position(self) -> int:
         """The next position in the order of receipt, for a fragment that is not an observation of a stream."""
         self._next_position += 1
@@ -224,7 +219,8 @@ class Ingest:
             self._backlog += batch.size
             state.submitted = new_from + len(fresh) - 1
             state.remember_hashes(new_from, batch.receipt.hashes, batch.receipt.rejections)
-        task = asyncio.create_task(self._receive_batch(state, first, repeats, batch))
+        # Its steps wait for no turn: batches of several callers keep their order.
+        task = asyncio.create_task(self._receive_batch(state, first, repeats, batch), context=without_account())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if batch is not None:

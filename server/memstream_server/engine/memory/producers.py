@@ -15,7 +15,6 @@ from memstream_server.ports.journal.writing import Outcome, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from memstream_server.engine.requests import NewObservation, Refusal
     from memstream_server.ports.journal.port import Journal
@@ -104,8 +103,6 @@ class SubmissionTarget(Protocol):
     @property
     def journal(self) -> Journal: ...
 
-    def take_slot(self) -> AbstractAsyncContextManager[None]: ...
-
     def submit(
         self,
         state: ProducerState,
@@ -151,10 +148,6 @@ class ObserveSession:
     async def resume(self, known: int) -> Resumption:
         """The rejections and outcomes after number `known`. Raises JournalUnavailable."""
         return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
-
-    def take_slot(self) -> AbstractAsyncContextManager[None]:
-        """A slot in which a stream decodes a batch: a hundred streams may send at once."""
-        return self._target.take_slot()
 
     def take_progress(self) -> Progress:
         """The current levels, with rejections and outcomes since the last call.

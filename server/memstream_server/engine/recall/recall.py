@@ -8,9 +8,7 @@ Rule 3. If a leg is missing (model down, index down), the others answer, and `de
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,7 +49,7 @@ from memstream_server.engine.recall.rank_memory import (
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
 from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
-from memstream_server.engine.runtime.fair_scheduler import Lane
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
 
@@ -119,16 +117,17 @@ class Recaller:
             space, namespace = actor.working.embedding, actor.working.record.namespace
             asked = None if space.model.instant else await self._query_vector(space, query, namespace, vectors)
             watch.record_step("embed")
-            async with self._take_slot(actor.working):
-                watch.record_step("wait")
-                vector, degraded = asked or await self._query_vector(space, query, namespace, vectors)
-                watch.record_step("embed")
-                if actor.working.embedding is not space:
-                    continue  # the memory has switched to another space, in which this vector is meaningless
-                found, more = await self._search_memory(actor.working, query, vector, watch)
-                if actor.working.embedding is not space:
-                    continue
-                known = await self._read_ranked(actor.working, found)
+            watch.record_step("wait")
+            vector, degraded = asked or await self._query_vector(space, query, namespace, vectors)
+            watch.record_step("embed")
+            if actor.working.embedding is not space:
+                continue  # the memory has switched to another space, in which this vector is meaningless
+            found, more = await self._search_memory(actor.working, query, vector, watch)
+            if actor.working.embedding is not space:
+                continue
+            await pause_if_due()
+            known = await self._read_ranked(actor.working, found)
+            await pause_if_due()
             if not query.receipt or not has_changed(found, known) or rankings == RANKINGS_MAX:
                 break  # a receipt's answer is that of one revision
         answer = await self._read_answer(actor, query, found, known, watch)
@@ -317,15 +316,6 @@ class Recaller:
         gamma = policy.recall.gamma if query.gamma is None else query.gamma
         error = self._models.error_of("scorer") if policy.score_importance and gamma else ""
         return f"new fragments have the default importance, the scorer fails: {error}" if error else ""
-
-    def _take_slot(self, working: WorkingSet) -> AbstractAsyncContextManager[None]:
-        """One slot from the query vector to the fragments.
-
-        No slot for a large memory, which awaits a scan in a thread, or one beyond RAM, which awaits the index.
-        """
-        if working.dense is None or working.dense.large:
-            return contextlib.nullcontext()
-        return self._runtime.scheduler.slot(working.record.namespace, Lane.READ)
 
     async def _read_ranked(self, working: WorkingSet, found: Found) -> dict[str, Fragment]:
         """The ranked fragments by id, without those that have left the memory."""

@@ -9,10 +9,8 @@ Offers run in the background. A crash may lose them: they are never acknowledged
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,30 +148,23 @@ class Reinforcement:
         if not new:
             return
         space = actor.working.embedding
-        async with self._take_slot(actor, space):
-            vectors = await self._content_vectors(actor, new, space)
-            working = actor.working
-            anchors, policy = working.state.short_term, working.record.policy.short_term
-            # Without a possible hit the offer changes nothing, so that its place among the decisions does not matter.
-            if working.embedding is not space or not may_hit(anchors, vectors, policy, space.model.similarity_min):
-                return
+        vectors = await self._content_vectors(actor, new, space)
+        working = actor.working
+        anchors, policy = working.state.short_term, working.record.policy.short_term
+        # Without a possible hit the offer changes nothing, so that its place among the decisions does not matter.
+        if working.embedding is not space or not may_hit(anchors, vectors, policy, space.model.similarity_min):
+            return
         pairs = zip(new, vectors, strict=True)
         found = [Recollected(one.id, one.content, vector, one.structured) for one, vector in pairs]
         versions = {one.id: one.version for one in new}
 
-        async def decide(now: Actor) -> Decision | None:
-            async with self._runtime.scheduler.slot(now.working.record.namespace):
-                if now.working.embedding is not space:
-                    return None  # the vectors belong to the former model
-                stale = now.working.stale
-                return self._decide_offer(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
+        def decide(now: Actor) -> Decision | None:
+            if now.working.embedding is not space:
+                return None  # the vectors belong to the former model
+            stale = now.working.stale
+            return self._decide_offer(now, [one for one in found if versions[one.id] >= stale.get(one.id, 0)])
 
         await actor.run(decide)
-
-    def _take_slot(self, actor: Actor, space: Embedding) -> AbstractAsyncContextManager[None]:
-        """A slot to make vectors; none if that awaits a remote model."""
-        turns, namespace = self._runtime.scheduler, actor.working.record.namespace
-        return turns.slot(namespace) if space.model.instant else contextlib.nullcontext()
 
     def forget_vectors(self, ids: Collection[str]) -> None:
         """Drop cached vectors of erased or changed texts."""

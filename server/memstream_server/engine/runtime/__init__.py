@@ -4,7 +4,7 @@ dependencies: the groups that parts receive: storage, models, runtime; the proto
 registry: active memories: activation, eviction, reload after a failure; at most one actor per memory
 ownership: the lease of this process and the epochs of its memories
 embedding_spaces: the embedding space in force and the next one
-fair_scheduler: one short computation at a time, fair between namespaces
-call_context: the log and trace context of the call that work is done for
+turns: which caller computes next on the event loop, by measured cost
+call_context: the account, log and trace context of the call that work is done for
 clock: time and time-ordered ids; the engine reads clocks and random bytes only here
 """

@@ -1,5 +1,5 @@
-"""The log and trace context of work: an actor serves many calls, and logs each piece of work under the call that asked
-for it.
+"""The account, log and trace context of work: an actor serves many calls, and does each piece of work under the call
+that asked for it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,33 @@ from collections.abc import Iterator
 
 PRINCIPAL: contextvars.ContextVar[str] = contextvars.ContextVar("memstream_principal", default="")
 """Who called; empty without authentication, and for the server's own work."""
+Account = tuple[str, str]
+"""(principal, namespace) that pays for work. Without authentication the connection is the principal."""
+ACCOUNT: contextvars.ContextVar[Account | None] = contextvars.ContextVar("memstream_account", default=None)
+"""None for work of the server that no call asked for."""
 Origin = contextvars.Context
 """The context variables at the time when the work was requested."""
 capture_origin = contextvars.copy_context
 """Captures the origin of the current call."""
 empty_origin = contextvars.Context
 """The origin of work that no call requested."""
+
+
+def without_account() -> Origin:
+    """The current context without its account, for a task whose steps must run in the order of their creation."""
+    context = contextvars.copy_context()
+    context.run(ACCOUNT.set, None)
+    return context
+
+
+@contextlib.contextmanager
+def paid_by(origin: Origin) -> Iterator[None]:
+    """Set the account of `origin` for the duration of the block."""
+    token = ACCOUNT.set(origin.get(ACCOUNT))
+    try:
+        yield
+    finally:
+        ACCOUNT.reset(token)
 
 
 @contextlib.contextmanager

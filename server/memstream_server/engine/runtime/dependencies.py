@@ -15,7 +15,6 @@ from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.embedding_spaces import Embeddings
-from memstream_server.engine.runtime.fair_scheduler import FairScheduler
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
 from memstream_server.ports.conversations import ConversationStore
 from memstream_server.ports.images import NO_IMAGES, Images
@@ -131,12 +130,11 @@ class EngineModels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runtime:
-    """Clock, ids, limits, scheduler, metrics."""
+    """Clock, ids, limits, metrics."""
 
     clock: Clock
     ids: Ids
     limits: Limits
-    scheduler: FairScheduler
     metrics: Metrics
     failure_of: Callable[[Exception], Failure]
     """What a client may read of an error."""

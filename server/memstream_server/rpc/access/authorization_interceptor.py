@@ -23,7 +23,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
-from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.engine.runtime.call_context import ACCOUNT, PRINCIPAL
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import Watched
@@ -172,6 +172,7 @@ class UnidentifiedCall:
     async def identify_caller(self, requests: Requests, context: _Context) -> None:
         """Identifies the connection."""
         self._peer = context.peer()
+        ACCOUNT.set((self._peer, ""))
         if self._on_account:
             requests.hold_for(self._peer)
 
@@ -232,6 +233,9 @@ class AuthorizedCall:
         self._checked_s = time.monotonic()
         CALLER.set(Caller(principal, self._may, lambda: self._recheck_and_charge(context)))
         PRINCIPAL.set(principal)
+        account = ACCOUNT.get()
+        if account is None or account[0] != principal:
+            ACCOUNT.set((principal, ""))
 
     async def authorize(self, request: Any) -> None:
         """Checks that the caller may do what the first message asks for."""

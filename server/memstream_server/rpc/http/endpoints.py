@@ -26,6 +26,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from memstream_server.engine.errors import CapabilityMissing, EngineError, InvalidField
+from memstream_server.engine.runtime.call_context import ACCOUNT
 from memstream_server.rpc.calls import REQUEST_ID
 from memstream_server.rpc.http.application import current_refusal, peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
@@ -109,6 +110,7 @@ class _Admission:
             remaining_s = None if remaining_ms is None else remaining_ms / 1e3
             call = HttpCall(headers, _peer_of_text(context.client_address), remaining_s, peer_uris())
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
+            ACCOUNT.set((holder, ""))
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
         except Exception as error:

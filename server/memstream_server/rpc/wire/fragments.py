@@ -85,15 +85,13 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         scalars.write_metadata(message.metadata, fragment.metadata)
 
 
-def version_message(version: Version) -> memory_service_pb2.FragmentVersion:
-    """A version as clients see it."""
-    return memory_service_pb2.FragmentVersion(
-        version=version.replaced,
-        fragment=fragment_message(version.fragment.but(version=0)),
-        replace_time=scalars.timestamp_message(version.time_us),
-        replaced_by=EVENT_TYPES.to_number(version.event),
-        principal=version.principal,
-    )
+def write_version(message: memory_service_pb2.FragmentVersion, version: Version) -> None:
+    """Write a version into an empty message."""
+    message.version = version.replaced
+    write_fragment(message.fragment, version.fragment.but(version=0))
+    scalars.write_time(message.replace_time, version.time_us)
+    message.replaced_by = EVENT_TYPES.to_number(version.event)
+    message.principal = version.principal
 
 
 def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str) -> Filter:

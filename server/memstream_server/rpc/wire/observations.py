@@ -10,6 +10,7 @@ from memstream.v1 import fragment_pb2 as pb
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.errors import violation_text
 from memstream_server.rpc.limits import Limits
@@ -20,6 +21,8 @@ from memstream_server.rpc.wire.fragments import ROLES
 DIGEST_BYTES = 16
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 _TOKEN_COUNT_MAX = 2**31 - 1
+READ_PER_SLICE = 16
+"""Observations that are read between two looks at the clock."""
 SUPERSEDES_MAX = 100
 """Fragments that one observation may supersede."""
 STRUCTURED_FIELDS = (
@@ -39,17 +42,18 @@ def digest_of(serialised: bytes) -> bytes:
     return blake2b(serialised, digest_size=DIGEST_BYTES).digest()
 
 
-def read_batch(
+async def read_batch(
     messages: list[pb.Observation], session: str, limits: Limits, dimension: int
 ) -> tuple[list[NewObservation | Refusal], int]:
     """The items of a batch in order, and their size in bytes; `session` is the default session of items."""
     items: list[NewObservation | Refusal] = []
     size = 0
-    for message in messages:
-        # Deterministic: the same observation has the same bytes from every client, whatever the order of its maps.
-        serialised = message.SerializeToString(deterministic=True)
-        size += len(serialised)
-        items.append(read_item(message, digest_of(serialised), session, limits, dimension))
+    async for part in in_slices(messages, READ_PER_SLICE):
+        for message in part:
+            # Deterministic: the same observation has the same bytes from every client, whatever the order of its maps.
+            serialised = message.SerializeToString(deterministic=True)
+            size += len(serialised)
+            items.append(read_item(message, digest_of(serialised), session, limits, dimension))
     return items, size
 
 

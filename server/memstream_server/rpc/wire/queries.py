@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -13,6 +14,7 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Part
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
@@ -21,6 +23,8 @@ from memstream_server.rpc.wire.conflicts import suspicion_message
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
+ENCODED_PER_SLICE = 16
+"""Fragments that are written between two looks at the clock, about 0.5 ms."""
 _WEIGHT_MAX = 100
 _TOKENS_MAX = 2**31 - 1
 
@@ -83,13 +87,13 @@ def read_truth(found: Violations, field: str, value: int) -> Truth | None:
     return fragments.TRUTHS.read_value(found, field, value, Truth.ALL) if value else None
 
 
-def recollection_responses(
+async def recollection_responses(
     query_id: str,
     answer: RecallAnswer,
     explain: bool,
     done: pb.RecallDone | None = None,
-    ranks: Iterable[int] | None = None,
-) -> Iterator[pb.RecallResponse]:
+    ranks: Sequence[int] | None = None,
+) -> AsyncIterator[pb.RecallResponse]:
     """The answer's fragments, in one or more messages of about PART_BYTES; the last one has `done`.
 
     `ranks` are the ranks of these fragments if they are not the whole answer. Fragments are written into the message
@@ -99,25 +103,65 @@ def recollection_responses(
     response.recollections.query_id = query_id
     response.recollections.working_memory_ids.extend(answer.working_ids)
     size = response.ByteSize()
-    for rank, recollection in zip(count(1) if ranks is None else ranks, answer.recollections, strict=False):
-        added = response.recollections.recollections.add()
-        _write_recollection(added, recollection, rank, answer.formula if explain else "")
-        more = added.ByteSize()
-        if size + more > PART_BYTES and size:
-            full, response, size = response, _move_last(response, "recollections"), 0
-            yield full
-        size += more
-    for fragment in answer.working:
-        held = response.recollections.working_memory.add()
-        fragments.write_fragment(held, fragment)
-        more = held.ByteSize()
-        if size + more > PART_BYTES and size:
-            full, response, size = response, _move_last(response, "working_memory"), 0
-            yield full
-        size += more
+    formula = answer.formula if explain else ""
+    async for part in in_slices(_ranked(answer, ranks), ENCODED_PER_SLICE):
+        for rank, recollection in part:
+            added = response.recollections.recollections.add()
+            _write_recollection(added, recollection, rank, formula)
+            more = added.ByteSize()
+            if size + more > PART_BYTES and size:
+                full, response, size = response, _move_last(response, "recollections"), 0
+                yield full
+            size += more
+    async for held in in_slices(answer.working, ENCODED_PER_SLICE):
+        for fragment in held:
+            written = response.recollections.working_memory.add()
+            fragments.write_fragment(written, fragment)
+            more = written.ByteSize()
+            if size + more > PART_BYTES and size:
+                full, response, size = response, _move_last(response, "working_memory"), 0
+                yield full
+            size += more
     if done is not None:
         response.recollections.done.CopyFrom(done)
     yield response
+
+
+async def encode_answer(query_id: str, answer: RecallAnswer, explain: bool, done: pb.RecallDone) -> bytes:
+    """A serialised RecallOnceResponse. Its parts are serialised one by one: joined, they are the whole message."""
+    parts = []
+    response = pb.RecallOnceResponse(done=done)
+    response.recollections.query_id = query_id
+    response.recollections.working_memory_ids.extend(answer.working_ids)
+    formula = answer.formula if explain else ""
+    async for part in in_slices(_ranked(answer), ENCODED_PER_SLICE):
+        for rank, recollection in part:
+            _write_recollection(response.recollections.recollections.add(), recollection, rank, formula)
+        parts.append(response.SerializeToString())
+        response = pb.RecallOnceResponse()
+    async for held in in_slices(answer.working, ENCODED_PER_SLICE):
+        for fragment in held:
+            fragments.write_fragment(response.recollections.working_memory.add(), fragment)
+        parts.append(response.SerializeToString())
+        response = pb.RecallOnceResponse()
+    if not parts:
+        parts.append(response.SerializeToString())
+    return b"".join(parts)
+
+
+async def encode_recollections(answer: RecallAnswer, into: type[Message]) -> bytes:
+    """Serialised recollections of a message that has a field `recollections` of them."""
+    parts = []
+    async for part in in_slices(_ranked(answer), ENCODED_PER_SLICE):
+        message: Any = into()
+        for rank, recollection in part:
+            _write_recollection(message.recollections.add(), recollection, rank, answer.formula)
+        parts.append(message.SerializeToString())
+    return b"".join(parts)
+
+
+def _ranked(answer: RecallAnswer, ranks: Sequence[int] | None = None) -> list[tuple[int, Recollection]]:
+    return list(zip(count(1) if ranks is None else ranks, answer.recollections, strict=False))
 
 
 def _move_last(full: pb.RecallResponse, name: str) -> pb.RecallResponse:
@@ -130,15 +174,18 @@ def _move_last(full: pb.RecallResponse, name: str) -> pb.RecallResponse:
     return response
 
 
-def change_responses(
+async def change_responses(
     query_id: str, change: Change, explain: bool, budgeted: bool, inside: bool
-) -> Iterator[pb.RecallResponse]:
+) -> AsyncIterator[pb.RecallResponse]:
     """Changes of a standing query's answer; `inside`: whether the last part contains `done`."""
     if change.retracted:
         yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
     end = done_response(query_id, change.answer, budgeted)
     end.ranking_ids.extend(change.ids)
-    yield from recollection_responses(query_id, change.answer, explain, end if inside else None, change.ranks)
+    async for response in recollection_responses(
+        query_id, change.answer, explain, end if inside else None, change.ranks
+    ):
+        yield response
     if not inside:
         yield pb.RecallResponse(done=end)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memstream.v1 import memory_service_pb2 as pb
-from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
+from memstream_server.engine.runtime.turns import in_slices, pause_if_due
 from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
 from memstream_server.rpc.wire import queries, scalars
 from memstream_server.rpc.wire.policies import policy_message
@@ -13,48 +13,46 @@ from memstream_server.rpc.wire.scalars import Enums
 _TYPES = Enums(pb.ReplayDifferenceType, DifferenceType)
 
 
-def receipt_message(receipt: RecallReceipt) -> pb.RecallReceipt:
-    """A receipt as clients see it."""
-    message = pb.RecallReceipt(
+async def write_receipt(message: pb.RecallReceipt, receipt: RecallReceipt) -> None:
+    """Writes a receipt into an empty message."""
+    described = pb.RecallReceipt(
         id=receipt.id,
         create_time=scalars.timestamp_message(receipt.time_us),
         policy=policy_message(receipt.policy),
         revision=receipt.revision,
         formula=receipt.formula,
         embedding_model=receipt.space,
-        ranking=[_ranked_message(receipt, one) for one in receipt.ranking],
         principal=receipt.principal,
         degraded=receipt.degraded,
         erased_ids=receipt.erased,
         query_erased=receipt.is_query_erased,
     )
+    message.CopyFrom(described)
     if not receipt.is_query_erased:
         message.query.MergeFromString(receipt.query)
-    return message
+    async for part in in_slices(receipt.ranking, queries.ENCODED_PER_SLICE):
+        for one in part:
+            _write_ranked(message.ranking.add(), receipt, one)
 
 
-def _ranked_message(receipt: RecallReceipt, one: RankedFragment) -> pb.RankedFragment:
-    named = zip(receipt.names[one.names], one.values, receipt.weights[one.weights], strict=True)
-    parts = [
-        stream_pb.ScorePart(name=name, value=value, weight=weight, contribution=value * weight)
-        for name, value, weight in named
-    ]
-    return pb.RankedFragment(fragment_id=one.id, score=one.score, relevance=one.relevance, parts=parts)
+def _write_ranked(message: pb.RankedFragment, receipt: RecallReceipt, one: RankedFragment) -> None:
+    message.fragment_id, message.score, message.relevance = one.id, one.score, one.relevance
+    for name, value, weight in zip(receipt.names[one.names], one.values, receipt.weights[one.weights], strict=True):
+        message.parts.add(name=name, value=value, weight=weight, contribution=value * weight)
 
 
-def replay_message(replay: Replay) -> pb.ReplayRecallResponse:
-    """A replay as clients see it."""
+async def encode_replay(replay: Replay) -> bytes:
+    """A serialised ReplayRecallResponse. Its recollections are serialised in parts: joined, they are one message."""
     message = pb.ReplayRecallResponse(
-        receipt=receipt_message(replay.receipt),
-        same=replay.same,
-        differences=[_difference_message(one) for one in replay.differences],
+        same=replay.same, differences=[_difference_message(one) for one in replay.differences]
     )
-    if (answer := replay.answer) is not None:
-        budgeted = message.receipt.query.token_budget > 0
-        message.done.CopyFrom(queries.done_response(message.receipt.query.query_id, answer, budgeted))
-        for part in queries.recollection_responses("", answer, explain=True):
-            message.recollections.extend(part.recollections.recollections)
-    return message
+    await write_receipt(message.receipt, replay.receipt)
+    if (answer := replay.answer) is None:
+        return message.SerializeToString()
+    budgeted = message.receipt.query.token_budget > 0
+    message.done.CopyFrom(queries.done_response(message.receipt.query.query_id, answer, budgeted))
+    await pause_if_due()
+    return message.SerializeToString() + await queries.encode_recollections(answer, pb.ReplayRecallResponse)
 
 
 def _difference_message(one: Difference) -> pb.ReplayDifference:
