@@ -37,6 +37,15 @@ async def start(account: Account, work: Callable[[], object], slices: int = 1) -
         await asyncio.sleep(0)
 
 
+async def loop_until(reached: Callable[[], bool]) -> None:
+    """Let the event loop run until then."""
+    for _ in range(100_000):
+        if reached():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the event loop never got there")
+
+
 async def append(order: list[str], name: str) -> None:
     """One step."""
     order.append(name)
@@ -110,10 +119,14 @@ def test_accounts_without_debt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_small_call_waits_for_one_slice_of_others() -> None:
     turns, order = install_turns(), list[str]()
     async with asyncio.TaskGroup() as group:
+
+        def work() -> None:
+            compute(0.002)
+            order.append("heavy")
+
         for number in range(16):
-            group.create_task(start(("heavy", str(number % 4)), lambda: (compute(0.002), order.append("heavy")), 8))
-        while len(order) < 20:
-            await asyncio.sleep(0)
+            group.create_task(start(("heavy", str(number % 4)), work, 8))
+        await loop_until(lambda: len(order) >= 20)
         begun = len(order)
         await group.create_task(append(order, "light"), context=in_account(("light", "")))
         assert order.index("light") - begun <= 1
@@ -133,8 +146,7 @@ async def test_a_cancelled_task_leaves_its_turn_to_others() -> None:
         done.append(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(6)]
-    while not turns._queue.waiting:
-        await asyncio.sleep(0)
+    await loop_until(lambda: turns._queue.waiting > 0)
     tasks[1].cancel()
     tasks[4].cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,8 +167,7 @@ async def test_a_turn_granted_to_a_cancelled_task_is_given_up() -> None:
     waiting = asyncio.create_task(work())
     await entered.wait()
     turn = turns.wait(("one", ""))
-    while not turn.done():
-        await asyncio.sleep(0)
+    await asyncio.wait({turn})
     assert turns._granted == 1
     turns.give_up(turn)
     assert turns._granted == 0

@@ -163,7 +163,7 @@ class ConversationService:
             page.plans.append(wire.plan_of(named, row))
 
         shown, count = await encode_fitting(rows[:size], pb.ListPlansResponse(), add, self._limits.page_bytes_max)
-        token = page_tokens.make_token(request, str(rows[count - 1].sub_task_number)) if count < len(rows) else ""
+        token = page_tokens.make_token(request, str(rows[count - 1].number)) if count < len(rows) else ""
         return shown + pb.ListPlansResponse(next_page_token=token).SerializeToString()
 
     async def update_plan(self, request: pb.UpdatePlanRequest, _context: _Context) -> pb.UpdatePlanResponse:

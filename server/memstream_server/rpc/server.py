@@ -21,6 +21,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
@@ -190,6 +191,8 @@ def build_server(
     authorization = None if access is None else access.create_interceptor(lambda id: engine.operations.get(id))
     gate = authorization or OpenAccessInterceptor()
     exempt = (lambda _peer: False) if access is None else access.is_proxy
+    if authorization is not None and authorization.admission.limits_cost and (turns := find_turns()) is not None:
+        turns.on_cost = authorization.admission.charge_cost
     interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
     info = ServerService(engine, limits)

@@ -73,6 +73,14 @@ class AccessSettings(BaseModel):
     caller_bytes_per_s: float = setting(
         0.0, "bytes of requests that one principal may send per second; 0 is no limit", "bytes/s", 0, 1e12
     )
+    caller_cpu_s_per_s: float = setting(
+        0.0,
+        "seconds that the server may compute for one principal per second, on the event loop and in the journal's "
+        "readers; 0 is no limit",
+        "s/s",
+        0,
+        1_000,
+    )
     caller_request_bytes_max: int = setting(
         67_108_864,
         "bytes of one principal's requests that are being received or processed; its further calls wait",

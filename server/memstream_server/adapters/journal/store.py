@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from memstream_server.adapters.journal.database.migration_backups import BACKUPS
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.adapters.journal.readers import Readers
 from memstream_server.adapters.journal.sql import (
     answers,
     compact_vectors,
@@ -69,7 +69,8 @@ from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Re
 
 RESERVE_BYTES = 64 << 20
 """Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
-READERS = 3
+READERS = 4
+"""Threads that read; one principal uses at most three."""
 _COMPACTED, _ALL = "vectors_compacted", "all"
 """In `meta`: the uid of the last memory whose vectors are converted, or that all are."""
 
@@ -84,8 +85,7 @@ class SqlJournal:
         self, database: Database, clock_us: Callable[[], int], readers: int, computing: Computing | None = None
     ) -> None:
         self._database, self._clock_us = database, clock_us
-        self._computing = computing or Computing()
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="journal-reader")
+from dataclasses import replace
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._trial: asyncio.Task[None] | None = None
@@ -113,9 +113,8 @@ class SqlJournal:
     ) -> T:
         if self._closed:
             raise JournalError("the journal is closed")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._readers, partial(read_snapshot, self._database, lambda c: function(c, *arguments, **named))
+        return await self._readers.run(
+            partial(read_snapshot, self._database, lambda c: function(c, *arguments, **named))
         )
 
     async def _run_read(self, work: Callable[[Connection], T]) -> T:
@@ -132,7 +131,7 @@ class SqlJournal:
         await asyncio.to_thread(self._release)
 
     def _release(self) -> None:
-        self._readers.shutdown()
+        self._readers.close()
         self._database.close()
 
     # ---- the store itself

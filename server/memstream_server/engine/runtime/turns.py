@@ -67,10 +67,11 @@ class _Principal(_Entrant):
 class _Share(_Entrant, Generic[T]):
     """A namespace of a principal."""
 
-    __slots__ = ("principal", "waiting")
+    __slots__ = ("account", "principal", "waiting")
 
-    def __init__(self, principal: _Principal) -> None:
+    def __init__(self, account: Account, principal: _Principal) -> None:
         super().__init__()
+        self.account = account
         self.principal = principal
         self.waiting: deque[T] = deque()
 
@@ -140,6 +141,10 @@ class FairQueue(Generic[T]):
 
     def pop(self, expected_s: float = 0.0) -> T:
         """Remove and return the next item; its account is charged with `expected_s`. There must be one."""
+        return self.pop_of(expected_s)[1]
+
+    def pop_of(self, expected_s: float = 0.0) -> tuple[Account, T]:
+        """As `pop`, with the account."""
         principal: _Principal = self._principals.pop()
         share: _Share[T] = principal.namespaces.pop()
         item = share.waiting.popleft()
@@ -150,7 +155,7 @@ class FairQueue(Generic[T]):
             principal.namespaces.enter(share)
         if principal.namespaces.peek() is not None:
             self._principals.enter(principal)
-        return item
+        return share.account, item
 
     def precedes(self, account: Account) -> bool:
         """Whether an item of this account would be next, before all that wait."""
@@ -183,7 +188,7 @@ class FairQueue(Generic[T]):
             if len(self._shares) >= ACCOUNTS_MAX:
                 self._drop_idle()
             principal = self._by_name.setdefault(account[0], _Principal())
-            share = self._shares[account] = _Share(principal)
+            share = self._shares[account] = _Share(account, principal)
         return share
 
     def _drop_idle(self) -> None:
@@ -372,6 +377,7 @@ class _InTurns(Coroutine[Any, Any, T]):
         try:
             return self._coroutine.throw(*error)
         finally:
+            del error  # else the error and this frame of its traceback refer to each other
             self._turns.end_step(ACCOUNT.get(), False)
 
     def close(self) -> None:

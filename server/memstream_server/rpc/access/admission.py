@@ -2,7 +2,9 @@
 
 They stop one principal from using up the limits of the whole server. Streams and calls beyond their number are refused,
 with RetryInfo. A principal may send one second's worth in advance. Beyond that, further messages of its streams are
-read later, which slows the sender down by flow control, and calls with one response are refused.
+read later, which slows the sender down by flow control, and calls with one response are refused. What the server has
+computed for a principal is known afterwards only: it is charged as it is measured (engine/runtime/turns.py), and the
+debt must be paid before the next call, whose message is not even read.
 A principal that retries at once gets REFUSALS_PER_S refusals a second without delay; further ones are delayed, because
 each costs the server as much as a small response and would slow down the other callers.
 """
@@ -67,6 +69,7 @@ class Admission:
         requests_per_s: float = 0,
         observations_per_s: float = 0,
         bytes_per_s: float = 0,
+        cpu_s_per_s: float = 0,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = {"streams": streams_max, "calls": calls_max}
@@ -74,12 +77,23 @@ class Admission:
         per_s = {"requests": requests_per_s, "observations": observations_per_s, "bytes": bytes_per_s}
         rates = [Rate(f"caller_{what}_per_s", limit, now_s) for what, limit in per_s.items()]
         self._rates = rates if any(per_s.values()) else []
+        self._cpu = Rate("caller_cpu_s_per_s", cpu_s_per_s, now_s)
         self._refusals = Rate("", REFUSALS_PER_S, now_s)
+
+    @property
+    def limits_cost(self) -> bool:
+        """Whether `charge_cost` has an effect."""
+        return bool(self._cpu.per_s)
+
+    def charge_cost(self, principal: str, seconds: float) -> None:
+        """Counts the time that the server has computed for a principal."""
+        self._cpu.charge_amount(principal, seconds)
 
     @contextmanager
     def count_open(self, principal: str, what: str) -> Iterator[None]:
         """Counts one more of `what`, "streams" or "calls", until the end of the block. Raises QuotaExceeded."""
         limit, key = self._limits[what], (principal, what)
+        self._check_cost(principal, what)
         if limit and self._under_way[key] >= limit:
             raise self._quota_error(
                 principal,
@@ -118,10 +132,11 @@ class Admission:
         costs = self._costs_of(message, first)
         for rate, amount in costs:
             rate.charge_amount(principal, amount)
-        return max((rate.wait_s(principal) for rate, _ in costs), default=0.0)
+        return max([rate.wait_s(principal) for rate, _ in costs] + [self._cpu.wait_s(principal)])
 
     def charge_call(self, principal: str, message: Message) -> None:
         """Counts the one request of a call, or refuses it. Raises QuotaExceeded."""
+        self._check_cost(principal, "calls")  # of a stream with one request, which is not read any further
         costs = self._costs_of(message, True)
         for rate, _ in costs:
             owed_s = rate.wait_s(principal)
@@ -136,6 +151,19 @@ class Admission:
                 )
         for rate, amount in costs:
             rate.charge_amount(principal, amount)
+
+    def _check_cost(self, principal: str, what: str) -> None:
+        """Refuses a call of a principal in debt. Raises QuotaExceeded."""
+        owed_s = self._cpu.wait_s(principal) if what == "calls" else 0.0
+        if owed_s:
+            raise self._quota_error(
+                principal,
+                "the server has computed longer for your calls than you are allowed: "
+                f"try again in {owed_s:.1f} s, or use the streams, which wait",
+                owed_s,
+                quota=self._cpu.quota,
+                limit=number_text(self._cpu.per_s),
+            )
 
     def _quota_error(
         self, principal: str, message: str, retry_after_s: float | None = None, *, quota: str, limit: str | int

@@ -69,6 +69,7 @@ def open_access(settings: Settings) -> Access:
         settings.caller_requests_per_s,
         settings.caller_observations_per_s,
         settings.caller_bytes_per_s,
+        settings.caller_cpu_s_per_s,
     )
     return Access(peers, credentials, identities, policy, admission)
 
