@@ -106,6 +106,13 @@ class _Order:
             heapq.heapreplace(heap, (entrant.virtual_s, self._entries, entrant))
         return None
 
+    def precedes(self, entrant: _Entrant) -> bool:
+        """Whether an entrant that is not queued would be next."""
+        first = self.peek()
+        if first is None:
+            return entrant.virtual_s <= self.now_s
+        return max(entrant.virtual_s, self.now_s) < first.virtual_s
+
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
         entrant = self.peek()
@@ -159,12 +166,11 @@ class FairQueue(Generic[T]):
 
     def precedes(self, account: Account) -> bool:
         """Whether an item of this account would be next, before all that wait."""
-        principal = self._share_of(account).principal
-        first = self._principals.peek()
-        if first is None:
-            return principal.virtual_s <= self._principals.now_s
-        started_s = max(principal.virtual_s, self._principals.now_s)
-        return first is not principal and started_s < first.virtual_s
+        share = self._share_of(account)
+        principal, first = share.principal, self._principals.peek()
+        if first is principal:
+            return not share.is_queued and principal.namespaces.precedes(share)
+        return not principal.is_queued and self._principals.precedes(principal)
 
     def owes(self, account: Account) -> bool:
         """Whether the principal owes more than a slice."""
