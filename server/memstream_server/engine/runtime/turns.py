@@ -111,7 +111,7 @@ class _Order:
         first = self.peek()
         if first is None:
             return entrant.virtual_s <= self.now_s
-        return max(entrant.virtual_s, self.now_s) < first.virtual_s
+        return bool(max(entrant.virtual_s, self.now_s) < first.virtual_s)
 
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
@@ -395,6 +395,8 @@ class _InTurns(Coroutine[Any, Any, T]):
 
     def __getattr__(self, name: str) -> Any:
         """The frame and the name of the coroutine, for those who print a task."""
+        if name in self.__slots__:
+            raise AttributeError(name)
         return getattr(self._coroutine, name)
 
 
