@@ -85,7 +85,8 @@ class SqlJournal:
         self, database: Database, clock_us: Callable[[], int], readers: int, computing: Computing | None = None
     ) -> None:
         self._database, self._clock_us = database, clock_us
-from dataclasses import replace
+        self._computing = computing or Computing()
+        self._readers = Readers(readers)
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._trial: asyncio.Task[None] | None = None
