@@ -219,15 +219,15 @@ class Engine:
 
     def memory_stats(self) -> MemoryStats:
         """Use of RAM now."""
-        actors = self._registry.list_actors()
+        actors = self._registry.list_busy()
         return MemoryStats(
-            memories=len(actors),
+            memories=len(self._registry),
             size_bytes=self._registry.size_bytes,
             backlog=sum(actor.ingest.backlog for actor in actors),
             sessions=sum(actor.ingest.sessions for actor in actors),
             producers=sum(len(actor.ingest.list_producers()) for actor in actors),
             watchers=len(self._watchers),
-            owned=self.ownership.taken if self.ownership.shared else len(actors),
+            owned=self.ownership.taken if self.ownership.shared else len(self._registry),
         )
 
     def info(self) -> Info:
@@ -446,6 +446,7 @@ class Engine:
     # ---- EngineEvents
     def on_commit(self, uid: str, recorded: Recorded, commit: Commit) -> None:
         """Wake the tasks that depend on the commit."""
+        self._registry.mark_changed(uid)
         self._watchers.notify_commit(uid, recorded.revision)
         self._indexer.notify_rows(len(commit.index))
         if commit.jobs:

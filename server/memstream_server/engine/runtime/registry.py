@@ -74,7 +74,7 @@ class Registry:
         self._size_bytes = 0
         """Their sum, kept: an activation must not cost more with many active memories."""
         self._changed: set[str] = set()
-        """Memories used since they were last measured."""
+        """Memories used or changed since they were last measured, and all with work left: only these are looked at."""
         self._uids: dict[tuple[str, str], str] = {}
         """Uids by name, of active memories. If the journal is not shared, also of evicted ones: no other process can
         rename or delete them.
@@ -113,6 +113,14 @@ class Registry:
     def list_actors(self) -> list[Actor]:
         """The active memories' actors."""
         return list(self._actors.values())
+
+    def list_busy(self) -> list[Actor]:
+        """The actors that may have work left or an open stream."""
+        return [self._actors[uid] for uid in self._changed if uid in self._actors]
+
+    def mark_changed(self, uid: str) -> None:
+        """The memory has a new revision."""
+        self._changed.add(uid)
 
     def peek(self, uid: str) -> Actor | None:
         """The actor if the memory is active. Does not count as a use."""
@@ -216,6 +224,7 @@ class Registry:
         actor = Actor(loaded, working, self._storage, self._models, self._runtime, self._events)
         self._actors[uid] = actor
         self._set_size(uid, working.size_bytes)
+        self._changed.add(uid)
         self.record_name(loaded.record)
         self._evict_until_bounded(keep=uid)
         return actor
@@ -379,15 +388,16 @@ class Registry:
 
         Retires failed actors once no stream or call uses them.
         """
-        for actor in [one for one in self._ended if not one.in_use]:
-            self._ended.discard(actor)
-            self._spawn_task(actor.retire())
-        changed = self._changed
-        # These change without a new call: through open streams, and when the index has received their latest vectors.
-        self._changed = {actor.uid for actor in self.list_actors() if actor.in_use or actor.working.fresh}
-        for number, uid in enumerate(changed | self._changed, 1):
-            if uid in self._actors:
-                self._set_size(uid, self._actors[uid].working.size_bytes)
+        for ended in [one for one in self._ended if not one.in_use]:
+            self._ended.discard(ended)
+            self._spawn_task(ended.retire())
+        for number, uid in enumerate(tuple(self._changed), 1):
+            actor = self._actors.get(uid)
+            if actor is not None:
+                self._set_size(uid, actor.working.size_bytes)
+            # Others change without a new call: through streams, and when the index has their latest vectors.
+            if actor is None or (actor.is_idle and not actor.working.fresh):
+                self._changed.discard(uid)
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if self._actors:

@@ -11,6 +11,7 @@ from sqlalchemy import Row as SqlRow
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import ANSWER_KEPT_US
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows, split_ids
+from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     events,
     fragments,
@@ -161,7 +162,7 @@ def decode_record(row: SqlRow[Any]) -> MemoryRecord:
 
 
 def get_memory(connection: Connection, namespace: str, name: str) -> MemoryRecord | None:
-    row = connection.execute(_BY_NAME, {"ns": namespace, "n": name}).one_or_none()
+    row = run_compiled(connection, _BY_NAME, {"ns": namespace, "n": name}).one_or_none()
     return None if row is None else decode_record(row)
 
 
@@ -181,7 +182,8 @@ def get_row(connection: Connection, uid: str) -> SqlRow[Any]:
 
 
 def find_number(connection: Connection, uid: str) -> int | None:
-    return connection.execute(_NUMBER, {"u": uid}).scalar_one_or_none()
+    number: int | None = run_compiled(connection, _NUMBER, {"u": uid}).scalar_one_or_none()
+    return number
 
 
 def list_memories(
@@ -308,7 +310,7 @@ def read_events(connection: Connection, uid: str, after_revision: int, limit: in
 
 
 def read_answer(connection: Connection, request: str, now_us: int) -> Answer | None:
-    row = connection.execute(_ANSWER, {"r": request, "since": now_us - ANSWER_KEPT_US}).one_or_none()
+    row = run_compiled(connection, _ANSWER, {"r": request, "since": now_us - ANSWER_KEPT_US}).one_or_none()
     return None if row is None else Answer(row.request, row.digest, row.response, row.time_us)
 
 
