@@ -405,6 +405,11 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "cannot be read",
         _sql("UPDATE memories SET policy = '{'"),
     ),
+    "a label finds nothing": (
+        "memories",
+        "is not found by its labels",
+        _sql(f"INSERT INTO memory_labels VALUES ('lived', x'00', 'first', {FIRST})"),
+    ),
 }
 
 

@@ -192,6 +192,22 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
+async def test_a_migrated_memory_is_found_by_its_labels(data_dir: Path) -> None:
+    labels = (("team", 'co"re 茶'), ("tier", "gold"))
+    journal = await filled(data_dir)
+    await journal.commit(transition(2, labels=labels))
+    await journal.close()
+    engine = sqlite.writer_engine(data_dir / "journal.db")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE memory_labels")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0014'")
+    engine.dispose()
+    migrated = await opened(data_dir)
+    for label in labels:
+        assert [one.name for one in await migrated.list_memories("comedy", "", 9, "", (label,))] == ["joy"]
+    await migrated.close()
+
+
 async def test_connections_have_durable_settings(data_dir: Path) -> None:
     await (await opened(data_dir)).close()
     engine = sqlite.writer_engine(data_dir / "journal.db")

@@ -13,7 +13,7 @@ from memstream_server.core.values import Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Job, Recorded
+from memstream_server.ports.journal.records import Job, Labels, Recorded
 from tests.journal.samples import MODEL, fragment, receipt, record, row, transition
 
 
@@ -98,18 +98,33 @@ class Memories:
         assert await named(("team", "")) == ""
 
     async def test_text_of_a_label_inside_others_does_not_match(self, journal: Journal) -> None:
-        # Written as JSON, the labels of the first six contain the text of the pair that is asked for.
+        # Written as JSON, the labels of the first six contain the text of the pair that is searched.
         inside, wanted = (("x[", ","), ("]", "y")), (",", "],[")
         for number in range(6):
             await journal.create_memory(replace(record(f"i{number}", f"m{number}", "epos"), labels=inside), ())
         await journal.create_memory(replace(record("i6", "m6", "epos"), labels=(wanted,)), ())
-        assert codec.encode_label(wanted) in codec.encode_labels(inside)
+        assert codec.encode_labels((wanted,))[1:-1] in codec.encode_labels(inside)
         for limit in (1, 2, 9):
             assert [one.name for one in await journal.list_memories("epos", "", limit, "", (wanted,))] == ["m6"]
 
     async def test_labels_of_a_commit_are_those_that_are_listed(self, journal: Journal) -> None:
         await journal.commit(transition(1, labels=(("team", "core"),)))
         assert [one.name for one in await journal.list_memories("comedy", "", 9, "", (("team", "core"),))] == ["joy"]
+
+    async def test_a_label_finds_a_memory_by_its_present_name(self, journal: Journal) -> None:
+        blue, red = (("team", "blue"),), (("team", "red"),)
+
+        async def named(namespace: str, labels: Labels) -> list[str]:
+            return [one.name for one in await journal.list_memories(namespace, "", 9, "", labels)]
+
+        await journal.commit(transition(1, labels=blue))
+        await journal.commit(transition(2, name=("drama", "sorrow"), namespace_max=0))
+        assert (await named("comedy", blue), await named("drama", blue)) == ([], ["sorrow"])
+        await journal.commit(transition(3, labels=red))
+        assert (await named("drama", blue), await named("drama", red)) == ([], ["sorrow"])
+        await journal.delete_memory("u1")
+        await journal.create_memory(replace(record("u2", "sorrow", "drama"), labels=blue), ())
+        assert (await named("drama", blue), await named("drama", red)) == (["sorrow"], [])
 
     async def test_taking_ownership_fences_older_owner(self, journal: Journal) -> None:
         assert (await journal.own_memory("u1")).epoch == 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
@@ -258,9 +259,9 @@ def encode_labels(labels: Labels) -> str:
     return _json.encode(labels).decode()
 
 
-def encode_label(label: tuple[str, str]) -> str:
-    """The pair as it is written among the labels of a memory."""
-    return _json.encode(label).decode()
+def hash_label(label: tuple[str, str]) -> bytes:
+    """The key by which a label is found."""
+    return blake2b(_json.encode(label), digest_size=HASH_WIDTH).digest()
 
 
 def decode_labels(data: str) -> Labels:

@@ -30,7 +30,9 @@ from memstream_server.adapters.journal.sql.writes import (
     append_events,
     check_namespace_limit,
     count_received,
+    drop_labels,
     not_owned_error,
+    put_labels,
 )
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
@@ -114,6 +116,7 @@ _RENAME = update(memories).where(memories.c.number == _number).values(namespace=
 _AN_ID = re.compile(rb"(?=([0-9A-HJKMNP-TV-Z]{26}))")
 """Matched at every byte, since the bytes before an id may look like a part of it."""
 _NAMESPACE = select(memories.c.namespace).where(memories.c.number == _number)
+_NAMED = select(memories.c.namespace, memories.c.name, memories.c.labels).where(memories.c.number == _number)
 _ANSWERS = select(requests.c.request, requests.c.response).where(
     requests.c.request >= bindparam("low"), requests.c.request < bindparam("high")
 )
@@ -252,6 +255,10 @@ def _update_record(connection: Connection, number: int, commit: Commit) -> None:
     if commit.name is not None:
         check_namespace_limit(connection, commit.name[0], commit.namespace_max)
         connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
+    if commit.name is not None or commit.labels is not None:
+        namespace, name, labels = connection.execute(_NAMED, {"m": number}).one()
+        drop_labels(connection, number)
+        put_labels(connection, number, namespace, name, codec.decode_labels(labels))
 
 
 def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Connection, bindparam, cast, func, select
+from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, exists, func, select
 from sqlalchemy import Row as SqlRow
 
 from memstream_server.adapters.journal.sql import codec
@@ -19,6 +20,7 @@ from memstream_server.adapters.journal.sql.schema import (
     key_position,
     key_range,
     memories,
+    memory_labels,
     meta,
     observations,
     outbox,
@@ -60,6 +62,20 @@ _LISTED = (
         memories.c.name < bindparam("until"),
     )
     .order_by(memories.c.name)
+    .limit(_limit)
+)
+_labelled = memory_labels.alias()
+_OF_LABEL = (  # in the order of `memory_labels`, of which a page reads no more than it shows
+    select(memories)
+    .select_from(memory_labels.join(memories, memories.c.number == memory_labels.c.memory))
+    .where(
+        memory_labels.c.namespace == bindparam("ns"),
+        memory_labels.c.label == bindparam("label0"),
+        memory_labels.c.name > bindparam("after"),
+        memory_labels.c.name >= bindparam("prefix"),
+        memory_labels.c.name < bindparam("until"),
+    )
+    .order_by(memory_labels.c.name)
     .limit(_limit)
 )
 _NAMESPACES = (
@@ -189,21 +205,26 @@ def find_number(connection: Connection, uid: str) -> int | None:
 def list_memories(
     connection: Connection, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
 ) -> list[MemoryRecord]:
-    statement = _LISTED.where(*(_has_text(memories.c.labels, codec.encode_label(label)) for label in labels))
-    found: list[MemoryRecord] = []
-    while True:
-        values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
-        records = [decode_record(row) for row in connection.execute(statement, values)]
-        # The text of a pair may also be in other labels, for instance with a key that ends in a bracket.
-        found.extend(record for record in records if set(labels) <= set(record.labels))
-        if len(found) >= limit or len(records) < limit:
-            return found[:limit]
-        after = records[-1].name
+    values = {"ns": namespace, "after": after, "limit": limit, "prefix": prefix, "until": prefix + _LAST}
+    hashes = {f"label{place}": codec.hash_label(label) for place, label in enumerate(labels)}
+    rows = connection.execute(_build_listing(len(labels)), values | hashes)
+    return [decode_record(row) for row in rows]
 
 
-def _has_text(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """Whether the column contains the text, in SQL that both databases have; LIKE limits the length of a pattern."""
-    return func.replace(column, text, "") != column
+@lru_cache
+def _build_listing(labels: int) -> Select[*tuple[Any, ...]]:
+    """The statement for so many labels: the first is searched, the others are looked up for each memory of it."""
+    if not labels:
+        return _LISTED
+    others = [
+        exists().where(
+            _labelled.c.namespace == memory_labels.c.namespace,
+            _labelled.c.label == bindparam(f"label{place}"),
+            _labelled.c.name == memory_labels.c.name,
+        )
+        for place in range(1, labels)
+    ]
+    return _OF_LABEL.where(*others)
 
 
 def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryRecord]:

@@ -64,6 +64,16 @@ Index(
     sqlite_where=text("owner IS NOT NULL"),
 )
 
+memory_labels = Table(  # to find memories by label; `memories` has the labels themselves, in one text
+    "memory_labels",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("label", LargeBinary, primary_key=True),  # a hash of the pair: a pair may be longer than an index allows
+    Column("name", TEXT, primary_key=True),
+    Column("memory", BigInteger, nullable=False),
+)
+Index("memory_labels_memory", memory_labels.c.memory)
+
 processes = Table(  # the servers of a PostgreSQL database; on SQLite the directory's lock replaces leases
     "processes",
     metadata,
@@ -269,7 +279,7 @@ Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
 KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, fragments)
 """Tables with rows of a memory, by `key`."""
-NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts)
+NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""
 
 

@@ -33,6 +33,7 @@ from memstream_server.adapters.journal.sql.schema import (
     fragments,
     key_range,
     memories,
+    memory_labels,
     meta,
     observations,
     outbox,
@@ -43,7 +44,7 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
-from memstream_server.ports.journal.records import Answer, MemoryRecord, Producer
+from memstream_server.ports.journal.records import Answer, Labels, MemoryRecord, Producer
 from memstream_server.ports.journal.spaces import Space, Spaces
 from memstream_server.ports.journal.writing import Receipt
 
@@ -77,6 +78,8 @@ _RESERVE = bulk.build_update(
     "memories.uid = given.uid AND memories.epoch = given.epoch",
     " RETURNING memories.uid, memories.number",
 )
+_PUT_LABELS = bulk.build_insert(memory_labels)
+_DROP_LABELS = delete(memory_labels).where(memory_labels.c.memory == _number)
 _DELETE_MEMORY = delete(memories).where(memories.c.number == _number)
 _CUTS_AND_DELETIONS = tuple(
     (
@@ -192,8 +195,19 @@ def create_memory(
             "policy": codec.encode_policy(record.policy),
         },
     ).scalar_one()
+    put_labels(connection, number, record.namespace, record.name, record.labels)
     append_events(connection, [(number, 1, record.create_time_us, happened)])
     put_answer(connection, answer)
+
+
+def put_labels(connection: Connection, number: int, namespace: str, name: str, labels: Labels) -> None:
+    """Enter the labels of a memory that has none entered."""
+    bulk.write_rows(connection, _PUT_LABELS, [(namespace, codec.hash_label(one), name, number) for one in labels])
+
+
+def drop_labels(connection: Connection, number: int) -> None:
+    """Remove the entries of a memory's labels."""
+    connection.execute(_DROP_LABELS, {"m": number})
 
 
 def check_namespace_limit(connection: Connection, namespace: str, namespace_max: int) -> None:
@@ -209,6 +223,7 @@ def check_namespace_limit(connection: Connection, namespace: str, namespace_max:
 def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch: int | None) -> None:
     """Delete the memory; `purge` removes its rows later."""
     number = find_number(connection, uid) if epoch is None else find_owned(connection, uid, epoch)
+    drop_labels(connection, number)  # at once: another memory may get the name before the other rows are removed
     connection.execute(_DELETE_MEMORY, {"m": number})
     connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer)

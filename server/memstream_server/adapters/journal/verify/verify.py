@@ -7,6 +7,7 @@ RAM: ids and places of the largest memory's fragments; neither contents nor vect
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
@@ -19,6 +20,7 @@ from memstream_server.adapters.journal.sql.schema import (
     conversations,
     deletions,
     memories,
+    memory_labels,
     messages,
     plans,
 )
@@ -32,6 +34,7 @@ from memstream_server.adapters.journal.verify.recall_receipts import check_recal
 from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.adapters.journal.verify.versions import check_versions
 from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.spaces import Space
 
 
@@ -83,7 +86,7 @@ def _check_memory(
                 return  # a running server has deleted it
             name = f"{row.namespace}/{row.name}"
             report.count_checked("memories")
-            reads.decode_record(row)
+            _check_labels(connection, row, reads.decode_record(row), name, report)
             is_erased = check_fragments(connection, row, name, space, report, computed)
             check_producers(connection, row, name, report, is_erased=is_erased)
             check_conflicts(connection, row, name, report)
@@ -93,6 +96,18 @@ def _check_memory(
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
         report.add_violation("memories", f"cannot be read: {error}", name)
+
+
+def _check_labels(connection: Connection, row: Any, record: MemoryRecord, name: str, report: Report) -> None:
+    """A memory is found by each of its labels, by no other one, and under its name."""
+    entered = connection.execute(
+        select(memory_labels.c.namespace, memory_labels.c.name, memory_labels.c.label).where(
+            memory_labels.c.memory == row.number
+        )
+    )
+    expected = {(record.namespace, record.name, codec.hash_label(label)) for label in record.labels}
+    if {(namespace, named, bytes(label)) for namespace, named, label in entered} != expected:
+        report.add_violation("memories", "is not found by its labels, or by labels that it does not have", name)
 
 
 def _check_store(connection: Connection, report: Report) -> Space | None:
