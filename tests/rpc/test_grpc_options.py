@@ -76,6 +76,10 @@ EFFECTS = {
     (RPC, "http2.max_ping_strikes"): (HERE, "test_some_fast_pings_are_forgiven_and_no_more"),
     (RPC, "server_handshake_timeout_ms"): (FLOODS, "test_connections_without_handshake_are_closed"),
     (RPC, "max_connection_idle_ms"): (FLOODS, "test_idle_connections_are_closed"),
+    (RPC, "max_allowed_incoming_connections"): (
+        "tests.server.test_connections",
+        "test_grpc_port_closes_what_exceeds_its_bound",
+    ),
     (RPC, "max_concurrent_streams"): (HERE, "test_streams_over_the_connections_limit_are_refused"),
     (RPC, "server.max_pending_requests"): (ATTACKS, "test_honest_calls_survive_thousands_that_wait"),
     (RPC, "server.max_pending_requests_hard_limit"): (ATTACKS, "test_honest_calls_survive_thousands_that_wait"),

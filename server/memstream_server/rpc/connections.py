@@ -19,11 +19,14 @@ import os
 import resource
 import socket
 import stat
+import struct
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import structlog
 
@@ -40,8 +43,16 @@ _LOOK_AGAIN_S = 0.2
 """After a look that found connections too many."""
 _LOG_S = 60.0
 _DESCRIPTORS = "/dev/fd"
+_TCP_INFO_BYTES = 136
+"""Of struct tcp_info up to tcpi_bytes_acked and tcpi_bytes_received (Linux 4.1)."""
+_FRAMES_BYTES = 256
+"""Headers and frames of a message."""
+_FORGIVEN_BYTES_PER_S = 16_384
+"""Of a connection: pings and other frames that belong to no message."""
 _NO_LIMIT = 1 << 20
 """Descriptors if the hard limit is infinite: what Linux allows a process by default (fs.nr_open)."""
+_Traffic = dict[tuple[str, int], tuple[int, int]]
+"""Bytes (received, sent) by address and port of the client."""
 Exempt = Callable[[str], bool]
 """Whether the peer, in gRPC's form, is a proxy."""
 
@@ -217,14 +228,95 @@ class AddressWatch:
             connections.sort(key=lambda each: each[0])
             for _, client, descriptor in connections[-excess:]:
                 self._known.discard(client)
-                closed += _client_at(descriptor, self._port, end=client) is not None
+                closed += _client_at(descriptor, self._port, _shutting(client)) is not None
         if closed:
             self._notice.count_closed(closed)
         return closed
 
 
-def _client_at(descriptor: int, port: int, end: Any = None) -> Any:
-    """The client's address if the descriptor is a connection of that local port; shuts it down if it is `end`."""
+def _shutting(wanted: Any) -> Callable[[socket.socket, Any], None]:
+    """Ends the connection, unless another one has its descriptor by now."""
+
+    def shut(client: socket.socket, address: Any) -> None:
+        if address == wanted:
+            client.shutdown(socket.SHUT_RDWR)
+
+    return shut
+
+
+class UnreadBytes:
+    """How much of what arrived on the connections of a port is not yet a message: Linux counts what arrives.
+
+    It counts from `begin`, within some percent: messages have frames and headers, and a client acknowledges what it
+    gets. Elsewhere than on Linux it is always 0.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._before: _Traffic = {}
+        self._now: _Traffic = {}
+        self._messages: Counter[str] = Counter()
+        self.counts = False
+        self._began_s = 0.0
+
+    def begin(self) -> None:
+        """Starts to count, for all connections."""
+        self._before, self.counts, self._began_s = self._count_traffic(), True, time.monotonic()
+        self._now = self._before
+
+    def end(self) -> None:
+        """Stops counting."""
+        self.counts = False
+        self._messages.clear()
+
+    def look(self) -> None:
+        """Reads what has arrived until now; takes some microseconds for each descriptor."""
+        self._now = self._count_traffic()
+
+    def add_message(self, peer: str, size: int) -> None:
+        """A message of that size was read on the connection of a peer, in gRPC's form."""
+        self._messages[peer] += size + size // 50 + _FRAMES_BYTES
+
+    def of_peers(self, peers: Iterable[str]) -> int:
+        """Bytes of these connections that are in no message, at the last look."""
+        forgiven = (time.monotonic() - self._began_s) * _FORGIVEN_BYTES_PER_S
+        unread = 0
+        for peer in peers:
+            key = _key_of(peer)
+            received, sent = self._now.get(key, (0, 0))
+            received_before, sent_before = self._before.get(key, (0, 0))
+            known = self._messages[peer] + (sent - sent_before) // 50 + forgiven
+            unread += max(0, round(received - received_before - known))
+        return unread
+
+    def _count_traffic(self) -> _Traffic:
+        found: _Traffic = {}
+        if sys.platform != "linux":
+            return found
+
+        def note(client: socket.socket, address: Any) -> None:
+            info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            if len(info) == _TCP_INFO_BYTES:
+                sent, received = struct.unpack_from("=QQ", info, _TCP_INFO_BYTES - 16)
+                found[_key_of(_peer_of(address))] = (received, sent)
+
+        for name in os.listdir(_DESCRIPTORS):
+            if name.isdigit():
+                _client_at(int(name), self._port, note)
+        return found
+
+
+def _key_of(peer: str) -> tuple[str, int]:
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return host, 0
+    return str(getattr(address, "ipv4_mapped", None) or address), int(port)
+
+
+def _client_at(descriptor: int, port: int, use: Callable[[socket.socket, Any], None] | None = None) -> Any:
+    """The client's address if the descriptor is a connection of that local port; `use` gets a duplicate of it."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
@@ -233,8 +325,8 @@ def _client_at(descriptor: int, port: int, end: Any = None) -> Any:
             if not isinstance(local, tuple) or local[1] != port:
                 return None
             address = client.getpeername()
-            if address == end:
-                client.shutdown(socket.SHUT_RDWR)
+            if use is not None:
+                use(client, address)
             return address
     except OSError:  # not connected, or closed meanwhile
         return None

@@ -4,6 +4,9 @@ Rule 1. The server reads no message before it has authenticated the caller: unre
 Rule 2. The bytes that one caller has in RAM are bounded. A message that is being received counts as the largest allowed
 message; a received one counts as its bytes until the call ends or the stream reads the next. Further reads of that
 caller wait, in order.
+Streams are the exception, for most of them wait for a message without any byte of it. Once one caller has so many that
+unfinished messages could exceed the bound, the server compares what arrived with what it has read (`UnreadBytes`), and
+ends the caller's waiting streams if the difference exceeds it.
 Rule 3. gRPC does not decompress, because it would do so before authentication. A gzip member begins with bytes that no
 message begins with (a field of wire type 7); this module decompresses it, up to the limit of its rpc.
 Rule 4. Slow checks before parsing run for one message of a caller at a time, and with pauses.
@@ -16,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import zlib
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,7 @@ from google.protobuf.message import DecodeError, Message
 
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.rpc.connections import UnreadBytes
 from memstream_server.rpc.rpc_table import RPC_RULES
 from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sub_messages
 
@@ -45,6 +49,7 @@ _SMALL_FIELDS = 8
 _GZIP_WINDOW_BITS = 31
 _INFLATED_AT_ONCE = 65_536
 """Bytes that are decompressed on the event loop; a thread decompresses the rest."""
+_LOOK_S = 1.0
 _PAUSE_S = 0.001
 """Pause between two steps of a scan, so that it takes at most a third of the event loop."""
 _CANCELLED_S = 0.05
@@ -105,6 +110,11 @@ class ByteBudget:
         if not account.used:
             del self._accounts[holder]
 
+    def used_by(self, holder: str) -> int:
+        """Bytes that the holder has."""
+        account = self._accounts.get(holder)
+        return 0 if account is None else account.used
+
     def _fits(self, account: _Account, size: int) -> bool:
         return not account.used or account.used + size <= self.bytes_max
 
@@ -135,6 +145,62 @@ class RequestReader:
         self._rpcs: dict[str, _Rpc] = {}
         self._anybody: dict[int, asyncio.Timeout] = {}
         self._read = 0
+        self.waiting: dict[Requests, asyncio.Task[Any]] = {}
+        """Streams that wait for a message."""
+        self._waiting_of: Counter[str] = Counter()
+        self.unread: UnreadBytes | None = None
+
+    async def watch_streams(self, port: int) -> None:
+        """Ends streams that hold too much in unfinished messages; until it is cancelled."""
+        self.unread = unread = UnreadBytes(port)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not unread.counts:
+                continue
+            many = [holder for holder, count in self._waiting_of.items() if self._could_exceed(count)]
+            if many:
+                await asyncio.to_thread(unread.look)
+            else:
+                unread.end()
+            for holder in many:
+                self._end_excess(holder, unread)
+
+    def _could_exceed(self, streams: int) -> bool:
+        return streams * self.received_bytes_max > self.budget.bytes_max
+
+    def _end_excess(self, holder: str, unread: UnreadBytes) -> None:
+        of_peer: dict[str, Counter[str]] = defaultdict(Counter)
+        for requests in self.waiting:
+            of_peer[requests.peer][requests.holder] += 1
+        peers = {peer for peer, holders in of_peer.items() if holders.most_common(1)[0][0] == holder}
+        if unread.of_peers(peers) <= self.budget.bytes_max + self.budget.used_by(holder):
+            return
+        for requests, task in list(self.waiting.items()):
+            if requests.holder == holder and requests.peer in peers:
+                requests.evicted = True
+                task.cancel()
+        unread.end()
+
+    def begin_wait(self, requests: Requests) -> None:
+        """A stream waits for its next message."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.waiting[requests] = task
+        self._waiting_of[requests.holder] += 1
+        if self._could_exceed(self._waiting_of[requests.holder]) and self.unread and not self.unread.counts:
+            self.unread.begin()
+
+    def end_wait(self, requests: Requests) -> None:
+        """It waits no longer."""
+        del self.waiting[requests]
+        self._waiting_of[requests.holder] -= 1
+        if not self._waiting_of[requests.holder]:
+            del self._waiting_of[requests.holder]
+
+    def count_message(self, context: _Context, size: int) -> None:
+        """A message has been read."""
+        if self.unread is not None and self.unread.counts:
+            self.unread.add_message(context.peer(), size)
 
     def find_rpc(self, path: str) -> _Rpc:
         """The bounds of a method that the server has."""
@@ -177,6 +243,9 @@ class Requests:
         self._decode = decode
         self._check: Callable[[Message], None] | None = check
         self._context: Any = None
+        self._peer = ""
+        self.evicted = False
+        """Whether the stream ends because its caller holds too much in unfinished messages."""
         self._holder = ANYBODY
         self._held = 0
 
@@ -184,6 +253,17 @@ class Requests:
         """Sets the context to read bytes from: the method has no deserializer."""
         self._context = context
         return self
+
+    @property
+    def holder(self) -> str:
+        """Whose account the messages are charged to."""
+        return self._holder
+
+    @property
+    def peer(self) -> str:
+        """The client's address in gRPC's form."""
+        self._peer = self._peer or self._context.peer()
+        return self._peer
 
     def hold_for(self, holder: str) -> None:
         """Sets whose account further messages are charged to."""
@@ -206,6 +286,7 @@ class Requests:
         if data is grpc.aio.EOF:
             await asyncio.sleep(_CANCELLED_S)  # raises if the client has cancelled, which also ends the messages
             raise ProtocolViolation("the call has no message")
+        self._reader.count_message(self._context, len(data))
         if self._held:
             self._give_back(max(0, self._held - len(data)))
         message = self._parse_small(data)
@@ -219,9 +300,10 @@ class Requests:
 
     async def __anext__(self) -> Message:
         self._give_back(self._held)
-        data = await (self._read_first() if self._check is not None else self._context.read())
+        data = await self._read_next()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
+        self._reader.count_message(self._context, len(data))
         if self._holder and not self._try_take_bytes(len(data)):
             await self._take_bytes(len(data))
         message = self._parse_small(data)
@@ -229,6 +311,24 @@ class Requests:
             message = await self._parse_message(data)
         del data
         return self._check_message(message)
+
+    async def _read_next(self) -> Any:
+        self._reader.begin_wait(self)
+        try:
+            return await (self._read_first() if self._check is not None else self._context.read())
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.evicted or task is None:
+                raise
+            task.uncancel()
+            limit = self._reader.budget.bytes_max
+            raise QuotaExceeded(
+                f"your streams hold more than {limit} bytes of messages that you have not finished",
+                quota="caller_request_bytes_max",
+                limit=limit,
+            ) from None
+        finally:
+            self._reader.end_wait(self)
 
     async def _read_first(self) -> Any:
         """The first message, which must arrive in time."""

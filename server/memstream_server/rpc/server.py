@@ -26,7 +26,7 @@ from memstream_server.rpc.access.authorization_interceptor import OpenAccessInte
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.calls import Calls, Tracing
-from memstream_server.rpc.connections import AddressWatch, ConnectionBounds, Exempt
+from memstream_server.rpc.connections import AddressWatch
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
@@ -86,8 +86,6 @@ class RpcServer:
         drain: Drain,
         forwarding: Forwarding | None = None,
         http: HttpPort | None = None,
-        connections: ConnectionBounds | None = None,
-        exempt: Exempt = lambda _peer: False,
     ) -> None:
         self._forwarding = forwarding
         self._http = http
@@ -95,9 +93,7 @@ class RpcServer:
         self._server = server
         self._health = health
         self._drain = drain
-        self._connections = connections or ConnectionBounds()
-        self._exempt = exempt
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
         """Listens at host:port (port 0: any free one) or unix:/path; without `credentials` there is no TLS.
@@ -113,8 +109,10 @@ class RpcServer:
             raise OSError(f"cannot listen at {listen}: {_bind_problem(listen) or error}") from error
         await self._health.start()
         await self._server.start()
-        if not listen.startswith("unix:"):
-            self._watching = asyncio.create_task(AddressWatch(port, self._connections, self._exempt).run())
+        if self._http is not None and not listen.startswith("unix:"):
+            watch = AddressWatch(port, self._http.connections, self._http.exempt)
+            for watching in (watch.run(), self._http.reader.watch_streams(port)):
+                self._watching.append(asyncio.create_task(watching))
         return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"
 
     async def start_http(self, settings: Settings) -> str:
@@ -142,8 +140,8 @@ class RpcServer:
         if self._listener is not None:
             await self._listener.stop(max(_STOP_S, deadline - loop.time()))
         await self._health.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         await self._server.stop(max(_STOP_S, deadline - loop.time()))
         if self._forwarding is not None:
             await self._forwarding.close()
@@ -224,7 +222,7 @@ def build_server(
         exempt,
         None if metrics is None else metrics.registry,
     )
-    return RpcServer(server, health, drain, forwarding, http, limits.connections, exempt)
+    return RpcServer(server, health, drain, forwarding, http)
 
 
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:

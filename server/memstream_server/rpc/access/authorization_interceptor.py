@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import re
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -133,9 +134,12 @@ def _wrap_unary(
     call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Awaitable[Any]], many: bool, what: str = "calls"
 ) -> Callable[[Requests, _Context], Awaitable[Any]]:
     async def answer(requests: Requests, context: _Context) -> Any:
-        await call.identify_caller(requests, context)
-        with call.count_open(what):
-            return await handle(await call.read_request(requests, context, many), context)
+        try:
+            await call.identify_caller(requests, context)
+            with call.count_open(what):
+                return await handle(await call.read_request(requests, context, many), context)
+        finally:
+            call.end()
 
     return answer
 
@@ -147,12 +151,15 @@ def _wrap_stream(
         return _wrap_unary(call, handle, many, "streams")
 
     async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
-        await call.identify_caller(requests, context)
-        with call.count_open("streams"):
-            async with aclosing(handle(await call.read_request(requests, context, many), context)) as answers:
-                async for answer in answers:
-                    await call.recheck(context)
-                    yield answer
+        try:
+            await call.identify_caller(requests, context)
+            with call.count_open("streams"):
+                async with aclosing(handle(await call.read_request(requests, context, many), context)) as answers:
+                    async for answer in answers:
+                        await call.recheck(context)
+                        yield answer
+        finally:
+            call.end()
 
     return stream
 
@@ -189,6 +196,9 @@ class UnidentifiedCall:
     async def recheck(self, _context: _Context) -> None:
         """Does nothing: there is no identity that could change."""
 
+    def end(self) -> None:
+        """Does nothing."""
+
 
 class AuthorizedCall:
     """One call with an identity."""
@@ -203,6 +213,7 @@ class AuthorizedCall:
         self._principal = ""
         """Not the Caller: it refers to this call, and a cycle would outlive the call."""
         self._first: Any = None
+        self._context: _Context | None = None
         self._checked_s = 0.0
 
     async def identify_caller(self, requests: Requests, context: _Context) -> None:
@@ -231,11 +242,25 @@ class AuthorizedCall:
             raise PermissionDenied("the credentials of the stream are now somebody else's")
         self._principal = principal
         self._checked_s = time.monotonic()
-        CALLER.set(Caller(principal, self._may, lambda: self._recheck_and_charge(context)))
+        self._context = context
+        # Timers of the call copy the context variables, and the event loop keeps a cancelled timer for a while: the
+        # Caller must not keep the call.
+        policy, this = self._interceptor.policy, weakref.ref(self)
+        CALLER.set(
+            Caller(
+                principal,
+                lambda verb, namespace: policy.read_current().may(principal, verb, namespace),
+                lambda: _recheck_and_charge(this()),
+            )
+        )
         PRINCIPAL.set(principal)
         account = ACCOUNT.get()
         if account is None or account[0] != principal:
             ACCOUNT.set((principal, ""))
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._context = self._first = None
 
     async def authorize(self, request: Any) -> None:
         """Checks that the caller may do what the first message asks for."""
@@ -258,10 +283,11 @@ class AuthorizedCall:
         if self._first is not None:
             await self.authorize(self._first)
 
-    async def _recheck_and_charge(self, context: _Context) -> None:
+    async def recheck_and_charge(self) -> None:
         """Checks and charges as for another request of the stream."""
-        await self.recheck(context)
-        await self.charge(self._first, first=True)
+        if self._context is not None:
+            await self.recheck(self._context)
+            await self.charge(self._first, first=True)
 
     async def charge(self, message: Any, *, first: bool) -> None:
         """Counts a message of a stream, and waits until the caller's rate allows it."""
@@ -293,6 +319,11 @@ class AuthorizedCall:
             raise missing
         if verb is not Verb.READ:
             self._require_verb(needed, operation.namespace)
+
+
+async def _recheck_and_charge(call: AuthorizedCall | None) -> None:
+    if call is not None:
+        await call.recheck_and_charge()
 
 
 class _AuthorizedRequests:
