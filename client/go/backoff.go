@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	v1 "memstream.dev/go/memstream/v1"
 )
 
 // Retry configures how streams reconnect and unary calls are retried: exponential backoff with full jitter, at least the
@@ -43,13 +45,14 @@ type backoff struct {
 	attempts    int
 	brokenSince time.Time
 	openSince   time.Time
+	wasOpen     bool
 }
 
 func newBackoff(retry Retry) *backoff { return &backoff{retry: retry, allowance: retry.First} }
 
 // markOpened records that the stream is open; this counts as progress once it has been open for the longest delay.
 func (b *backoff) markOpened() {
-	b.allowance, b.openSince = b.retry.Later, time.Now()
+	b.allowance, b.openSince, b.wasOpen = b.retry.Later, time.Now(), true
 }
 
 // markProgress records progress: earlier breaks no longer count.
@@ -58,9 +61,13 @@ func (b *backoff) markProgress() {
 }
 
 // shouldReopen reports whether to reopen a stream after err. UNAUTHENTICATED on an open stream means that its token
-// expired: it is reopened with a new one. UNAUTHENTICATED at the opening is final.
+// expired: it is reopened with a new one. UNAUTHENTICATED at the opening is final. So is a quota at the first opening: it
+// may be reached for as long as other streams are open.
 func (b *backoff) shouldReopen(err error) bool {
 	var own *Error
+	if !b.wasOpen && HasReason(err, v1.ErrorReason_ERROR_REASON_QUOTA_EXCEEDED) {
+		return false
+	}
 	expired := errors.As(err, &own) && own.Code == codes.Unauthenticated && !b.openSince.IsZero()
 	return expired || isCut(err)
 }

@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -76,7 +75,7 @@ func (c *Client) retryCall(ctx context.Context, attempt func() error) error {
 	var until time.Time
 	for {
 		err := attempt()
-		if err == nil || ctx.Err() != nil || !isRetryable(err) || c.conn.GetState() == connectivity.Shutdown {
+		if err == nil || ctx.Err() != nil || !isRetryable(err) || c.closed.Err() != nil {
 			return err
 		}
 		if until.IsZero() {

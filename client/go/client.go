@@ -31,7 +31,7 @@ type Client struct {
 	Operations    v1.OperationServiceClient
 	Server        v1.ServerServiceClient
 
-	conn    *grpc.ClientConn
+	conn    *connections
 	options options
 	closed  context.Context // done after Close
 	close   context.CancelFunc
@@ -101,7 +101,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	}
 	client := &Client{options: chosen}
 	client.closed, client.close = context.WithCancel(context.Background())
-	conn, err := grpc.NewClient(target, append([]grpc.DialOption{
+	dial := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(credential),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: chosen.keepalive, Timeout: 20 * time.Second}),
 		// Retry soon after a restart; gRPC's own schedule waits up to two minutes.
@@ -112,7 +112,8 @@ func Connect(target string, given ...Option) (*Client, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 20)),
 		grpc.WithChainUnaryInterceptor(client.interceptUnary),
 		grpc.WithChainStreamInterceptor(client.interceptStream),
-	}, chosen.dial...)...)
+	}, chosen.dial...)
+	conn, err := newConnections(func() (*grpc.ClientConn, error) { return grpc.NewClient(target, dial...) })
 	if err != nil {
 		return nil, fmt.Errorf("memstream: %w", err)
 	}
@@ -125,7 +126,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	return client, nil
 }
 
-// Close ends the connection and all its calls and streams; streams fail with ErrClosed.
+// Close ends the connections and all their calls and streams; streams fail with ErrClosed.
 func (c *Client) Close() error {
 	c.close()
 	return c.conn.Close()
@@ -139,8 +140,8 @@ func (c *Client) streamContext(ctx context.Context) (context.Context, context.Ca
 	return ctx, cancel
 }
 
-// Conn returns the connection, for generated clients of other services (health, reflection).
-func (c *Client) Conn() *grpc.ClientConn { return c.conn }
+// Conn returns the first connection, for generated clients of other services (health, reflection).
+func (c *Client) Conn() *grpc.ClientConn { return c.conn.first() }
 
 // Memory returns the memory "namespace/name" without checking that it exists.
 func (c *Client) Memory(path string) (*Memory, error) {

@@ -331,6 +331,7 @@ func (s *ObserveStream) openConnection(ctx context.Context) (v1.StreamService_Ob
 	if opened == nil {
 		return nil, notOpenedError(response)
 	}
+	s.memory.client.conn.allowCalls(int(opened.GetLimits().GetConnectionStreamsMax()))
 	rejected, outcomes, err := readResumption(call, opened)
 	if err != nil {
 		return nil, err

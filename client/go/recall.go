@@ -371,6 +371,7 @@ func (s *RecallStream) openConnection(ctx context.Context) (v1.StreamService_Rec
 	}
 	s.lock()
 	defer s.unlock()
+	s.memory.client.conn.allowCalls(int(response.GetOpened().GetLimits().GetConnectionStreamsMax()))
 	s.inFlightMax = cmp.Or(int(response.GetOpened().GetLimits().GetQueriesInFlightMax()), inFlightMax)
 	s.draining, s.connected, s.outbox = false, true, nil
 	s.connections++

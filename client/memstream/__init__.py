@@ -15,7 +15,7 @@ here.
 # Modules of the package:
 #   v1: the generated contract.
 #   public: the public names of `memstream`.
-#   client, channel, backoff, status: connections, calls, retries, and the translation of gRPC errors.
+#   client, channel, connections, backoff, status: connections, calls, retries, and the translation of gRPC errors.
 #   local_client, local_server, local_files: a server that ends with its users (`memstream.local`).
 #   errors: the exception tree.
 #   memory, fragment_listing, observe, recall, standing, watch: the handle of a memory and its streams.

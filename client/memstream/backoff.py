@@ -13,7 +13,7 @@ import grpc.aio
 
 from memstream.argument_types import Seconds
 from memstream.arguments import check_fields
-from memstream.errors import MemstreamError, Unauthenticated
+from memstream.errors import MemstreamError, QuotaExceeded, Unauthenticated
 from memstream.status import is_cut, task_is_cancelled, translate_error
 
 
@@ -45,12 +45,14 @@ class Backoff:
         self._attempts = 0
         self._broken_since: float | None = None
         self._open_since: float | None = None
+        self._was_open = False
         self.error: MemstreamError | None = None
         """The error of the last break; None after progress."""
 
     def mark_opened(self) -> None:
         """The stream is open; this counts as progress once it has been open for the longest delay."""
         self._allowance_s = self._retry.later_s
+        self._was_open = True
         self._open_since = self._clock()
 
     def mark_progress(self) -> None:
@@ -62,8 +64,10 @@ class Backoff:
         """Seconds to wait before reopening, None to give up with this error.
 
         A stream that ends UNAUTHENTICATED after it was open is reopened with the current token; UNAUTHENTICATED while
-        opening is final.
+        opening is final. So is a quota at the first opening: it may be reached for as long as other streams are open.
         """
+        if isinstance(error, QuotaExceeded) and not self._was_open:
+            return None
         outdated = self._open_since is not None and isinstance(error, Unauthenticated)
         delay_s = self.pause_s(error)
         broken_s = self._clock() - cast("float", self._broken_since)

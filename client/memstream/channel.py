@@ -18,6 +18,7 @@ from grpc.aio import StreamStreamCall, UnaryStreamCall
 from memstream.argument_types import Secret, quote_text
 from memstream.arguments import check_fields, check_methods
 from memstream.backoff import Backoff, Retry
+from memstream.connections import Connections
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
 from memstream.status import task_is_cancelled, translate_error
@@ -184,7 +185,7 @@ class ChannelSettings:
 
 
 class Link:
-    """A channel and its stubs, created in the event loop of the first call.
+    """The connections to a server and their stubs, created in the event loop of the first call.
 
     When that loop is closed (asyncio.run has returned), the next call creates them again in its own loop.
     """
@@ -240,8 +241,13 @@ class Link:
         self.check_open()
         running = _running_loop()
         if self._stubs is None or self._stubs.loop is not running:
-            self._stubs = _Stubs(running, _channel(self.settings))
+            self._stubs = _Stubs(running, _connections(self.settings))
         return self._stubs
+
+    def allow_calls(self, limit: int) -> None:
+        """The server allows this many calls on a connection; 0: it does not say."""
+        if self._stubs is not None:
+            self._stubs.connections.allow_calls(limit)
 
     def metadata(self, memory: MemoryPath | None = None) -> Metadata:
         """Metadata of a call: the bearer token, the memory (for consistent-hash routing) and the trace context."""
@@ -306,18 +312,19 @@ class Link:
         self._closed = True
         try:
             if self._stubs is not None and not self._stubs.loop.is_closed():
-                await self._stubs.channel.close()
+                await self._stubs.connections.close()
         finally:
             if self.settings.server is not None:
                 await self.settings.server.release()
 
 
 class _Stubs:
-    """A channel, its stubs and its event loop."""
+    """The connections, their stubs and their event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, channel: grpc.aio.Channel) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: Connections) -> None:
         self.loop = loop
-        self.channel = channel
+        self.connections = connections
+        channel = cast("grpc.aio.Channel", connections)
         self.conversations = ConversationServiceStub(channel)
         self.memories = MemoryServiceStub(channel)
         self.operations = OperationServiceStub(channel)
@@ -385,9 +392,9 @@ def deadline_error(timeout_s: float) -> DeadlineExceeded:
     return DeadlineExceeded(f"no answer within {timeout_s} s")
 
 
-def _channel(settings: ChannelSettings) -> grpc.aio.Channel:
+def _connections(settings: ChannelSettings) -> Connections:
     with encoding("options"):
-        return _made_channel(settings)
+        return Connections(lambda: _made_channel(settings))
 
 
 def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
@@ -397,6 +404,7 @@ def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
+        ("grpc.use_local_subchannel_pool", 1),  # else all channels to a server share one connection
         ("grpc.enable_retries", 0),  # gRPC's own retries would reuse the token of the first attempt
     ]
     if settings.tls is None:

@@ -181,6 +181,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
             )
         )
         opened = (await _answer_to_open(call, "opened")).opened
+        self._link.allow_calls(opened.limits.connection_streams_max)
         if known is not None:
             await self._read_resumption(call, opened)
         self._ledger.apply_opened(opened)

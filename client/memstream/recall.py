@@ -200,6 +200,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
         if not answer.HasField("opened"):
             raise ProtocolViolation(f"the server answered open with {answer.WhichOneof('message')}")
+        self._link.allow_calls(answer.opened.limits.connection_streams_max)
         self._in_flight_max = answer.opened.limits.queries_in_flight_max or IN_FLIGHT_MAX
         self._draining = False
         self._outbox.clear()

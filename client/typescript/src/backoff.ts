@@ -5,6 +5,7 @@ import { Code } from "@connectrpc/connect";
 
 import { asError, isCut } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
+import { ErrorReason } from "./gen/memstream/v1/error_pb.js";
 
 /**
  * How streams reconnect and unary calls are retried: exponential backoff with full jitter, at least the delay that the
@@ -41,6 +42,7 @@ export class Backoff {
   private attempts = 0;
   private brokenSince: number | undefined;
   private openSince: number | undefined;
+  private wasOpen = false;
 
   constructor(private readonly retry: Retry) {
     this.allowanceMs = retry.firstMs;
@@ -50,6 +52,7 @@ export class Backoff {
   markOpened(): void {
     this.allowanceMs = this.retry.laterMs;
     this.openSince = performance.now();
+    this.wasOpen = true;
   }
 
   /** Records progress: earlier breaks no longer count. */
@@ -60,9 +63,11 @@ export class Backoff {
 
   /**
    * Whether to reopen a stream after `error`. UNAUTHENTICATED on an open stream means that its token expired: it is
-   * reopened with a new one. UNAUTHENTICATED at the opening is final.
+   * reopened with a new one. UNAUTHENTICATED at the opening is final. So is a quota at the first opening: it may be
+   * reached for as long as other streams are open.
    */
   shouldReopen(error: MemstreamError): boolean {
+    if (error.reason === ErrorReason.QUOTA_EXCEEDED && !this.wasOpen) return false;
     return isCut(error) || (error.code === Code.Unauthenticated && this.openSince !== undefined);
   }
 

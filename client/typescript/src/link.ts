@@ -10,6 +10,7 @@ import { RETRY } from "./backoff.js";
 import type { Retry } from "./backoff.js";
 import { CallTransport, NAME, ROUTING_KEY } from "./calls.js";
 import type { Token } from "./calls.js";
+import { Connections } from "./connections.js";
 import { ClosedError, invalidField } from "./errors.js";
 import { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
@@ -84,7 +85,7 @@ export function durationMs(duration: Duration | undefined): number {
   return duration ? Number(duration.seconds) * 1e3 + duration.nanos / 1e6 : 0;
 }
 
-/** A connection and its generated clients. */
+/** The connections to a server and their generated clients. */
 export class Link {
   readonly streams: Client<typeof StreamService>;
   readonly memories: Client<typeof MemoryService>;
@@ -96,7 +97,8 @@ export class Link {
   /** Aborted with a ClosedError when the client is closed. */
   readonly closed: AbortSignal;
 
-  private readonly sessions: Http2SessionManager;
+  /** The connections; the tests read them. */
+  readonly connections: Connections;
   private readonly endController = new AbortController();
 
   constructor(target: string, settings: Settings) {
@@ -109,19 +111,22 @@ export class Link {
     this.closed = this.endController.signal;
     const tls = settings.tls === true ? {} : settings.tls;
     const baseUrl = `${tls ? "https" : "http"}://${target}`;
-    this.sessions = new Http2SessionManager(
-      baseUrl,
-      { pingIntervalMs: settings.keepaliveMs ?? 60_000, pingTimeoutMs: 20_000 },
-      tls ? tlsOptions(tls) : {},
-    );
-    const inner = createGrpcTransport({
-      baseUrl,
-      sessionManager: this.sessions,
-      readMaxBytes: 64 << 20,
-      writeMaxBytes: settings.writeBytesMax ?? WRITE_BYTES_MAX,
+    this.connections = new Connections(() => {
+      const sessions = new Http2SessionManager(
+        baseUrl,
+        { pingIntervalMs: settings.keepaliveMs ?? 60_000, pingTimeoutMs: 20_000 },
+        tls ? tlsOptions(tls) : {},
+      );
+      const transport = createGrpcTransport({
+        baseUrl,
+        sessionManager: sessions,
+        readMaxBytes: 64 << 20,
+        writeMaxBytes: settings.writeBytesMax ?? WRITE_BYTES_MAX,
+      });
+      return { sessions, transport, calls: 0 };
     });
     const { timeoutMs, retry, closed } = this;
-    const transport = new CallTransport(inner, { token: settings.token, timeoutMs, retry, closed });
+    const transport = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
     this.conversations = createClient(ConversationService, transport);
@@ -137,7 +142,7 @@ export class Link {
   /** Ends the connection and all its calls and streams, which reject with a ClosedError. */
   close(): void {
     this.endController.abort(new ClosedError());
-    this.sessions.abort();
+    this.connections.abort();
   }
 }
 

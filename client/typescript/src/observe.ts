@@ -324,6 +324,7 @@ export class ObserveStream {
       opening.resumed = resumed;
     }
     const { opened, rejected, outcomes } = opening;
+    this.link.connections.allowCalls(opened.limits?.connectionStreamsMax ?? 0);
     if (opening.resumed < opened.resumeTo) return false;
     if (known !== undefined) this.ledger.applyResumption(opened, rejected, outcomes);
     this.ledger.applyOpened(opened);

@@ -332,6 +332,7 @@ export class RecallStream {
     const answer = response.message;
     if (answer.case === "goingAway") throw shuttingDownError(answer.value);
     if (answer.case !== "opened") throw notOpenedError(answer.case);
+    this.link.connections.allowCalls(answer.value.limits?.connectionStreamsMax ?? 0);
     const most = answer.value.limits?.queriesInFlightMax ?? 0;
     this.inFlightMax = most || IN_FLIGHT_MAX;
     this.connected = true;
