@@ -83,6 +83,9 @@ func WithDialOptions(dial ...grpc.DialOption) Option {
 	return func(o *options) { o.dial = append(o.dial, dial...) }
 }
 
+// pingTimeout is how long a server may take to answer a ping. A variable for the tests.
+var pingTimeout = 20 * time.Second
+
 // Connect returns a client of the server at target ("host:port", or any gRPC target name). It does not dial yet.
 func Connect(target string, given ...Option) (*Client, error) {
 	if target == "" {
@@ -103,7 +106,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	client.closed, client.close = context.WithCancel(context.Background())
 	dial := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(credential),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: chosen.keepalive, Timeout: 20 * time.Second}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: chosen.keepalive, Timeout: pingTimeout}),
 		// Retry soon after a restart; gRPC's own schedule waits up to two minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           grpcbackoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
