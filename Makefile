@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all test-versions crash fuzz check generate generate-clients agree lock site screenshots bench bench-full bench-peers bench-servers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all test-versions crash fuzz check generate generate-clients agree lock site screenshots bench bench-fair bench-full bench-peers bench-servers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ lock: $(STAMP)  ## resolve requirements/*.txt anew (UPGRADE=1 takes the newest v
 
 bench: $(STAMP)  ## measure what we claim beside its bare counterparts: one table, some minutes (BENCH_ARGS="recall" for one)
 	$(BIN)/python benchmarks/bench.py --json .cache/bench.json $(BENCH_ARGS)
+
+bench-fair: $(STAMP)  ## one caller's small calls beside every rpc of another at its largest; fails over the bar
+	$(BIN)/python benchmarks/bench_fair.py $(BENCH_ARGS)
 
 bench-full: $(STAMP)  ## the same with the real sizes, an hour or more
 	$(BIN)/python benchmarks/bench.py --full --json .cache/bench-full.json $(BENCH_ARGS)

@@ -109,6 +109,40 @@ def test_refusal_delay_grows_up_to_a_bound() -> None:
         assert told_in_s("key:c") == 0
 
 
+def test_caller_in_debt_is_refused_until_it_is_paid() -> None:
+    now_s = 100.0
+    admission = Admission(cpu_s_per_s=0.5, now_s=lambda: now_s)
+    with admission.count_open("key:a", "calls"):
+        admission.charge_cost("key:a", 0.4)  # less than one second's worth
+    with admission.count_open("key:a", "calls"):
+        admission.charge_cost("key:a", 2.1)
+    with pytest.raises(QuotaExceeded) as refused, admission.count_open("key:a", "calls"):
+        pytest.fail("a caller in debt is admitted")
+    assert refused.value.details["quota"] == "caller_cpu_s_per_s"
+    assert refused.value.retry_after_s == pytest.approx(4.0)
+    assert admission.charge_message("key:a", pb.RecallRequest(), first=True) == pytest.approx(4.0)
+    with admission.count_open("key:a", "streams"), admission.count_open("key:b", "calls"):
+        now_s += 4.0
+    with admission.count_open("key:a", "calls"):
+        pass
+
+
+async def test_caller_over_its_cost_is_refused_with_a_delay(tmp_path: Path, make_server: MakeServer) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    server = await started(make_server(**settings, caller_cpu_s_per_s=0.0001))
+    async with memstream.connect(server.address, token=keys["alice"], timeout_s=1) as alice:
+
+        async def create_often() -> None:
+            for _ in range(20):  # one call of some milliseconds uses up ten seconds' worth
+                await alice.create_memory("a/joy", exist_ok=True)
+
+        with pytest.raises(memstream.QuotaExceeded) as refused:
+            await create_often()
+        assert refused.value.details["quota"] == "caller_cpu_s_per_s"
+        assert refused.value.retry_after is not None
+
+
 async def test_delayed_refusal_meets_deadline_and_takes_no_slot(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}

@@ -83,6 +83,10 @@ EFFECTS = {
     (RPC, "max_concurrent_streams"): (HERE, "test_streams_over_the_connections_limit_are_refused"),
     (RPC, "server.max_pending_requests"): (ATTACKS, "test_honest_calls_survive_thousands_that_wait"),
     (RPC, "server.max_pending_requests_hard_limit"): (ATTACKS, "test_honest_calls_survive_thousands_that_wait"),
+    (RPC, "server_max_unrequested_time_in_server"): (
+        "tests.rpc.test_waiting_calls",
+        "test_waiting_calls_end_only_at_their_deadline",
+    ),
     (RPC, "http2.bdp_probe"): (HERE, "test_window_of_an_unread_call_stays_small"),
     (RPC, "per_message_decompression"): (ATTACKS, "test_hostile_body_is_refused"),
     (RPC, "compression_enabled_algorithms_bitset"): (ATTACKS, "test_deflate_is_refused_by_name"),

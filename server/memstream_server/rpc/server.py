@@ -58,6 +58,8 @@ _PING_STRIKES = 10
 """gRPC closes a connection after this many pings that come sooner than the interval, with no data between them; proxies
 may ping every two seconds."""
 _PENDING_MAX = 1 << 30
+_UNREQUESTED_MAX_S = 86_400
+"""How long a call may wait for Python. gRPC core ends it with CANCELLED after 30 s by default, whatever its deadline."""
 _STOP_S = 1.0
 """Minimum time for calls that still run once the streams have ended; they get more if the grace period has more left.
 """
@@ -245,6 +247,7 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         # makes them. Each connection can have at most as many waiting calls as open streams.
         ("grpc.server.max_pending_requests", _PENDING_MAX),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_MAX),
+        ("grpc.server_max_unrequested_time_in_server", _UNREQUESTED_MAX_S),
         # A call's window stays at 64 KB until its message is read, which opens the window for that message. Otherwise
         # gRPC gives each call of a fast client megabytes before the server has authenticated it.
         ("grpc.http2.bdp_probe", 0),

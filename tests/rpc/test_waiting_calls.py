@@ -1,0 +1,56 @@
+"""A call that the server has not begun waits until its own deadline: gRPC core must not end it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+
+import grpc
+import grpc.aio
+import pytest
+
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.server import _channel_options
+
+OPTION = "grpc.server_max_unrequested_time_in_server"
+CALLS = 6
+
+
+class Blocking(grpc.GenericRpcHandler):
+    """Its first call keeps the event loop busy."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def answer(_request: bytes, _context: object) -> bytes:
+            seconds, self._seconds = self._seconds, 0.0
+            time.sleep(seconds)  # noqa: ASYNC251 - this is the fault
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def call_all(address: str) -> list[grpc.StatusCode]:
+    """In a thread: the statuses of concurrent calls."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary("/any/Method")
+        calls = [call.future(b"", timeout=60) for _ in range(CALLS)]
+        return [one.code() for one in calls]
+
+
+@pytest.mark.parametrize(("seconds", "ended"), [(1, True), (None, False)])
+async def test_waiting_calls_end_only_at_their_deadline(seconds: int | None, ended: bool) -> None:
+    options = dict(_channel_options(Limits()))
+    assert options[OPTION] >= 3_600
+    if seconds is not None:
+        options[OPTION] = seconds
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server(options=list(options.items()))
+        stack.push_async_callback(server.stop, 0)
+        server.add_generic_rpc_handlers((Blocking(4.0),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        found = await asyncio.to_thread(call_all, f"127.0.0.1:{port}")
+    assert (grpc.StatusCode.CANCELLED in found) is ended
