@@ -59,7 +59,7 @@ _PING_STRIKES = 10
 may ping every two seconds."""
 _PENDING_MAX = 1 << 30
 _UNREQUESTED_MAX_S = 86_400
-"""How long a call may wait for Python. gRPC core ends it with CANCELLED after 30 s by default, whatever its deadline."""
+"""How long a call may wait for Python. By default gRPC core ends it with CANCELLED after 30 s, before its deadline."""
 _STOP_S = 1.0
 """Minimum time for calls that still run once the streams have ended; they get more if the grace period has more left.
 """
