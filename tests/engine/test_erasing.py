@@ -186,3 +186,16 @@ async def test_waiting_erasures_share_one_rebuild(tmp_path: Path) -> None:
         assert await asyncio.gather(*(erased(parts.engine, id_) for id_ in ids)) == [OperationState.SUCCEEDED] * 4
         assert 1 <= index.drops < 4
         assert await live(parts.engine) == []
+
+
+@pytest.mark.parametrize(("idle", "erases"), [(True, False), (False, True)])
+async def test_an_index_that_erases_or_is_idle_is_kept(tmp_path: Path, idle: bool, erases: bool) -> None:
+    index = MemoryIndex()
+    index.keeps_deleted, index.is_idle, index.erases = True, idle, erases
+    async with assembled(tmp_path, index=index) as parts:
+        await create(parts.engine, kind=MemoryKind.LONG_TERM)
+        first, _ = await observe(parts.engine, "otters at the river", "herons at the river")
+        index.fail_at(1, IndexUnavailable, "erase_deleted")
+        assert await erased(parts.engine, first) is OperationState.SUCCEEDED
+        assert (index.drops, index.erasures) == (0, int(erases))
+        assert [one.content for one in await live(parts.engine)] == ["herons at the river"]

@@ -238,6 +238,7 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
         "received_hashes",
         "pending_memories",
         "read_epochs",
+        "list_citing",
     }
     assert failed >= READS - others
     async with assembled(tmp_path, index=index) as parts:

@@ -310,7 +310,7 @@ async def test_restore_needs_force_and_a_stopped_server(data_dir: Path, tmp_path
         restore(tmp_path / "backup", data_dir, force=True)
     await journal.commit(transition(2, rows=(row(fragment(9)),)))
     await journal.close()
-    with pytest.raises(AlreadyExists, match=r"not empty \(format, journal.db\)"):
+    with pytest.raises(AlreadyExists, match=r"not empty \(format, journal.db, journal.db-clean\)"):
         restore(tmp_path / "backup", data_dir)
     restore(tmp_path / "backup", data_dir, force=True)
     again = await opened(data_dir)

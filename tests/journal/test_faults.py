@@ -237,7 +237,7 @@ async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir
     await journal.commit(transition(1, rows=(row(fragment(0, content=secret)), row(fragment(1)))))
     await journal.commit(transition(2, removed=(fragment(0).id,)))
     await journal.close()  # the last connection checkpoints the WAL and removes it
-    assert sorted(os.listdir(data_dir)) == ["format", "journal.db", "lock"]
+    assert sorted(os.listdir(data_dir)) == ["format", "journal.db", "journal.db-clean", "lock"]
     kept = (data_dir / "journal.db").read_bytes()
     assert secret.encode() not in kept
     assert fragment(1).content.encode() in kept

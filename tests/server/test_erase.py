@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -288,3 +289,56 @@ async def test_streams_go_on_while_others_are_erased(client: memstream.Client, p
 
 async def _erased(client: memstream.Client, memory: Memory, ids: list[str]) -> OperationState:
     return (await client.finished(await memory.erase_fragments(ids))).state
+
+
+@pytest.mark.parametrize("seed", range(2))
+@only_sqlite("a database has files and a log of its own")
+async def test_no_history_leaves_bytes_of_what_was_erased(make_server: MakeServer, seed: int) -> None:
+    """Random observations, updates, puts, recalls, erasures and kills in several memories."""
+    draw = random.Random(seed)
+    live: dict[str, tuple[str, str]] = {}
+    gone: set[str] = set()
+    server = await started(make_server(index_partitions=2))
+    for _ in range(4):
+        async with memstream.connect(server.address) as client:
+            for number in range(3):
+                await client.create_memory(f"ns/m{number}", kind=MemoryKind.LONG_TERM, exist_ok=True)
+            for _ in range(8):
+                await _live_a_little(client, draw, live)
+            memory, ids, words = _chosen(draw, live)
+            operation = await client.memory(memory).erase_fragments(ids)
+            if draw.random() < 0.5:
+                await restarted(server)  # kills it during the erasure
+        async with memstream.connect(server.address) as client:
+            assert (await client.finished(operation)).state is OperationState.SUCCEEDED
+            gone |= words
+            live = {word: place for word, place in live.items() if word not in words}
+            found = await asyncio.to_thread(files_with, server.data_dir, {one: one.encode() for one in (*gone, *live)})
+            assert found.keys() & gone == set()
+            assert found.keys() >= live.keys()
+    assert await asyncio.to_thread(server.stop) == 0
+    assert await asyncio.to_thread(files_with, server.data_dir, {word: word.encode() for word in gone}) == {}
+
+
+async def _live_a_little(client: memstream.Client, draw: random.Random, live: dict[str, tuple[str, str]]) -> None:
+    path = f"ns/m{draw.randrange(3)}"
+    memory = client.memory(path)
+    words = [f"zq{draw.getrandbits(120):030x}" for _ in range(draw.randint(1, 60))]
+    texts = [f"{word} {'and so on ' * draw.choice([0, 1, 30])}" for word in words]
+    for word, id_ in zip(words, await ids_of(memory, *map(Observation, texts)), strict=True):
+        live[word] = path, id_
+    mine = [word for word, (its, _) in live.items() if its == path]
+    await memory.recall_once(f"what about {draw.choice(mine)}?", limit=3)
+    for word in draw.sample(mine, min(5, len(mine))):
+        if draw.random() < 0.5:
+            await memory.update_fragment(live[word][1], content=f"{word} is here")
+        else:
+            await memory.forget_fragments([live[word][1]])
+
+
+def _chosen(draw: random.Random, live: dict[str, tuple[str, str]]) -> tuple[str, list[str], set[str]]:
+    """A memory, and some of its fragments with their words."""
+    memory = draw.choice(sorted({path for path, _ in live.values()}))
+    mine = [word for word, (path, _) in live.items() if path == memory]
+    words = draw.sample(mine, draw.randint(1, min(40, len(mine))))
+    return memory, [live[word][1] for word in words], set(words)

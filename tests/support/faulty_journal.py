@@ -60,6 +60,7 @@ READS = frozenset(
         "version_keys",
         "get_versions",
         "find_revision",
+        "list_citing",
         "list_recall_receipts",
         "get_recall_receipt",
     }

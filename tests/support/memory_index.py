@@ -29,7 +29,8 @@ class MemoryIndex:
         self._error: type[IndexUnavailable] = IndexUnavailable
         self.failed = ""
         """The call that failed since the last `fail_at`; empty if none."""
-        self.keeps_deleted = self.is_idle = False
+        self.keeps_deleted = self.is_idle = self.erases = False
+        self.erasures = 0
         self.drops = 0
         self.drop_s = 0.0
         """How long a drop takes."""
@@ -91,6 +92,11 @@ class MemoryIndex:
     async def flush(self) -> None:
         self._called("flush")
         self.kept |= {model: dict(rows) for model, rows in self._now.items()}
+
+    async def erase_deleted(self) -> bool:
+        self._called("erase_deleted")
+        self.erasures += 1
+        return self.erases
 
     async def drop_all(self) -> None:
         self._called("drop_all")

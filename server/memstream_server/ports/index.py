@@ -104,6 +104,11 @@ class VectorIndex(Protocol):
         """All fragment ids of `memory`, ascending; for reconciliation."""
         ...
 
+    async def erase_deleted(self) -> bool:
+        """Remove deleted and replaced rows, as of the last flush, from this process's files, at the cost of the files
+        that hold any. False if it cannot: `drop_all` does."""
+        ...
+
     async def drop_all(self) -> None:
         """Remove everything in the index, for every memory, and the files of an embedded one, in which deleted rows may
         remain. Closes the index; the next `open` finds it empty. Raises IndexUnavailable."""

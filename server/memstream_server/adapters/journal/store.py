@@ -42,7 +42,7 @@ from memstream_server.adapters.journal.sql.vector_forms import Computing
 from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
     Gathering,
@@ -73,6 +73,8 @@ READERS = 4
 """Threads that read; one principal uses at most three."""
 _COMPACTED, _ALL = "vectors_compacted", "all"
 """In `meta`: the uid of the last memory whose vectors are converted, or that all are."""
+SCRUB_S, SCRUB_PAUSE_S = 60.0, 0.02
+"""How long, and how often, emptying the log is tried while readers need it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -209,8 +211,14 @@ class SqlJournal:
         await self._write(writes.set_meta, 1, False, _COMPACTED, _ALL if after is None else after)
 
     async def scrub_files(self) -> None:
-        if self._database.scrub is not None:
-            await self._writer.run_exclusively(self._database.scrub)
+        if self._database.scrub is None:
+            return
+        tries = round(SCRUB_S / SCRUB_PAUSE_S)
+        while not await self._writer.run_exclusively(self._database.scrub):
+            tries -= 1
+            if tries == 0:
+                raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
+            await asyncio.sleep(SCRUB_PAUSE_S)
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
@@ -306,6 +314,9 @@ class SqlJournal:
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
+
+    async def list_citing(self, uid: str) -> dict[str, tuple[str, ...]]:
+        return await self._read(fragment_reads.list_citing, uid)
 
     async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
         return await self._read(conflicts.list_conflicts, uid, decided, after, limit)

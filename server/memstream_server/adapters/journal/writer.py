@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import structlog
 from msgspec import Struct
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
@@ -28,6 +29,8 @@ from memstream_server.ports.journal.errors import (
     StorageFull,
     WriteRefused,
 )
+
+log = structlog.get_logger(__name__)
 
 GROUP_ROWS = 2_000
 """Rows after which a group is committed even if more writes wait: some 30 ms of work."""
@@ -142,9 +145,17 @@ class Writer:
                 outcomes = self._commit_group_guarded(group)
                 self._busy_since_s, self._failing = None, _failure_of(outcomes, self._failing)
                 self._loop.call_soon_threadsafe(_deliver_all, outcomes)
+                self._tend_log()
             if alone is not None:
                 self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)])
         self._disconnect()
+
+    def _tend_log(self) -> None:
+        """After the answers: it may take as long as some groups."""
+        try:
+            self._database.tend_log()
+        except Exception as error:  # tried again after the next group, which fails itself if the disk does
+            log.warning("checkpoint_failed", error=error)
 
     def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
         """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False when it was the last."""

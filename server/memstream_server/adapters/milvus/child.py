@@ -50,7 +50,7 @@ SOCKET_PATTERN = "milvus-*.sock"
 """Next to the directory, one per start."""
 
 LITE_READ = "3.2.2"
-"""The version of Lite whose internals `read_by_column` replaces."""
+"""The version of Lite whose internals `patch_lite` replaces and `StaleRows` uses."""
 
 WRITES = ("Insert", "Upsert", "Delete", "CreateCollection", "DropCollection", "CreatePartition", "DropPartition")
 
@@ -200,6 +200,69 @@ def with_fsync(flush: Call, files: FileSyncer) -> Call:
     return flush_and_sync
 
 
+class StaleRows:
+    """Removes deleted and replaced rows from Lite's data files, for erasures: Lite itself keeps them until it merges
+    files of one size. Rewrites the files that hold such rows, and those with the rows that replaced them."""
+
+    def __init__(self, database: Any) -> None:
+        self._database = database
+        self._checked: dict[tuple[str, str], frozenset[str]] = {}
+        """The files of a partition without such rows."""
+
+    def rewrite(self, name: str) -> None:
+        """Rewrite files of a collection whose writes are flushed."""
+        collection = self._database.get_collection(name)
+        collection._wait_for_bg()
+        with collection._maintenance_lock:
+            manifest = collection._manifest
+            for partition in manifest.list_partitions():
+                files = frozenset((*manifest.get_data_files(partition), *manifest.get_delta_files(partition)))
+                if self._checked.get((name, partition)) != files:
+                    self._rewrite_partition(collection, partition)
+                    self._checked[name, partition] = frozenset(
+                        (*manifest.get_data_files(partition), *manifest.get_delta_files(partition))
+                    )
+            collection._refresh_segment_cache()
+            collection._cleanup_orphan_index_files()
+        collection._ensure_loaded_segments_indexed()
+
+    def _rewrite_partition(self, collection: Any, partition: str) -> None:
+        import pyarrow.parquet as pq
+
+        compaction, manifest = collection._compaction_mgr, collection._manifest
+        folder = Path(compaction._data_dir) / "partitions" / partition
+        places: dict[str, list[tuple[int, str]]] = {}
+        for file in manifest.get_data_files(partition):
+            table = pq.read_table(folder / file, columns=[compaction._pk_name, "_seq"])
+            for key, number in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                places.setdefault(key, []).append((number, file))
+        stale = {
+            key
+            for key, found in places.items()
+            if len(found) > 1 or collection._delta_index.is_deleted(key, found[0][0])
+        }
+        files = sorted({file for key in stale for _, file in places[key]})
+        if files:
+            compaction._compact_files(partition, str(folder), files, manifest, collection._delta_index)
+
+
+def serve_compaction(database: Any, files: FileSyncer) -> Call:
+    """The call ManualCompaction, with which Lite does nothing. Its answer has another id than Lite's."""
+    from pymilvus.grpc_gen import common_pb2, milvus_pb2
+
+    rows = StaleRows(database)
+
+    def compact(request: Any, _context: Any) -> Any:
+        try:
+            rows.rewrite(request.collection_name)
+            files.sync_new_files()
+        except Exception as error:  # as any failed write, it ends this process, and the caller repeats it
+            return milvus_pb2.ManualCompactionResponse(status=common_pb2.Status(code=1, reason=repr(error)))
+        return milvus_pb2.ManualCompactionResponse(status=common_pb2.Status(), compactionID=1)
+
+    return compact
+
+
 def hide_pandas() -> None:
     """Import pymilvus without pandas, then hide pandas: Lite needs neither it nor pyarrow's use of it."""
     from memstream_server.adapters.milvus.pandas_later import NoPandas, pandas_later
@@ -254,6 +317,7 @@ def patch_lite() -> None:
 def build_server(database: Any, directory: Path) -> Any:
     """Lite's gRPC server with one writer and durable flushes, not bound to an address yet."""
     import grpc
+    import milvus_lite
     from milvus_lite.adapter.grpc.servicer import (
         MilvusServicer,
     )
@@ -263,7 +327,10 @@ def build_server(database: Any, directory: Path) -> Any:
     lock = threading.Lock()
     for name in WRITES:
         setattr(servicer, name, with_write_lock(getattr(servicer, name), lock))
-    servicer.Flush = with_write_lock(with_fsync(servicer.Flush, FileSyncer(directory / "collections")), lock)
+    files = FileSyncer(directory / "collections")
+    servicer.Flush = with_write_lock(with_fsync(servicer.Flush, files), lock)
+    if milvus_lite.__version__ == LITE_READ:
+        servicer.ManualCompaction = with_write_lock(serve_compaction(database, files), lock)
     bounds = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
     server = grpc.server(ThreadPoolExecutor(SEARCH_THREADS), options=bounds)
     milvus_pb2_grpc.add_MilvusServiceServicer_to_server(servicer, server)

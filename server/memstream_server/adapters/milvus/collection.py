@@ -224,6 +224,12 @@ class MilvusCollection:
         with translating_errors("flush"):
             self._client.flush(self._name, timeout=self._timeouts.flush_s)
 
+    def compact_lite(self) -> bool:
+        """Let the child process rewrite the files that hold deleted or replaced rows. False if it cannot: Lite's own
+        call does nothing and answers 0."""
+        with translating_errors("compact"):
+            return bool(self._client.compact(self._name, timeout=self._timeouts.flush_s))
+
     def search(
         self, memory: str, vector: Vector, limit: int, timeout_s: float
     ) -> tuple[list[str], npt.NDArray[np.float32]]:

@@ -116,6 +116,9 @@ class OnDemandIndex:
     async def list_ids(self, memory: str, model: str = "") -> list[str]:
         return [] if self._spaces else await self._index.list_ids(memory, model)
 
+    async def erase_deleted(self) -> bool:
+        return True if self._spaces else await self._index.erase_deleted()
+
     async def drop_all(self) -> None:
         self._spaces = []
         await self._index.drop_all()

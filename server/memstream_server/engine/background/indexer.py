@@ -40,7 +40,7 @@ FOLLOW_INTERVAL_S = 1.0
 """How often a process that does not lead checks the progress of the leader."""
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
-POLL_INTERVAL_S = 0.2
+POLL_INTERVAL_S = 0.05
 """How often a call that waits for the indexer checks its progress."""
 RECONCILE_PAUSE_FACTOR = 4
 """Pause between comparisons of the index with the journal, as a multiple of the last one's duration."""
@@ -137,6 +137,17 @@ class Indexer:
                 done = max(done, total - left)  # rows of new commits are in the outbox too
             await at(done, total)
         await at(total, total)
+
+    async def erase_deleted(self, at: Callable[[], Awaitable[None]]) -> bool:
+        """Remove deleted rows from the index's files, and repeat while the index is away; `at` as above. False: this
+        index cannot, rebuild it."""
+        while True:
+            try:
+                return await self._storage.index.erase_deleted()
+            except IndexUnavailable as error:
+                log.info("index_not_erased_yet", reason=error)
+                await asyncio.sleep(RETRY_S)
+                await at()
 
     # ---- two spaces
     def use_spaces(self, space: Space, beside: Space | None = None) -> None:

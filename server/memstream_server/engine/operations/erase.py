@@ -2,7 +2,8 @@
 
 Rule 1. Each batch of fragments leaves with all that derives from it in one commit, so that a crash leaves no insight
 without its lineage. The operation's payload has the ids, and a repeat does the rest.
-Rule 2. The files come last: all waiting erasures share one rewrite of the journal and one rebuild of the index.
+Rule 2. The files come last: the journal zeroes what it deletes, so its log is emptied; the index rewrites the files
+that hold deleted vectors. Waiting erasures share both. Neither costs more for what others store.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memstream_server.core import lineage
@@ -25,7 +26,6 @@ from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.operations.progress import Progress
 from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
-from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ AT_ONCE = 64
 """More than other types, because most of them wait for the same files."""
 BATCH = 1_000
 """Fragments per decision."""
-PAGE = 1_000
 POLL_INTERVAL_S = 0.5
 """How often a wait for unstored fragments checks for cancellation."""
 
@@ -92,19 +91,25 @@ class Erasing:
         except MemoryNotFound:  # the memory was deleted with all its content
             pass
 
-        async def check_cancelled(_done: int, _total: int) -> None:
+        async def check_cancelled(_done: int = 0, _total: int = 0) -> None:
             await progress.report_done(len(ids), len(ids))
 
-        if self._storage.index.keeps_deleted:
-            await self._indexer.rebuild_index(check_cancelled)
-        else:
-            await self._indexer.wait_for_memory(asked["memory"], lambda: check_cancelled(0, 0))
+        await self._erase_index(asked["memory"], check_cancelled)
         await self._storage.images.remove(asked["memory"], durable=True)
         await self._scrub_journal()
         await progress.report_done(len(ids), len(ids))
 
+    async def _erase_index(self, uid: str, at: Callable[..., Awaitable[None]]) -> None:
+        """Return when no file of the index has the memory's deleted vectors. An idle index has no files."""
+        index = self._storage.index
+        if index.is_idle:
+            return
+        await self._indexer.wait_for_memory(uid, at)
+        if index.keeps_deleted and not await self._indexer.erase_deleted(at):
+            await self._indexer.rebuild_index(at)
+
     async def _scrub_journal(self) -> None:
-        """Rewrite the journal's files, once for all concurrent erasures."""
+        """Empty the journal's log, once for all concurrent erasures."""
         self._asked += 1
         mine = self._asked
         async with self._scrubbing:
@@ -218,13 +223,7 @@ def _collect_closure(named: Sequence[str], derived: Mapping[str, Collection[str]
 async def _read_derived(uid: str, storage: Storage) -> dict[str, list[str]]:
     """Ids of the fragments that cite a source, by source id, including forgotten fragments."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for forgotten in (False, True):
-        after = -1
-        while page := await storage.journal.list_fragments(
-            uid, FragmentQuery(forgotten=forgotten, after=after, limit=PAGE)
-        ):
-            for fragment in page:
-                for source in fragment.sources:
-                    found[source].append(fragment.id)
-            after = page[-1].position
+    for id_, sources in (await storage.journal.list_citing(uid)).items():
+        for source in sources:
+            found[source].append(id_)
     return found

@@ -120,7 +120,8 @@ class Journal(Protocol):
         ...
 
     async def scrub_files(self) -> None:
-        """Rewrite the journal's files, so that no deleted bytes remain in them. Writes wait meanwhile.
+        """Leave no bytes of deleted rows in the journal's files. Takes as long as the present log, whatever the journal
+        holds; writes wait meanwhile. Raises OutcomeUnknown if long reads prevent it.
 
         A no-op on PostgreSQL, which reclaims space itself.
         """
@@ -221,6 +222,10 @@ class Journal(Protocol):
     async def get_vectors(self, uid: str, model: str, ids: Sequence[str]) -> dict[str, bytes]: ...
 
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]: ...
+
+    async def list_citing(self, uid: str) -> dict[str, tuple[str, ...]]:
+        """The sources of the fragments that have any, by id, forgotten fragments included."""
+        ...
 
     async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
         """Open or decided suspicions with (newer, older) greater than `after`, ascending: by age of the newer."""

@@ -4,6 +4,7 @@ Invariant: a database is locked for one server, or shared by servers that all sa
 
 database: the protocol `Database`, and reading in a snapshot
 sqlite: everything specific to SQLite
+checkpoints: checkpoints of SQLite's log that leave no bytes of deleted rows
 postgres: everything specific to PostgreSQL
 directory: the data directory: lock, format, opening, backup, restore
 migrate: migrates the tables to this server's version

@@ -52,9 +52,14 @@ class Database(Protocol):
         """Why no data can be added, or None."""
         ...
 
+    def tend_log(self) -> None:
+        """Called on the writer's thread after each group."""
+        ...
+
     @property
-    def scrub(self) -> Callable[[], None] | None:
-        """Rewrite the database's files so that no deleted bytes remain; the writer has no open connection meanwhile.
+    def scrub(self) -> Callable[[], bool] | None:
+        """Leave no bytes of deleted rows in the database's files; the writer has no open connection meanwhile. False if
+        a reader still needs them: call it again.
 
         None if the database does this itself.
         """

@@ -2,7 +2,7 @@
 
 format       names the directory and its layout version
 lock         locked while a server runs; holds the server's pid and host
-journal.db   the journal (with -wal and -shm files)
+journal.db   the journal (with -wal, -shm and -clean files)
 images       images of memories, derived from the journal
 backups      copies of the journal from before a migration (migration_backups.py)
 """
@@ -26,6 +26,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import migrate, migration_backups, sqlite
+from memstream_server.adapters.journal.database.checkpoints import Checkpoints
 from memstream_server.adapters.journal.sql import outbox, writes
 from memstream_server.adapters.journal.sql.reads import meta_value
 from memstream_server.adapters.journal.verify import sqlite_wal
@@ -174,8 +175,11 @@ def check_log(data_dir: Path) -> None:
 class DirectoryDatabase:
     """`database.Database` on SQLite in a data directory. Made by `open_database`."""
 
-    def __init__(self, data_dir: Path, lock: int, full: Callable[[], str | None], readers: int) -> None:
+    def __init__(
+        self, data_dir: Path, lock: int, checkpoints: Checkpoints, full: Callable[[], str | None], readers: int
+    ) -> None:
         path = journal_path(data_dir)
+        self._checkpoints = checkpoints
         self.description = f"sqlite {sqlite3.sqlite_version}"
         self.writer, self.reader = sqlite.writer_engine(path), sqlite.reader_engine(path, readers)
         self._data_dir, self._lock, self._full = data_dir, lock, full
@@ -217,11 +221,17 @@ class DirectoryDatabase:
         """Measured before every group, so that the disk never fills up completely."""
         return self._full()
 
-    def scrub(self) -> None:
+    def tend_log(self) -> None:
         """See database.py."""
-        sqlite.scrub_database(journal_path(self._data_dir))
+        self._checkpoints.checkpoint_if_long(sqlite.WAL_CHECKPOINT_PAGES)
+
+    def scrub(self) -> bool:
+        """See database.py."""
+        with sqlite.translating_errors():
+            emptied = self._checkpoints.empty_log()
         if removed := migration_backups.remove_copies(self._data_dir, 0):
             log.info("migration_backups_removed", files=[file.name for file in removed], reason="something was erased")
+        return emptied
 
     def backup(self, target: Path) -> None:
         """See `backup`."""
@@ -231,6 +241,7 @@ class DirectoryDatabase:
         """Close all connections and release the lock. Call once: the lock's descriptor is closed."""
         self.reader.dispose()
         self.writer.dispose()
+        self._checkpoints.close()
         release_lock(self._lock)
 
 
@@ -253,10 +264,14 @@ def open_database(
     try:
         check_format(data_dir)
         check_log(data_dir)
-        copied = _copy_before_migration(data_dir, engine) if backups_kept else None
-        with sqlite.translating_errors(), engine.begin() as connection:
-            migrate.upgrade_tables(connection)
-            sqlite.probe_damage(connection)
+        with sqlite.translating_errors(), sqlite.keep_log(engine):
+            copied = _copy_before_migration(data_dir, engine) if backups_kept else None
+            with engine.begin() as connection:
+                migrate.upgrade_tables(connection)
+                sqlite.probe_damage(connection)
+            checkpoints = Checkpoints(journal_path(data_dir))
+        with sqlite.translating_errors():
+            checkpoints.checkpoint()  # of the log of a killed server; of a file that others wrote it reads all pages
         sync_directory(data_dir)
         if copied is not None:
             log.info("journal_migrated", revision=migrate.HEAD, backup=str(copied))
@@ -268,7 +283,7 @@ def open_database(
         engine.dispose()
     measure = free_bytes or partial(sqlite.free_bytes, data_dir)
     full = partial(_why_full, sqlite.wal_path(journal_path(data_dir)), measure, reserve_bytes)
-    return DirectoryDatabase(data_dir, lock, full, readers)
+    return DirectoryDatabase(data_dir, lock, checkpoints, full, readers)
 
 
 def _why_full(log: Path, free_bytes: Callable[[], int], reserve_bytes: int) -> str | None:
@@ -353,7 +368,7 @@ def _replace_journal(source: Path, data_dir: Path) -> None:
 
 
 def _remove_database(database: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", "-wal", "-shm", "-clean"):
         database.with_name(database.name + suffix).unlink(missing_ok=True)
 
 

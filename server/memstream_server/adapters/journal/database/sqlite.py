@@ -46,8 +46,6 @@ from memstream_server.ports.journal.errors import (
 
 BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program that holds SQLite's lock, for instance a shell on the file."""
-TRUNCATE_TRIES = 12
-"""Attempts, each of BUSY_TIMEOUT_S, to truncate the WAL of a scrubbed database while readers hold it."""
 WAL_CHECKPOINT_PAGES = 4_000
 """16 MB: a page that many commits rewrite goes into the database file once."""
 WAL_KEPT_BYTES = 64 << 20
@@ -56,7 +54,7 @@ _WRITER = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # a commit is on disk, not only in a cache, when it returns
     "PRAGMA secure_delete = ON",  # deleted bytes are overwritten
-    f"PRAGMA wal_autocheckpoint = {WAL_CHECKPOINT_PAGES}",
+    "PRAGMA wal_autocheckpoint = 0",  # see checkpoints.py
     f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}",
     "PRAGMA cache_size = -8000",  # KiB; the system caches the file, and a larger cache here makes nothing faster
 )
@@ -116,6 +114,15 @@ def writer_engine(path: Path) -> Engine:
 def reader_engine(path: Path, connections: int) -> Engine:
     """Engine of the readers: each transaction is one snapshot that never waits for the writer."""
     return _engine(path, "BEGIN", _READER, pool_size=connections, max_overflow=0)
+
+
+@contextlib.contextmanager
+def keep_log(engine: Engine) -> Iterator[None]:
+    """Hold a connection open during a block: SQLite checkpoints when the last one closes, and removes the log."""
+    with engine.connect() as held:
+        held.exec_driver_sql("SELECT 1 FROM sqlite_master LIMIT 1").all()
+        held.rollback()
+        yield
 
 
 def fill_pool(engine: Engine, connections: int) -> None:
@@ -258,6 +265,8 @@ def translating_errors() -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise translate_error(error) from error
+    except sqlite3.Error as error:
+        raise translate_error(DBAPIError(None, None, error)) from error
 
 
 # ---- whole files
@@ -294,26 +303,6 @@ def copy_database(source: Path, target: Path) -> None:
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-
-
-def scrub_database(path: Path) -> None:
-    """Rewrite the whole database and truncate its WAL. Readers continue; the writer's connection must be closed.
-
-    `secure_delete` zeroes deleted rows, but not the copies that a page split leaves: of 2,000 rows deleted from 20,000,
-    51 could still be read. Temporarily needs up to twice the database's size in free space.
-    """
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
-            for pragma in _WRITER:
-                connection.execute(pragma)
-            connection.execute("VACUUM")
-            for _ in range(TRUNCATE_TRIES):
-                (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-                if not busy:
-                    return
-    except sqlite3.Error as error:
-        raise translate_error(DBAPIError(None, None, error)) from error
-    raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
 
 def check_pages(path: Path, shown: Path | None = None) -> None:

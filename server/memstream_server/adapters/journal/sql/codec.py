@@ -39,6 +39,8 @@ _COMPRESSED_BYTES_MIN = 256
 """A lone observation has fewer, and would save little."""
 _HASH_BYTES, _COUNT_BYTES, _VERSION_BYTES = 8, 2, 2
 _TERM_BYTES = _HASH_BYTES + _COUNT_BYTES
+SOURCES = msgspec.msgpack.encode("sources")
+"""Part of the record of a fragment that has sources."""
 HASH_WIDTH = 16
 """Bytes of an observation's content hash."""
 

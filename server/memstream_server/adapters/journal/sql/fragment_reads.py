@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select
+from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select, text
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows, split_ids
@@ -46,6 +46,10 @@ _SOME_VECTORS = (
     .join(vectors, vectors.c.key == fragments.c.key)
     .where(fragments.c.memory == _number, fragments.c.id.in_(_ids), vectors.c.model == _model)
 )
+_CITING = {
+    dialect: text(f"SELECT id, payload FROM fragments WHERE key BETWEEN :low AND :high AND {names} > 0")
+    for dialect, names in {"sqlite": "instr(payload, :field)", "postgresql": "position(:field IN payload)"}.items()
+}
 _EXPIRING = (
     select(memories.c.uid, fragments.c.id)
     .join(memories, memories.c.number == fragments.c.memory)
@@ -139,6 +143,17 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model
     statement = _build_selection(query.forgotten, tuple(values))
     rows = fetch_pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, model=model, **values)
     return [decode_row(model, *columns) for _, *columns in rows]
+
+
+def list_citing(connection: Connection, uid: str) -> dict[str, tuple[str, ...]]:
+    """The database searches the records, of which only those that have sources name the field."""
+    number = find_number(connection, uid)
+    if number is None:
+        return {}
+    low, high = key_range(number)
+    found = connection.execute(_CITING[connection.dialect.name], {"low": low, "high": high, "field": codec.SOURCES})
+    decoded = [(id_, codec.decode_fragment(payload, 0, 0)) for id_, payload in found]
+    return {id_: fragment.sources for id_, fragment in decoded if fragment.sources}
 
 
 @lru_cache  # building a statement takes longer than running it
