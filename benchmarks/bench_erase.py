@@ -3,8 +3,8 @@
     python benchmarks/bench_erase.py [--full | --tiny] [--rounds N] [--json FILE]
 
 10,000 (--full: 50,000) fragments in one long-term memory, indexed. Ten are erased while another memory observes and the
-first one serves recalls. The other side is a bare VACUUM INTO of the same journal, made durable: an erasure that rewrote
-the whole journal would cost at least that. The longest observe and recall during the erasure are shown as well.
+first one serves recalls. The other side is a bare VACUUM INTO of the same journal, made durable: an erasure that
+rewrote the whole journal would cost at least that. The longest observe and recall meanwhile are shown as well.
 """
 
 from __future__ import annotations
