@@ -93,7 +93,7 @@ class Checkpoints:
             return False
         os.fsync(self._file)
         (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return not busy
+        return bool(busy == 0)
 
     def close(self) -> None:
         """Empty the log and close the files."""
@@ -124,7 +124,7 @@ class Checkpoints:
 
     # ---- pages
     def _is_large(self) -> bool:
-        return os.fstat(self._file).st_size >= PAGES_MAX * self._page_bytes
+        return bool(os.fstat(self._file).st_size >= PAGES_MAX * self._page_bytes)
 
     def _read(self, first: int, count: int) -> bytes:
         return os.pread(self._file, count * self._page_bytes, (first - 1) * self._page_bytes)
