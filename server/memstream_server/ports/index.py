@@ -153,6 +153,9 @@ class NoIndex:
 
     async def drop_all(self) -> None: ...
 
+    async def erase_deleted(self) -> bool:
+        return True
+
     async def is_healthy(self) -> bool:
         return True
 
