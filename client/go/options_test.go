@@ -79,12 +79,12 @@ func TestClientReconnectsSoonAndGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close() //nolint:errcheck // the end of the test
-	client.conn.Connect()
+	client.conn.open[0].Connect()
 	late := time.After(8 * time.Second) // with gRPC's own delays the sixth attempt comes after ten
 	for range 6 {
 		select {
 		case <-attempts:
-			client.conn.Connect()
+			client.conn.open[0].Connect()
 		case <-late:
 			t.Fatal("the client waits too long")
 		}

@@ -105,6 +105,10 @@ EFFECTS = {
     (SDK, "max_receive_message_length"): (HERE, "test_sdk_takes_answers_up_to_its_bound"),
     (SDK, "enable_retries"): (HERE, "test_sdk_leaves_no_retry_to_grpc"),
     (SDK, "ssl_target_name_override"): (HERE, "test_sdk_checks_the_name_that_it_was_given"),
+    (SDK, "use_local_subchannel_pool"): (
+        "tests.server.test_many_streams",
+        "test_clients_of_a_process_share_no_connection",
+    ),
     (PEERS, "ssl_target_name_override"): (PEER_TLS, "test_servers_verify_each_other_by_the_service_name"),
     (HEALTHCHECK, "ssl_target_name_override"): (CHECK, "test_healthcheck_trusts_the_certificate_of_any_name"),
     (f"{MILVUS}/columns.py", "max_receive_message_length"): (COLUMNS, "test_inserter_takes_an_answer_of_many_keys"),
