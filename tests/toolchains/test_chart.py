@@ -50,6 +50,19 @@ MODES: dict[str, dict[str, Any]] = {
             "jwt": {"issuer": "https://issuer", "audience": "memstream", "jwks": {"existingSecret": "jwks"}},
             "trustedProxies": ["10.0.0.0/8", "unix"],
         },
+        "http": {
+            "port": 80,
+            "hosts": ["memory.internal"],
+            "corsOrigins": ["https://app.example"],
+            "from": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+            "ingress": {
+                "enabled": True,
+                "className": "nginx",
+                "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+                "host": "memory.example",
+                "tlsSecret": "public",
+            },
+        },
         "extraEnv": [{"name": "OTEL_SERVICE_NAME", "value": "memory"}],
         "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
         "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
@@ -83,7 +96,7 @@ MODES: dict[str, dict[str, Any]] = {
         "resources": {"limits": {"memory": 4294967296}},
     },
     "mesh": {"mode": "replicated", "istio": {"enabled": True}, **STORES, **MESH},
-    "no policies": {"networkPolicy": {"enabled": False}, **MESH},
+    "no policies": {"networkPolicy": {"enabled": False}, "http": {"enabled": False}, **MESH},
 }
 GIVEN = {
     "database/journal-url": "postgresql://memstream@db/memstream",
@@ -169,10 +182,54 @@ def test_pods_stop_in_order_with_few_privileges(mode: str, tmp_path: Path) -> No
         assert find_object(objects, "Service", name)["spec"]["selector"] == selector
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_http_port_leads_from_service_to_server(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render_objects(MODES[mode], tmp_path)
+    container = Container(objects, GIVEN)
+    settings = load_settings(container, monkeypatch)
+    ports = {each["name"]: each["containerPort"] for each in container.server["ports"]}
+    service = {each["name"]: each for each in find_object(objects, "Service", "memory")["spec"]["ports"]}
+    allowed = [
+        {port["port"] for port in rule["ports"]}
+        for one in objects
+        if one["kind"] == "NetworkPolicy"
+        for rule in one["spec"]["ingress"]
+    ]
+    if mode == "no policies":
+        assert settings.http_listen == ""
+        assert "http" not in ports | service
+        return
+    assert settings.http_listen.endswith(f":{ports['http']}")
+    assert service["http"]["targetPort"] == "http"
+    assert service["http"]["port"] == MODES[mode].get("http", {}).get("port", 7701)
+    assert service["http"]["appProtocol"] == ("https" if settings.tls_cert_file else "http")
+    assert {"grpc", "http"} in allowed
+    assert settings.console
+    names = {"memory", "memory.agents", "memory.agents.svc", "memory.agents.svc.cluster.local"}
+    assert names <= set(settings.http_hosts.split(","))
+
+
+def test_ingress_leads_to_the_http_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render_objects(MODES["single, everything"], tmp_path)
+    ingress = find_object(objects, "Ingress")["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"]) == ("memory.example", "/")
+    assert path["backend"]["service"] == {"name": "memory", "port": {"name": "http"}}
+    assert ingress["tls"] == [{"hosts": ["memory.example"], "secretName": "public"}]
+    policy = find_object(objects, "NetworkPolicy")["spec"]["ingress"]
+    (extra,) = (one for one in policy if one["ports"] == [{"protocol": "TCP", "port": "http"}])
+    assert extra["from"] == [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]
+    settings = load_settings(Container(objects, GIVEN), monkeypatch)
+    assert settings.http_hosts.endswith(",memory.internal,memory.example")
+    assert settings.http_cors_origins == "https://app.example,https://memory.example"
+    assert not any(one["kind"] == "Ingress" for one in render_objects({}, tmp_path))
+
+
 def test_probes_check_services_of_the_contract() -> None:
     modules = (server_service_pb2, stream_service_pb2)
     services = {one.full_name for module in modules for one in module.DESCRIPTOR.services_by_name.values()}
-    assert set(PROBES.values()) <= services
+    assert {name for name in PROBES.values() if not name.startswith("memstream.journal")} <= services
 
 
 def test_peers_are_reachable_before_they_are_ready(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from memstream_server.rpc.access.caller import Verb
 from memstream_server.settings import Settings
 from scripts.chart import kind_of
 from tests.toolchains import charts
@@ -236,6 +237,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"access": {"policy": {"inline": "a", "existingConfigMap": "b"}}},
         "access.policy: give one of inline, existingConfigMap",
     ),
+    "policy that is no TOML": ({"access": {"policy": {"inline": "[[grant]"}}}, "access.policy.inline is not TOML"),
+    "policy of other tables": ({"access": {"policy": {"inline": "[[grants]]"}}}, '"grants" is unknown'),
+    "policy of one bracket": ({"access": {"policy": {"inline": "[grant]"}}}, "the file is a list of [[grant]]"),
+    "policy without verbs": (
+        {"access": {"policy": {"inline": "[[grant]]\nwho = ['*']\nnamespaces = ['*']\n"}}},
+        "grant 1 must have exactly who, namespaces, verbs",
+    ),
+    "policy of unknown verbs": (
+        {"access": {"policy": {"inline": "[[grant]]\nwho = ['*']\nnamespaces = ['*']\nverbs = ['reed']\n"}}},
+        'there is no verb "reed"',
+    ),
+    "memory that does not suffice": ({"resources": {"limits": {"memory": "255Mi"}}}, "the server needs 256Mi at rest"),
+    "memory in bytes": ({"resources": {"limits": {"memory": 200_000_000}}}, "the server needs 256Mi at rest"),
+    "memory in thousandths": ({"resources": {"limits": {"memory": "200000000000m"}}}, "the server needs 256Mi at rest"),
+    "metrics at the HTTP port": ({"metrics": {"port": 7701}}, "port"),
+    "Ingress without a host": ({"http": {"ingress": {"enabled": True}}}, "needs http.ingress.host"),
+    "Ingress without the port": (
+        {"http": {"enabled": False, "ingress": {"enabled": True, "host": "a"}}},
+        "needs http.enabled",
+    ),
+    "HTTP setting": ({"settings": {"http_hosts": "a"}}, "settings.http_hosts is set by the chart: use http.hosts"),
     "JWKS twice": (
         {"access": {"jwt": {"jwks": {"url": "https://a", "inline": "{}"}}}},
         "access.jwt.jwks: give one of inline, url",
@@ -247,6 +269,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "servers are clients of each other",
     ),
 }
+
+
+@pytest.mark.parametrize("memory", ["256Mi", "1Gi", "0.25Gi", "300M", "1e9", 268_435_456, 4_294_967_296])
+def test_memory_that_suffices_is_accepted(memory: str | int, tmp_path: Path) -> None:
+    assert render_objects({"resources": {"limits": {"memory": memory}}}, tmp_path)
+
+
+def test_chart_knows_every_verb(tmp_path: Path) -> None:
+    verbs = [verb.value for verb in Verb] + ["*"]
+    policy = f"[[grant]]\nwho = ['key:admin']\nnamespaces = ['*']\nverbs = {verbs}\n"
+    assert render_objects({"access": {"policy": {"inline": policy}}}, tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)

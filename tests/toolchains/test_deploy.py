@@ -86,6 +86,8 @@ def test_compose_has_valid_settings_of_the_server(monkeypatch: pytest.MonkeyPatc
     assert conninfo == {"host": "postgres", "port": "5432", "user": "memstream", "dbname": "memstream"}
     assert os.environ["PGPASSWORD"] == password
     assert settings.milvus_uri == "http://milvus:19530"
+    assert (settings.http_listen, settings.console) == ("0.0.0.0:7701", True)
+    assert "127.0.0.1:7701:7701" in [port.split("  ")[0] for port in server["ports"]]
     for name, service in compose["services"].items():
         assert "healthcheck" in service or name == "server"  # the server's image has one
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
@@ -100,6 +102,34 @@ def test_compose_accepts_its_file() -> None:
     without = {name: value for name, value in os.environ.items() if name != "POSTGRES_PASSWORD"}
     refused = subprocess.run(list(map(str, command)), env=without, capture_output=True, text=True, check=False)
     assert refused.returncode, "it starts without a password"
+
+
+# ---- systemd
+
+
+def test_unit_starts_a_server_with_valid_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = (DEPLOY / "systemd/memstream.service").read_text("utf-8")
+    given = re.findall(r"^Environment=(\w+)=(.*)$", unit, re.M)
+    assert unknown_variables(dict(given)) == []
+    for name, value in given:
+        monkeypatch.setenv(name, value)
+    settings = load()
+    assert settings.data_dir == Path("/var/lib") / re.findall(r"^StateDirectory=(.*)$", unit, re.M)[0]
+    (command,) = re.findall(r"^ExecStart=/opt/memstream/bin/memstream (\w+)$", unit, re.M)
+    assert command in COMMANDS
+    assert int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)[0]) > 2 * settings.drain_grace_s + 10
+
+
+def test_systemd_accepts_its_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "systemd/memstream.service").read_text("utf-8")
+    unit = tmp_path / "memstream.service"
+    unit.write_text(text.replace("/opt/memstream/bin/memstream", shutil.which("true") or "/bin/true"), "utf-8")
+    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert "memstream.service" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 # ---- Prometheus

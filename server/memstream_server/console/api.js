@@ -1,5 +1,8 @@
 // The contract over Connect: unary calls as JSON, streams of the server as JSON in envelopes.
 
+// Where the server's paths begin: this file is at console/api.js below it, also behind a proxy that adds a prefix.
+const ROOT = new URL("../", import.meta.url);
+
 // The key is in memory only: a reload forgets it, and no other page can read it.
 let key = "";
 
@@ -43,7 +46,7 @@ export const isHeaderText = (text) => /^[\x21-\x7e]+$/.test(text);
 
 /** Calls `Service/Method` and returns the answer. Throws CallError; an aborted `signal` throws AbortError. */
 export async function call(method, request, signal) {
-  const answer = await send(`/memstream.v1.${method}`, {
+  const answer = await send(`memstream.v1.${method}`, {
     method: "POST",
     headers: headersOf({ "content-type": "application/json", "connect-protocol-version": "1" }),
     body: JSON.stringify(request),
@@ -55,7 +58,7 @@ export async function call(method, request, signal) {
 /** What the caller is, and may do in a namespace; without a namespace, for the whole server. */
 export async function askRights(namespace, signal) {
   const query = namespace ? `?namespace=${encodeURIComponent(namespace)}` : "";
-  return readAnswer(await send(`/console/rights${query}`, { headers: headersOf({}), signal }));
+  return readAnswer(await send(`console/rights${query}`, { headers: headersOf({}), signal }));
 }
 
 /** The JSON of an answer. The connection may be lost while it is read. */
@@ -71,7 +74,7 @@ async function readAnswer(answer) {
 
 async function send(path, options) {
   try {
-    return await fetch(path, { cache: "no-store", credentials: "omit", redirect: "error", ...options });
+    return await fetch(new URL(path, ROOT), { cache: "no-store", credentials: "omit", redirect: "error", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new CallError("unavailable", "The server does not answer.");
@@ -104,7 +107,7 @@ export async function* stream(method, request, signal) {
   const framed = new Uint8Array(5 + body.length);
   new DataView(framed.buffer).setUint32(1, body.length);
   framed.set(body, 5);
-  const answer = await send(`/memstream.v1.${method}`, {
+  const answer = await send(`memstream.v1.${method}`, {
     method: "POST",
     headers: headersOf({ "content-type": "application/connect+json", "connect-protocol-version": "1" }),
     body: framed,

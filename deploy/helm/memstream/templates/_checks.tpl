@@ -7,6 +7,10 @@ port_file: no value, as the port is known
 data_dir: persistence
 advertise: mode and ipv6
 metrics_listen: metrics.port
+http_listen: http.enabled and ipv6
+http_hosts: http.hosts
+http_cors_origins: http.corsOrigins
+console: http.console
 tls_cert_file: tls.existingSecret
 tls_key_file: tls.existingSecret
 tls_client_ca_file: tls.clientCA
@@ -33,6 +37,61 @@ drain_grace_s: drain.graceSeconds
 {{- include "memstream.checkSettings" . }}
 {{- include "memstream.checkEnv" . }}
 {{- include "memstream.checkVolumes" . }}
+{{- include "memstream.checkHttp" . }}
+{{- include "memstream.checkPolicy" . }}
+{{- include "memstream.checkMemory" . }}
+{{- end }}
+
+{{- define "memstream.checkHttp" -}}
+{{- $http := .Values.http }}
+{{- if and $http.ingress.enabled (not $http.enabled) }}
+{{- fail "http.ingress.enabled needs http.enabled: the Ingress leads to the HTTP port" }}
+{{- end }}
+{{- if and $http.ingress.enabled (not $http.ingress.host) }}
+{{- fail "http.ingress.enabled needs http.ingress.host, the public name" }}
+{{- end }}
+{{- end }}
+
+{{- /* As rpc/access/policy.py reads it: a server would start only to end with this error. */}}
+{{- define "memstream.checkPolicy" -}}
+{{- with .Values.access.policy.inline }}
+{{- $policy := fromToml . }}
+{{- if hasKey $policy "Error" }}
+{{- fail (printf "access.policy.inline is not TOML: %s" $policy.Error) }}
+{{- end }}
+{{- range $name, $grants := $policy }}
+{{- if or (ne $name "grant") (not (kindIs "slice" $grants)) }}
+{{- fail (printf "access.policy.inline: %q is unknown: the file is a list of [[grant]]" $name) }}
+{{- end }}
+{{- range $place, $grant := $grants }}
+{{- if ne (keys $grant | sortAlpha | join " ") "namespaces verbs who" }}
+{{- fail (printf "access.policy.inline: grant %d must have exactly who, namespaces, verbs" (add1 $place)) }}
+{{- end }}
+{{- range $grant.verbs }}
+{{- if not (has . (list "observe" "recall" "read" "write" "forget" "admin" "*")) }}
+{{- fail (printf "access.policy.inline: grant %d: there is no verb %q" (add1 $place) .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* A quantity of Kubernetes in bytes. */}}
+{{- define "memstream.bytes" -}}
+{{- $text := kindIs "string" . | ternary . (toJson .) }}
+{{- $suffix := regexFind "([KMGTPE]i|[kMGTPEm])$" $text }}
+{{- $factors := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 }}
+{{- mulf (float64 (trimSuffix $suffix $text)) (get $factors $suffix) }}
+{{- end }}
+
+{{- define "memstream.checkMemory" -}}
+{{- $limits := .Values.resources.limits | default dict }}
+{{- if hasKey $limits "memory" }}
+{{- if lt (include "memstream.bytes" $limits.memory | float64) 268435456.0 }}
+{{- fail (printf "resources.limits.memory is %v, the server needs 256Mi at rest: it would be killed while it starts" $limits.memory) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "memstream.checkMode" -}}

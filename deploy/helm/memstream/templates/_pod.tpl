@@ -36,6 +36,10 @@ spec:
       ports:
         - name: grpc
           containerPort: 7700
+        {{- if .Values.http.enabled }}
+        - name: http
+          containerPort: 7701
+        {{- end }}
         - name: metrics
           containerPort: {{ .Values.metrics.port }}
       {{- /* Of the metrics port: it needs no TLS and no client certificate. */}}
@@ -121,6 +125,7 @@ spec:
 {{- if .Values.insecureListen }}
 {{ include "memstream.variable" (list "insecure_listen" true) }}
 {{- end }}
+{{- include "memstream.httpEnv" (list . $any) }}
 {{- include "memstream.storesEnv" . }}
 {{- include "memstream.tlsEnv" . }}
 {{- include "memstream.accessEnv" . }}
@@ -129,6 +134,28 @@ spec:
 {{- end }}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "memstream.httpEnv" -}}
+{{- $http := (index . 0).Values.http }}
+{{- if $http.enabled }}
+{{- $host := include "memstream.host" (index . 0) }}
+{{- $hosts := concat (list $host (printf "%s.cluster.local" $host) (trimSuffix ".svc" $host) (include "memstream.name" (index . 0))) $http.hosts }}
+{{- $origins := $http.corsOrigins }}
+{{- if $http.ingress.enabled }}
+{{- $hosts = append $hosts $http.ingress.host }}
+{{- /* The server sees the controller's scheme, not the page's. */}}
+{{- $origins = append $origins (printf "%s://%s" (ternary "https" "http" (not (empty $http.ingress.tlsSecret))) $http.ingress.host) }}
+{{- end }}
+{{ include "memstream.variable" (list "http_listen" (printf "%s:7701" (index . 1))) }}
+{{ include "memstream.variable" (list "http_hosts" (join "," $hosts)) }}
+{{- with $origins }}
+{{ include "memstream.variable" (list "http_cors_origins" (join "," .)) }}
+{{- end }}
+{{ include "memstream.variable" (list "console" $http.console) }}
+{{- else }}
+{{ include "memstream.variable" (list "http_listen" "") }}
 {{- end }}
 {{- end }}
 
