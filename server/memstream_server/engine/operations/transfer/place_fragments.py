@@ -76,7 +76,12 @@ async def enrich_lines(
         # Only held fragments are compared by content.
         asking = patient if held else replace(patient, kind=MemoryKind.LONG_TERM)
         content = held and compares_content(record.kind, record.policy)
-        given = {line.id: vector for line in part if (vector := _given_vector(line, content, models)) is not None}
+        exported = {line.id: vector for line in part if (vector := _given_vector(line, content, models)) is not None}
+        # In a computed space the text gives most of them, and what it gives need not be stored.
+        computed = models.embedding_model.computed
+        given = {
+            line.id: exported[line.id] for line in part if line.id in exported and (line.own_vector or not computed)
+        }
         fragments = [fragment_of(line, models.embedding_model.name) for line in part]
         importances = [line.importance for line in part]
         for line, one in zip(
@@ -84,19 +89,27 @@ async def enrich_lines(
             await models.enricher.enrich_fragments(fragments, given, importances, asking, account_of(record)),
             strict=True,
         ):
-            if content and line.id in given and line.content_vector is not None:
-                embedded = replace(one.embedded, content_vector=_unpack_vector(line.content_vector), computed=False)
-                one = replace(one, embedded=embedded)
-            found[line.id] = one
+            found[line.id] = _with_exported(one, line, exported[line.id], content) if line.id in exported else one
     return [found[line.id] for line in batch]
+
+
+def _with_exported(one: EnrichedFragment, line: FragmentLine, vector: Vector, content: bool) -> EnrichedFragment:
+    """With the exported vectors where they differ from those that it has: these follow from the text."""
+    embedded = one.embedded
+    if not np.array_equal(embedded.vector, vector):  # type: ignore[arg-type]  # None is equal to no vector
+        compared = embedded.content_vector if content else vector
+        embedded = replace(embedded, vector=vector, content_vector=compared, computed=False)
+    if content and line.content_vector is not None:
+        compared = _unpack_vector(line.content_vector)
+        if not np.array_equal(embedded.content_vector, compared):  # type: ignore[arg-type]  # as above
+            embedded = replace(embedded, content_vector=compared, computed=False)
+    return one if embedded is one.embedded else replace(one, embedded=embedded)
 
 
 def _given_vector(line: FragmentLine, content: bool, models: EngineModels) -> Vector | None:
     """The exported vector, if it is in the server's space and the content needs no vector of its own."""
     if line.vector is None or line.model != models.embedding_model.name:
         return None
-    if models.embedding_model.computed and not line.own_vector:
-        return None  # the text gives the same bits, which need not be stored
     if content and line.content_vector is None and not line.own_vector:
         return None
     return _unpack_vector(line.vector)
