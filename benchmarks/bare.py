@@ -25,7 +25,7 @@ from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import MODEL
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import PARTS, Scored
+from memstream_server.core.scores import PARTS, Scored
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.requests import RecallAnswer, Recollection
 from memstream_server.ports.index import Point

@@ -37,15 +37,9 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
-from memstream_server.core.ranking import (
-    TIMED_PARTS,
-    Question,
-    Weights,
-    add_timely,
-    assess_candidates,
-    rank,
-)
+from memstream_server.core.ranking import Question, Weights, add_timely, assess_candidates, rank
 from memstream_server.core.rendering import indexed_text, lexical_text
+from memstream_server.core.scores import TIMED_PARTS
 from memstream_server.core.signals import Signals
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import find_times

@@ -119,9 +119,9 @@ class AgentTemplates:
         return render_template("write_memory_template", self.write_memory_template, values).rstrip()
 
     def memories_text(self, answer: Answer) -> str:
-        """The `most_recent_memories` of a prompt: recalled long-term fragments, then all of short-term in order."""
+        """The `most_recent_memories` of a prompt: recalled fragments with their replies, then short-term in order."""
         working_ids = {fragment.id for fragment in answer.working_memory}
-        recalled = [hit.fragment for hit in answer if hit.fragment.id not in working_ids]
+        recalled = [one for hit in answer for one in hit.fragments if one.id not in working_ids]
         return self.separator.join(self.memory_text(each) for each in (*recalled, *answer.working_memory))
 
     def memory_text(self, fragment: Fragment) -> str:

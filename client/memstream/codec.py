@@ -314,7 +314,7 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         recollections.extend(map(_recollection, part.recollections))
         in_order.extend(part.working_memory_ids)
         known.update((wire.id, fragment_from_wire(wire)) for wire in part.working_memory)
-    known.update((hit.fragment.id, hit.fragment) for hit in recollections)
+    known.update((one.id, one) for hit in recollections for one in hit.fragments)
     return Answer(
         recollections=tuple(recollections),
         working_memory=tuple(known[id_] for id_ in in_order if id_ in known),
@@ -354,6 +354,7 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
         status=_TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
         chain=tuple(map(_chain_link, wire.chain)) if wire.chain else (),
+        companion=_recollection(wire.companion) if wire.HasField("companion") else None,
     )
 
 

@@ -65,7 +65,11 @@ def receipt_from_wire(wire: pb.RecallReceipt) -> RecallReceipt:
         embedding_model=wire.embedding_model,
         ranking=tuple(
             RankedFragment(
-                one.fragment_id, one.score, one.relevance, tuple(score_part_from_wire(part) for part in one.parts)
+                one.fragment_id,
+                one.score,
+                one.relevance,
+                tuple(score_part_from_wire(part) for part in one.parts),
+                one.companion,
             )
             for one in wire.ranking
         ),

@@ -28,12 +28,13 @@ class DifferenceType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankedFragment:
-    """A recollection in a receipt, without content."""
+    """A recollection in a receipt, without content. `companion`: of the one before it."""
 
     fragment_id: str
     score: float
     relevance: float
     parts: tuple[ScorePart, ...]
+    companion: bool = False
 
 
 @dataclass(frozen=True, slots=True)

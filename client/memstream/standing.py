@@ -152,6 +152,6 @@ def _answer_change(before: Answer | None, now: Answer) -> AnswerChange | None:
     )
 
 
-def _version(hit: Recollection) -> tuple[str, frozenset[str], TruthStatus]:
+def _version(hit: Recollection) -> tuple[tuple[tuple[str, str], ...], frozenset[str], TruthStatus]:
     """Changes whenever the recollection does."""
-    return hit.fragment.etag, frozenset(hit.folded_ids), hit.status
+    return tuple((one.id, one.etag) for one in hit.fragments), frozenset(hit.folded_ids), hit.status

@@ -371,7 +371,8 @@ class Recollection:
 
     `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
     its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
-    open suspicions about the fragment, as the newer or the older of two.
+    open suspicions about the fragment, as the newer or the older of two. `companion`: of a user's message, the
+    assistant's reply with its own score; it has rank 0 and does not count for the limit.
     """
 
     fragment: Fragment
@@ -384,6 +385,12 @@ class Recollection:
     status: TruthStatus = TruthStatus.UNKNOWN
     chain: tuple[ChainLink, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
+    companion: Recollection | None = None
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The fragment, and that of its companion if there is one."""
+        return (self.fragment,) if self.companion is None else (self.fragment, self.companion.fragment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from memstream_server.core.lending import Superseded
 from memstream_server.core.lexical import LexicalIndex
 from memstream_server.core.newer_first import Suspected
 from memstream_server.core.quantized import QuantizedRows
-from memstream_server.core.ranking import CHAIN_PART, Question, Ranking
+from memstream_server.core.ranking import Question, Ranking
+from memstream_server.core.scores import CHAIN_PART
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.unread import Unread
 from memstream_server.core.values import Fragment, Tier

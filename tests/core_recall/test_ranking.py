@@ -28,10 +28,12 @@ from memstream_server.core.ranking import (
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.signals import Signals
 from memstream_server.core.speakers import named_speaker
+from memstream_server.core.turns import find_turns
 from memstream_server.core.values import Fragment
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 HOUR_US = 3_600_000_000
+AGO_US = 90 * HOUR_US
 WORDS = ("kitten", "moved", "sweden", "piano", "rain", "bread", "Ann", "Bob")
 
 
@@ -47,7 +49,8 @@ class Memory:
         cosines = np.full(len(self.columns), np.nan, np.float32)
         if question.vector is not None:
             cosines = self.dense.cosines(question.vector)
-        return rank(self.columns, self.lexical.legs(question.terms), cosines, question, weights or Weights(), allowed)
+        legs = self.lexical.legs(question.terms, find_turns(self.columns, self.lexical.neighbours))
+        return rank(self.columns, legs, cosines, question, weights or Weights(), allowed)
 
 
 def asking(text: str) -> Question:
@@ -61,7 +64,7 @@ def memory_of(*fragments: Fragment, vectors: bool = True) -> Memory:
         slot = memory.columns.append(fragment)
         terms, text = ANALYZER.terms(indexed_text(fragment)), indexed_text(fragment)
         memory.lexical.append(
-            terms.hashes, terms.counts, int(memory.columns.session[slot]), characters=len(fragment.content)
+            terms.hashes, terms.counts, int(memory.columns.linked_sessions(slot)[0]), characters=len(fragment.content)
         )
         memory.dense.append(EMBEDDER.vectors([text])[0] if vectors else None)
     return memory
@@ -126,7 +129,7 @@ def test_parts_sum_to_the_score_exactly(
 
 def test_the_default_formula() -> None:
     memory = memory_of(
-        Fragment("old", "Ann adopted a kitten", speaker="Ann", importance=0.8, observe_time_us=90 * HOUR_US),
+        Fragment("old", "Ann adopted a kitten", session="s", speaker="Ann", importance=0.8, observe_time_us=AGO_US),
         Fragment("new", "it rains", speaker="Bob", observe_time_us=101 * HOUR_US),
     )
     top, other = memory.ask("What did Ann adopt?").results
@@ -136,7 +139,7 @@ def test_the_default_formula() -> None:
     usual = Weights()
     assert usual.dense + usual.lexical + usual.context == pytest.approx(1)
     assert [parts[name].weight for name in parts] == pytest.approx(
-        [0.02, usual.dense, usual.lexical, usual.context, usual.context * usual.reply, 0.1, 0.1]
+        [0.005, usual.dense, usual.lexical, usual.context, usual.context * usual.reply, 0.1, 0.1]
     )
     assert (parts["speaker"].value, parts["importance"].value) == (1.0, 0.8)
     assert top.relevance == pytest.approx(

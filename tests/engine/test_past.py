@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
-from memstream_server.core.ranking import Part, Scored
+from memstream_server.core.scores import Part, Scored
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField

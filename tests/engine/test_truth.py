@@ -13,7 +13,8 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, Truth, with_value
-from memstream_server.core.ranking import PARTS, Stage
+from memstream_server.core.ranking import Stage
+from memstream_server.core.scores import PARTS
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, FragmentNotFound, InvalidField

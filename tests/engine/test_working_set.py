@@ -75,18 +75,27 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
     ids = sorted(one.columns.live_ids())
     assert ids == sorted(other.columns.live_ids())
     mine, theirs = one.columns.slots(ids), other.columns.slots(ids)
-    for column in ("alive", "session", "speaker", "importance", "observe_us", "create_us", "asks"):
+    held = ("alive", "session", "speaker", "role", "characters", "importance", "observe_us", "create_us", "asks")
+    for column in held:
         assert getattr(one.columns, column)[mine].tolist() == getattr(other.columns, column)[theirs].tolist(), column
     analyzer, embedder = SnowballAnalyzer(), HashingEmbedder()
     for word in WORDS:
         terms = query_terms(analyzer.terms(f"{word} stone", "english").hashes)
-        legs, same = one.lexical.legs(terms), other.lexical.legs(terms)
+        legs, same = one.legs(terms), other.legs(terms)
         np.testing.assert_allclose(legs.alone.shares[mine], same.alone.shares[theirs], rtol=1e-5)
         np.testing.assert_allclose(legs.around.shares[mine], same.around.shares[theirs], rtol=1e-5)
-        replies, asked = legs.replies(mine, one.columns.asks)
-        same_replies, same_asked = same.replies(theirs, other.columns.asks)
-        assert replies.tolist() == same_replies.tolist()
+        following, asked = legs.after_questions(mine, one.columns.asks)
+        same_following, same_asked = same.after_questions(theirs, other.columns.asks)
+        assert following.tolist() == same_following.tolist()
         assert [one.columns.ids[slot] for slot in asked] == [other.columns.ids[slot] for slot in same_asked]
+        assert legs.turns is not None
+        assert same.turns is not None
+        assert legs.turns.context[mine].tolist() == same.turns.context[theirs].tolist()
+        for name in ("messages", "replies"):
+            each, its = getattr(legs.turns, name)[mine], getattr(same.turns, name)[theirs]
+            assert [one.columns.ids[slot] if slot >= 0 else "" for slot in each] == [
+                other.columns.ids[slot] if slot >= 0 else "" for slot in its
+            ], name
         if one.dense is not None and other.dense is not None:
             query = embedder.vectors([word])[0]
             np.testing.assert_array_equal(one.dense.cosines(query)[mine], other.dense.cosines(query)[theirs])
@@ -107,7 +116,8 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
         await engine.fragments.restore(*NAME, [one.id for one in fragments[:1]])
     else:
         key = f"key-{chance.randrange(5)}" if kind == "keyed" else ""
-        said = observation(words, session=chance.choice("ab"), speaker=chance.choice(["Ada", "Bob"]), external_id=key)
+        session, speaker = chance.choice(["a", "b", ""]), chance.choice(["Ada", "Bob", "AI"])
+        said = observation(words, session=session, speaker=speaker, external_id=key)
         await engine.observe_batch(*NAME, "", 1, [said], AckLevel.STORED)
 
 

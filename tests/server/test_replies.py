@@ -9,6 +9,7 @@ import pytest
 
 import memstream
 from memstream import Observation, Role
+from memstream.agent import AgentMemory
 from memstream.mcp.tools import Tools
 from tests.server.listing import fragments
 
@@ -49,3 +50,71 @@ async def test_unknown_role_is_refused_by_name(client: memstream.Client, path: s
     with pytest.raises(memstream.InvalidArgument, match="role"):
         await memory.observe_batch([Observation("hello", role=cast("Any", "butler"))])
     assert await fragments(memory) == []
+
+
+CHAT = [
+    Observation("how do I reach the harbour?", speaker="Ann", role=Role.USER),
+    Observation("take the tram over the iron bridge", speaker="Lex", role=Role.ASSISTANT),
+    Observation("and when is the market?", speaker="Ann", role=Role.USER),
+    Observation("on Saturday, next to the harbour", speaker="Lex", role=Role.ASSISTANT),
+]
+HARBOUR = ["how do I reach the harbour?", "take the tram over the iron bridge"]
+
+
+async def test_reply_comes_with_its_message_on_every_road(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+
+    def pairs(answer: memstream.Answer) -> list[list[str]]:
+        return [[one.content for one in hit.fragments] for hit in answer]
+
+    once = await memory.recall_once("which tram reaches the harbour?", explain=True, receipt=True)
+    assert pairs(once)[0] == HARBOUR
+    assert len(once) == 2, "replies take no place"
+    assert [one.content for one in once.working_memory] == [each.body for each in CHAT]
+    (reply,) = (hit.companion for hit in once[:1])
+    assert reply is not None
+    assert reply.rank == 0
+    assert reply.explanation is not None
+    assert sum(each.contribution for each in reply.explanation.parts) == pytest.approx(reply.score)
+    async with memory.recall() as recalls:
+        assert pairs(await recalls.query("which tram reaches the harbour?"))[0] == HARBOUR
+        async with recalls.subscribe("which tram reaches the harbour?") as standing:
+            assert pairs((await anext(standing)).answer)[0] == HARBOUR
+            await memory.update_fragment(reply.fragment.id, content="take the boat")
+            changed = await anext(standing)
+            assert [one.fragments[1].content for one in changed.changed] == ["take the boat"]
+    (seen, *_) = (await Tools(client, path).recall("which tram reaches the harbour?")).recollections
+    assert [seen.content, *(one.content for one in seen.replies)] == ["how do I reach the harbour?", "take the boat"]
+    (receipt,) = [one async for one in memory.list_receipts()]
+    assert [one.companion for one in receipt.ranking] == [False, True, False, True]
+
+
+async def test_replay_repeats_the_scores_of_replies(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+    kept = await memory.recall_once("which tram reaches the harbour?", receipt=True)
+    await memory.observe_batch([Observation("thanks", role=Role.USER)] * 1, session="s")
+    replayed = await memory.replay(kept.receipt_id)
+    assert replayed.same, replayed.differences
+    assert replayed.answer is not None
+    assert [hit.companion is not None for hit in replayed.answer] == [True, True]
+
+
+async def test_token_budget_drops_companions_first(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+    asked = "which tram reaches the harbour?"
+    whole = await memory.recall_once(asked, token_budget=1_000, omit_working_memory=True)
+    tight = await memory.recall_once(asked, token_budget=whole.tokens - 1, omit_working_memory=True, near_misses=5)
+    assert [hit.companion is not None for hit in tight] == [True, False]
+    assert [each.stage for each in tight.near_misses] == ["budget"]
+    bare = await memory.recall_once(asked, token_budget=15, omit_working_memory=True)
+    assert [hit.companion is not None for hit in bare] == [False, False]
+
+
+async def test_prompt_of_an_agent_has_replies_after_messages(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, kind=memstream.MemoryKind.LONG_TERM)
+    await memory.observe_batch(CHAT, session="s")
+    prompt = await AgentMemory(memory).read_memories("which tram reaches the harbour?")
+    assert prompt.splitlines()[:2] == HARBOUR

@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import passes
-from memstream_server.core.ranking import NearMiss, Scored, Stage
+from memstream_server.core.ranking import NearMiss, Stage
+from memstream_server.core.scores import Scored
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import (
     CursorVoid,

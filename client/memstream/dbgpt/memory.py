@@ -113,7 +113,7 @@ class RemoteMemory(Memory):
         """
         answer = await _run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
         working_ids = {fragment.id for fragment in answer.working_memory}
-        recalled = [hit.fragment for hit in answer if hit.fragment.id not in working_ids]
+        recalled = [one for hit in answer for one in hit.fragments if one.id not in working_ids]
         return self._to_dbgpt([*recalled, *answer.working_memory])
 
     async def clear(self) -> list[AgentMemoryFragment]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from memstream.receipt_values import RecallReceipt
-from memstream.values import Fragment, Structured
+from memstream.values import Fragment, Recollection, Structured
 
 LIST_MAX = 200
 RECALL_MAX = 100
@@ -124,11 +124,17 @@ class Remembered(BaseModel):
     superseded_by: str = Field(description="The id of the fragment that corrects it; empty if it is not corrected.")
 
 
-class Recalled(Remembered):
-    """A fragment that answers a query."""
+class Reply(Remembered):
+    """An assistant's reply to a recalled message."""
 
     score: float = Field(description="The ranking score: relevance with recency and importance.")
     relevance: float = Field(description="0 to 1: how well it fits the query, on the same scale for every query.")
+
+
+class Recalled(Reply):
+    """A fragment that answers a query."""
+
+    replies: list[Reply] = Field(description="If it is a user's message, the assistant's reply to it, at most one.")
 
 
 class Observed(BaseModel):
@@ -256,6 +262,16 @@ def remembered_fields(fragment: Fragment) -> dict[str, Any]:
         "key": fragment.external_id,
         "superseded_by": fragment.superseded_by,
     }
+
+
+def recalled_fields(hit: Recollection) -> dict[str, Any]:
+    """The fields of Recalled."""
+    replies = [] if hit.companion is None else [Reply(**_scored_fields(hit.companion))]
+    return {**_scored_fields(hit), "replies": replies}
+
+
+def _scored_fields(hit: Recollection) -> dict[str, Any]:
+    return {**remembered_fields(hit.fragment), "score": round(hit.score, 4), "relevance": round(hit.relevance, 4)}
 
 
 def earlier_fields(fragment: Fragment) -> dict[str, Any]:

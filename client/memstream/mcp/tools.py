@@ -47,6 +47,7 @@ from memstream.mcp.schema import (
     With,
     Words,
     earlier_fields,
+    recalled_fields,
     receipt_fields,
     remembered_fields,
 )
@@ -145,11 +146,8 @@ class Tools:
             limit=limit, filter=_filter(speaker, session, since, until, metadata), time_zone=time_zone
         )
         answer = await self._client.memory(path).recall_once(query, **options)
-        found = [
-            Recalled(**remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4))
-            for hit in answer
-        ]
-        ranked = {hit.fragment.id for hit in answer}
+        found = [Recalled(**recalled_fields(hit)) for hit in answer]
+        ranked = {one.id for hit in answer for one in hit.fragments}
         working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
         return Recollections(
             memory=path,
@@ -189,12 +187,7 @@ class Tools:
         return Replayed(
             receipt=Receipt(**receipt_fields(found.receipt)),
             same=found.same,
-            recollections=[
-                Recalled(
-                    **remembered_fields(hit.fragment), score=round(hit.score, 4), relevance=round(hit.relevance, 4)
-                )
-                for hit in found.answer or ()
-            ],
+            recollections=[Recalled(**recalled_fields(hit)) for hit in found.answer or ()],
             differences=[
                 " ".join(filter(None, (one.type.replace("_", " "), one.fragment_id, one.recorded, one.present)))
                 for one in found.differences

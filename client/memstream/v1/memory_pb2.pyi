@@ -596,7 +596,7 @@ class RecallPolicy(_message.Message):
     candidates: _builtins.int
     """Candidates taken from each leg, 1 to 1,000. Default 50; dbgpt 100."""
     alpha: _builtins.float
-    """Weight of recency, 0 to 100. Default 0.02."""
+    """Weight of recency, 0 to 100. Default 0.005."""
     beta: _builtins.float
     """Weight of relevance, 0 to 100. Default 1."""
     gamma: _builtins.float

@@ -1276,7 +1276,7 @@ class RecallReceipt(_message.Message):
     revision: _builtins.int
     """The revision that was ranked."""
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/4"."""
+    """Version of the formula, for instance "absolute/6"."""
     embedding_model: _builtins.str
     """The embedding model whose vectors were compared."""
     principal: _builtins.str
@@ -1341,12 +1341,15 @@ class RankedFragment(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     RELEVANCE_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    COMPANION_FIELD_NUMBER: _builtins.int
     fragment_id: _builtins.str
     """The fragment."""
     score: _builtins.float
     """Its score."""
     relevance: _builtins.float
     """Its relevance."""
+    companion: _builtins.bool
+    """Whether it was returned as the companion of the fragment before it, and has no rank of its own."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_stream_service_pb2.ScorePart]:
         """The parts of the score, without details."""
@@ -1358,10 +1361,11 @@ class RankedFragment(_message.Message):
         score: _builtins.float = ...,
         relevance: _builtins.float = ...,
         parts: _abc.Iterable[_stream_service_pb2.ScorePart] | None = ...,
+        companion: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "parts", b"parts", "relevance", b"relevance", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["companion", b"companion", "fragment_id", b"fragment_id", "parts", b"parts", "relevance", b"relevance", "score", b"score"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1098,10 +1098,13 @@ class Recollection(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     SUSPICIONS_FIELD_NUMBER: _builtins.int
+    COMPANION_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """The score that it was ranked by."""
     relevance: _builtins.float
-    """How much of the query it answers, in [0, 1] (a speaker bonus may exceed it); comparable between queries."""
+    """How much of the query it answers, in [0, 1] (a speaker bonus may exceed it); comparable between queries. Of a
+    message with a companion, the greater one of the two.
+    """
     rank: _builtins.int
     """Its place, from 1."""
     truncated: _builtins.bool
@@ -1134,6 +1137,13 @@ class Recollection(_message.Message):
     def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Suspicion]:
         """The open suspicions about the fragment, as the newer or the older of two."""
 
+    @_builtins.property
+    def companion(self) -> Global___Recollection:
+        """The assistant's reply, if the fragment is a user's message: its fragment, score, relevance and explanation; it has no
+        rank and does not count for the limit. The score of the message includes the reply as the part "answer". A reply
+        whose message passes the query's filter is returned only with it. The token budget removes companions first.
+        """
+
     def __init__(
         self,
         *,
@@ -1147,10 +1157,11 @@ class Recollection(_message.Message):
         status: _fragment_pb2.TruthStatus.ValueType = ...,
         chain: _abc.Iterable[Global___ChainLink] | None = ...,
         suspicions: _abc.Iterable[_fragment_pb2.Suspicion] | None = ...,
+        companion: Global___Recollection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["companion", b"companion", "explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "companion", b"companion", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1197,7 +1208,7 @@ class Explanation(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     FORMULA_FIELD_NUMBER: _builtins.int
     formula: _builtins.str
-    """Version of the formula, for instance "absolute/5"."""
+    """Version of the formula, for instance "absolute/6"."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScorePart]:
         """The parts."""
@@ -1249,7 +1260,8 @@ class ScorePart(_message.Message):
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
-    interpreted, "chain" if a correction borrows, "rerank" if a reranker scored it. A later server may add parts.
+    interpreted, "chain" if a correction borrows, "answer" if a recollection of the answer has a
+    companion, "rerank" if a reranker scored it. A later server may add parts.
     """
     value: _builtins.float
     """Its value before weighting."""

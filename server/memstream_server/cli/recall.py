@@ -251,6 +251,8 @@ def _format_hit(hit: Recollection) -> Text:
         lines.append(Text("(truncated to fit the token budget)", style="dim"))
     if hit.explanation is not None:
         lines.append(Text(format_score(hit.explanation), style="cyan"))
+    if hit.companion is not None:
+        lines.append(Text("reply: ", style="dim") + _format_hit(hit.companion))
     return Text("\n").join(lines)
 
 

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { decimal } from "./format.js";
 
-const KNOWN = ["lexical", "dense", "context", "reply", "speaker", "recency", "importance", "rerank", "time", "chain"];
+const KNOWN = ["lexical", "dense", "context", "reply", "speaker", "recency", "importance", "rerank", "time", "chain", "answer"];
 const TOLERANCE = 1e-6;
 
 /** A score's parts, the largest first; each sum is checked. */

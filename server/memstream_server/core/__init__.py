@@ -39,6 +39,7 @@ Recall:
     lexical: BM25 of a fragment, and of a fragment with its context window
     candidates: the best fragments of each leg
     signals: the values of some fragments on each leg
+    scores: scores as sums of parts
     ranking: scores from dense, lexical, recency and importance parts
     weights: the weights of a score, and the values of the dense leg that they need
     fitted_weights: weights of the parts of relevance, by kind of embedding
@@ -47,7 +48,8 @@ Recall:
     lending: superseded fragments lend their match to the current end of their chain
     newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
-    speakers: the speaker that a query names
+    speakers: the speaker that a query names, and names that say a role
+    turns: who speaks, how much of the context counts, and which reply answers which message
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     rendering: the indexed text of a fragment

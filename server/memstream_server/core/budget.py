@@ -1,8 +1,9 @@
 """The token budget of a recall: which recollections and working memory fit into a prompt.
 
-Removal order: the lowest rank first, down to the top hit; then the oldest working item; finally the top hit is
-truncated to the budget and flagged, never removed. The answer carries each content once, so a fragment that is both
-ranked and in working memory counts once, and leaves only when it is removed from both.
+Removal order: the companion of the lowest rank first, until there is none; then the lowest rank, down to the top hit;
+then the oldest working item; finally the top hit is truncated to the budget and flagged, never removed. The answer
+carries each content once, so a fragment that is both ranked and in working memory counts once, and leaves only when it
+is removed from both.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Fit:
 
     ranked: tuple[Item, ...]
     working: tuple[Item, ...]
+    companions: frozenset[str] = frozenset()
+    """Ids of those that fit."""
     removed: tuple[str, ...] = ()
     top_cut: bool = False
     """The text of the first of `ranked` was truncated."""
@@ -47,15 +50,20 @@ class Fit:
     """Cost of `ranked` and `working` together."""
 
 
-def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
-    """Fit both into `budget` tokens; 0 or less means no limit."""
-    costs = {item.id: item.cost for item in (*ranked, *working)}
-    total = sum(costs.values())
-    if budget <= 0 or total <= budget:
-        return Fit(tuple(ranked), tuple(working), tokens=total)
+def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int, companions: Sequence[Item] = ()) -> Fit:
+    """Fit all into `budget` tokens; 0 or less means no limit. companions: of `ranked`, in that order."""
+    costs = {item.id: item.cost for item in (*ranked, *companions, *working)}
+    total, beside = sum(costs.values()), [item.id for item in companions]
     removed: list[str] = []
-    ranks, works = len(ranked), 0
     held_by_work = {item.id for item in working}
+    while 0 < budget < total and beside:
+        last = beside.pop()
+        if last not in held_by_work:
+            total -= costs[last]
+            removed.append(last)
+    if budget <= 0 or total <= budget:
+        return Fit(tuple(ranked), tuple(working), frozenset(beside), tuple(removed), tokens=total)
+    ranks, works = len(ranked), 0
     while total > budget and ranks > 1:
         ranks -= 1
         if ranked[ranks].id not in held_by_work:
@@ -69,9 +77,9 @@ def fit(ranked: Sequence[Item], working: Sequence[Item], budget: int) -> Fit:
         works += 1
     left = tuple(item for place, item in enumerate(working) if place >= works or item.id == top)
     if total <= budget or not ranked:
-        return Fit(tuple(ranked[:ranks]), left, tuple(removed), False, total)
+        return Fit(tuple(ranked[:ranks]), left, frozenset(), tuple(removed), False, total)
     cut = _truncate_item(ranked[0], budget)
-    return Fit((cut,), tuple(cut for _ in left), tuple(removed), True, cut.cost)
+    return Fit((cut,), tuple(cut for _ in left), frozenset(), tuple(removed), True, cut.cost)
 
 
 def _truncate_item(item: Item, budget: int) -> Item:

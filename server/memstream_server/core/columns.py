@@ -11,7 +11,8 @@ import numpy.typing as npt
 from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.folding import fold_key
 from memstream_server.core.rendering import is_question
-from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Tier, TruthStatus
+from memstream_server.core.speakers import role_of_name
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Role, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
@@ -24,6 +25,9 @@ GONE = ""
 """Id of a slot whose fragment was removed permanently."""
 _TIERS = tuple(Tier)
 _KINDS = tuple(FragmentKind)
+UNKNOWN, USER, ASSISTANT, TOOL, SYSTEM = range(5)
+"""Codes of roles."""
+_ROLES = (None, Role.USER, Role.ASSISTANT, Role.TOOL, Role.SYSTEM)
 
 
 class Codes:
@@ -72,6 +76,11 @@ def _tag_key(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
     return key, isinstance(value, bool), value
 
 
+def _role_code(fragment: Fragment) -> int:
+    """The code of the client's role, or of the role that the speaker's name says."""
+    return _ROLES.index(fragment.role or role_of_name(fragment.speaker))
+
+
 def _bound_us(time_us: int | None, unbounded_us: int) -> int:
     return unbounded_us if time_us is None else time_us
 
@@ -94,6 +103,8 @@ class Columns:
         self._tags: dict[tuple[str, bool, MetadataValue], array[int]] = {}
         self._session = Growing(np.int32)
         self._speaker = Growing(np.int32)
+        self._role = Growing(np.int8)
+        self._characters = Growing(np.int32)
         self._tier = Growing(np.int8)
         self._kind = Growing(np.int8)
         self._alive = Growing(np.bool_)
@@ -137,10 +148,30 @@ class Columns:
         """Session codes, int32[n]."""
         return self._session.view
 
+    def linked_sessions(self, first: int = 0) -> npt.NDArray[np.int32]:
+        """Session codes from a slot on; -1 for fragments without a session, which have no neighbours."""
+        codes, none = self._session.view[first:], self.sessions.find_codes([""])
+        return np.where(codes == none[0], np.int32(-1), codes) if none else codes
+
     @property
     def speaker(self) -> npt.NDArray[np.int32]:
         """Speaker codes, int32[n]."""
         return self._speaker.view
+
+    @property
+    def unnamed_speaker(self) -> int:
+        """The speaker code of fragments that name none; -1 if there are no such fragments."""
+        return next(iter(self.speakers.find_codes([""])), -1)
+
+    @property
+    def role(self) -> npt.NDArray[np.int8]:
+        """Codes of the roles that client or speaker's name say, UNKNOWN for none, int8[n]."""
+        return self._role.view
+
+    @property
+    def characters(self) -> npt.NDArray[np.int32]:
+        """Characters of the contents, int32[n]."""
+        return self._characters.view
 
     @property
     def importance(self) -> npt.NDArray[np.float64]:
@@ -213,6 +244,8 @@ class Columns:
         self._slots |= slots
         self._session.extend(self.sessions.give_all([each.session for each in fragments]))
         self._speaker.extend(self.speakers.give_all([each.speaker for each in fragments]))
+        self._role.extend(list(map(_role_code, fragments)))
+        self._characters.extend([len(each.content) for each in fragments])
         self._tier.extend([_TIERS.index(each.tier) for each in fragments])
         self._kind.extend([_KINDS.index(each.kind) for each in fragments])
         self._alive.extend([each.forget_time_us is None for each in fragments])
@@ -405,6 +438,8 @@ class Columns:
     def _write_slot(self, slot: int, fragment: Fragment) -> None:
         self._session.view[slot] = self.sessions.assign_code(fragment.session)
         self._speaker.view[slot] = self.speakers.assign_code(fragment.speaker)
+        self._role.view[slot] = _role_code(fragment)
+        self._characters.view[slot] = len(fragment.content)
         self._tier.view[slot] = _TIERS.index(fragment.tier)
         self._kind.view[slot] = _KINDS.index(fragment.kind)
         self._alive.view[slot] = fragment.forget_time_us is None

@@ -6,6 +6,9 @@ BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Framework (2009),
 log(1 + (N - df + 0.5) / (df + 0.5)). Both legs use the same per-fragment postings; the term frequency, length and
 document frequency of windows are computed per query, so an append re-indexes nothing.
 
+The fragment's leg has k1 0.9 and b 0.4 where its context counts fully (turns.py), and k1 1.2 and b 0.75 where it does
+not count; between, the length norm is interpolated.
+
 Rule 1. Statistics (N, df, mean length) cover the live fragments of this memory.
 Rule 2. Slots are 0, 1, 2 ... in order of append and never change, except by `keep`.
 Rule 3. Leg values are on an absolute scale: shares of the highest score that any document could get for the query.
@@ -24,12 +27,15 @@ from memstream_server.core.columns import Slots
 from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours
 from memstream_server.core.postings import Hashes, Postings
 from memstream_server.core.rendering import may_neighbour
+from memstream_server.core.turns import Turns
 
 Floats = npt.NDArray[np.float32]
 Packed = bytes
 """Little-endian array: u64 term hashes, or the u16 counts parallel to them."""
 FRAGMENT_K1, FRAGMENT_B = 0.9, 0.4
+"""Of a fragment whose context counts."""
 CONTEXT_K1, CONTEXT_B = 1.2, 0.75
+"""Of a context window, and of a fragment that stands alone."""
 _Found = tuple[Slots, npt.NDArray[np.integer], Floats]
 """Parallel arrays: term (index in the query), slot, count; a (term, slot) pair occurs once."""
 _Weighed = tuple[Floats, float]
@@ -70,8 +76,10 @@ class Legs:
     """Of each fragment with its context window."""
     previous: npt.NDArray[np.int32]
     """The nearest earlier fragment in each window, NOBODY for none."""
+    turns: Turns | None = None
+    """None: the context of every fragment counts fully, and no fragment is a reply."""
 
-    def replies(self, slots: Slots, asks: npt.NDArray[np.bool_]) -> tuple[Slots, npt.NDArray[np.int32]]:
+    def after_questions(self, slots: Slots, asks: npt.NDArray[np.bool_]) -> tuple[Slots, npt.NDArray[np.int32]]:
         """Which of `slots` (indices) follow a question, and the slots of these questions. `asks`: by slot."""
         before = self.previous[slots]
         follows = np.flatnonzero(asks[before] & (before != NOBODY))
@@ -97,6 +105,7 @@ class LexicalIndex:
         self._dead = 0
         self._norms: list[Floats] = []
         """Length norms of both legs; cleared by every change."""
+        self._norms_of: Turns | None = None
 
     def __len__(self) -> int:
         return len(self._neighbours.alive)
@@ -191,19 +200,26 @@ class LexicalIndex:
         """Do the deferred work that the next query would otherwise wait for."""
         self._postings.settle()
         self._neighbours.settle()
-        if len(self):
-            self._length_norms()
 
     def sharing(self, terms: Hashes) -> tuple[Slots, npt.NDArray[np.integer]]:
         """Live fragments with one of the distinct `terms`: parallel arrays (index in `terms`, slot), each pair once."""
         which, slots, _ = self._find_postings(terms)
         return which, slots
 
-    def legs(self, terms: Hashes) -> Legs:
-        """`bm25` and `bm25_context` from a single postings lookup."""
+    @property
+    def neighbours(self) -> Neighbours:
+        """The context windows."""
+        return self._neighbours
+
+    def legs(self, terms: Hashes, turns: Turns | None = None) -> Legs:
+        """`bm25` and `bm25_context` from a single postings lookup. turns: of this memory as it is."""
         found = self._find_postings(terms)
-        alone, around = self._fragment_leg(found, len(terms)), self._context_leg(found, len(terms))
-        return Legs(alone, around, self._neighbours.previous())
+        alone = self._fragment_leg(found, len(terms), turns)
+        if turns is not None and not turns.context.any():
+            around = Leg(np.zeros(len(self), np.float32), 0.0)
+        else:
+            around = self._context_leg(found, len(terms), turns)
+        return Legs(alone, around, self._neighbours.previous(), turns)
 
     def bm25(self, terms: Hashes) -> Leg:
         """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""
@@ -220,21 +236,22 @@ class LexicalIndex:
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _fragment_leg(self, found: _Found, terms: int) -> Leg:
-        return _make_leg(self._weigh_terms(found, terms, self._length_norms()[0]), FRAGMENT_K1)
+    def _fragment_leg(self, found: _Found, terms: int, turns: Turns | None = None) -> Leg:
+        return _make_leg(self._weigh_terms(found, terms, self._length_norms(turns)[0]), FRAGMENT_K1)
 
-    def _context_leg(self, found: _Found, terms: int) -> Leg:
-        return _make_leg(self._weigh_windows(found, terms, self._length_norms()[1]), CONTEXT_K1)
+    def _context_leg(self, found: _Found, terms: int, turns: Turns | None = None) -> Leg:
+        return _make_leg(self._weigh_windows(found, terms, self._length_norms(turns)[1]), CONTEXT_K1)
 
-    def _length_norms(self) -> list[Floats]:
+    def _length_norms(self, turns: Turns | None = None) -> list[Floats]:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
-        if not self._norms:
+        if not self._norms or self._norms_of is not turns:
             lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
-            total = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
-            self._norms = [
-                self._length_norm(lengths, float(total), FRAGMENT_K1, FRAGMENT_B),
-                self._length_norm(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B),
-            ]
+            total = float((lengths[self._neighbours.alive] if self._dead else lengths).sum())
+            own = self._length_norm(lengths, total, FRAGMENT_K1, FRAGMENT_B)
+            if turns is not None:
+                own += (1 - turns.context) * (self._length_norm(lengths, total, CONTEXT_K1, CONTEXT_B) - own)
+            self._norms = [own, self._length_norm(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B)]
+            self._norms_of = turns
         return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:

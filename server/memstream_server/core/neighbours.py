@@ -1,6 +1,7 @@
 """Context windows: up to four fragments on each side in the same session, in order of append; the outer two count half.
 
 Rule 1. A fragment that is not eligible (too long, or removed) is in no other window; a long one has its own window.
+A fragment without a session (NOBODY in place of its code) has an empty window and is in none.
 Rule 2. An append links in constant time. A removal only marks the session dirty; the next read relinks it.
 """
 
@@ -35,6 +36,8 @@ class _Session:
     """(slot, length) of the last eligible fragments, latest first."""
     open: list[tuple[int, int]] = field(default_factory=list)
     """(slot, followers linked so far) of fragments whose window has room for followers."""
+    last: int = NOBODY
+    """The last live slot, of any length."""
 
 
 class Neighbours:
@@ -42,6 +45,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._windows = Growing(np.int32, 2 * _REACH)
+        self._before = Growing(np.int32)
         self._lengths = Growing(np.int64)
         self._window_lengths = Growing(np.float64)
         self._eligible = Growing(np.bool_)
@@ -54,7 +58,15 @@ class Neighbours:
     @property
     def nbytes(self) -> int:
         """Approximate RAM in bytes."""
-        arrays = (self._windows, self._lengths, self._window_lengths, self._eligible, self._alive, self._session_of)
+        arrays = (
+            self._windows,
+            self._before,
+            self._lengths,
+            self._window_lengths,
+            self._eligible,
+            self._alive,
+            self._session_of,
+        )
         return sum(each.nbytes for each in arrays) + len(self._alive) * 8 + len(self._sessions) * 600
 
     @property
@@ -86,6 +98,11 @@ class Neighbours:
         """The nearest earlier fragment in each window, NOBODY for none: a column of `windows`, not a copy."""
         return self.windows()[:, _REACH - 1]
 
+    def before(self) -> npt.NDArray[np.int32]:
+        """The live fragment before each in its session, of any length, NOBODY for none; NOBODY for dead slots."""
+        self.settle()
+        return self._before.view
+
     def window_lengths(self) -> npt.NDArray[np.float64]:
         """Weighted terms per window, the fragment's own included, float64[n]; 0 for dead slots."""
         self.settle()
@@ -103,6 +120,7 @@ class Neighbours:
         """Append many slots, each at the end of its session."""
         first = len(self._alive)
         self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY))
+        self._before.extend(np.full(len(sessions), NOBODY))
         self._lengths.extend(lengths)
         self._window_lengths.extend(lengths)
         self._eligible.extend(eligible)
@@ -111,10 +129,12 @@ class Neighbours:
         self._long += len(eligible) - sum(eligible)
         if len(sessions) >= _NEW_MIN:
             self._mark_grown(sessions)
-            if self._dirty.issuperset(sessions):
+            if self._dirty.issuperset(session for session in sessions if session != NOBODY):
                 self._append_unlinked(np.asarray(sessions), first)
                 return
         for slot, (session, may, length) in enumerate(zip(sessions, eligible, lengths, strict=True), first):
+            if session == NOBODY:
+                continue
             held = self._open_session(session)
             held.slots.append(slot)
             if session not in self._dirty:
@@ -128,9 +148,10 @@ class Neighbours:
 
     def _append_unlinked(self, sessions: npt.NDArray[np.int64], first: int) -> None:
         """Append slots from `first` on, one per entry of `sessions`, without linking them."""
-        if not len(sessions):
-            return  # numpy splits nothing into one part
         order = np.argsort(sessions, kind="stable")
+        order = order[int((sessions == NOBODY).sum()) :]
+        if not len(order):
+            return  # numpy splits nothing into one part
         found, starts = np.unique(sessions[order], return_index=True)
         for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):
             self._open_session(session).slots.frombytes(slots.tobytes())
@@ -139,38 +160,54 @@ class Neighbours:
         """Remove a fragment from all windows, or bring it back."""
         if bool(self._alive.view[slot]) != alive:
             self._alive.view[slot] = alive
-            self._dirty.add(int(self._session_of.view[slot]))
+            self._mark_changed(slot)
 
     def replace(self, slot: int, eligible: bool, length: int) -> None:
         """Set length and eligibility after a change of the text."""
         self._long += int(self._eligible.view[slot]) - eligible
         self._lengths.view[slot] = length
         self._eligible.view[slot] = eligible
-        self._dirty.add(int(self._session_of.view[slot]))
+        self._mark_changed(slot)
+
+    def _mark_changed(self, slot: int) -> None:
+        session = int(self._session_of.view[slot])
+        if session == NOBODY:
+            self._clear_window(slot)
+        else:
+            self._dirty.add(session)
+
+    def _clear_window(self, slot: int) -> None:
+        self._windows.view[slot] = self._before.view[slot] = NOBODY
+        self._window_lengths.view[slot] = self._lengths.view[slot] if self._alive.view[slot] else 0
 
     def move(self, slot: int, session: int) -> None:
         """Move a fragment to another session, in slot order."""
         former = int(self._session_of.view[slot])
         if former == session:
             return
-        left, entered = self._sessions[former], self._open_session(session)
-        left.slots.remove(slot)
-        entered.slots.insert(bisect(entered.slots, slot), slot)
         self._session_of.view[slot] = session
-        self._dirty |= {former, session}
-        if not left.slots:
-            del self._sessions[former]
-            self._dirty.discard(former)
+        if former != NOBODY:
+            left = self._sessions[former]
+            left.slots.remove(slot)
+            self._dirty.add(former)
+            if not left.slots:
+                del self._sessions[former]
+                self._dirty.discard(former)
+        if session != NOBODY:
+            entered = self._open_session(session)
+            entered.slots.insert(bisect(entered.slots, slot), slot)
+        self._mark_changed(slot)
 
     def _mark_grown(self, sessions: Sequence[int]) -> None:
         """Mark the sessions that at least double, by _NEW_MIN or more fragments, for relinking on the next read."""
         for session, count in Counter(sessions).items():
             held = self._sessions.get(session)
-            if count >= _NEW_MIN and (held is None or count >= len(held.slots)):
+            if session != NOBODY and count >= _NEW_MIN and (held is None or count >= len(held.slots)):
                 self._dirty.add(session)
 
     def _link_slot(self, held: _Session, slot: int, eligible: bool, length: int) -> None:
         windows, window_lengths = self._windows.view, self._window_lengths.view
+        self._before.view[slot], held.last = held.last, slot
         around = float(length)
         for place, (other, others_length) in enumerate(held.tail):
             windows[slot, _REACH - 1 - place] = other
@@ -205,17 +242,22 @@ class Neighbours:
         found = np.where(alive[:, None], line[places], NOBODY)
         lengths = np.append(self._lengths.view, 0)  # NOBODY indexes the last entry, 0
         self._windows.view[slots] = found
+        self._before.view[slots] = NOBODY
+        living, owner = slots[alive], gaps[alive]
+        follows = np.flatnonzero(owner[1:] == owner[:-1])
+        self._before.view[living[follows + 1]] = living[follows]
         self._window_lengths.view[slots] = np.where(alive, lengths[slots] + lengths[found] @ SHARES, 0)
         for held in sessions:
             self._set_ends(held)
 
     def _set_ends(self, held: _Session) -> None:
         """Set `tail` and `open`, to which the next fragment of the session is linked."""
-        held.tail, held.open = [], []
+        held.tail, held.open, held.last = [], [], NOBODY
         for slot in reversed(held.slots):
             if len(held.tail) == _REACH:
                 break
             if self._alive.view[slot]:
+                held.last = max(held.last, slot)
                 held.open.append((slot, len(held.tail)))
                 if self._eligible.view[slot]:
                     held.tail.append((slot, int(self._lengths.view[slot])))
@@ -225,6 +267,7 @@ class Neighbours:
         made = Neighbours()
         made._fill(self._session_of.view[slots], self._eligible.view[slots], self._lengths.view[slots])
         made._alive.view[:] = self._alive.view[slots]
+        made._window_lengths.view[~made._alive.view] = 0
         return made
 
     def _fill(
@@ -232,6 +275,7 @@ class Neighbours:
     ) -> None:
         """Append slots to a new instance, to be linked in one pass on the next read."""
         self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY, np.int32))
+        self._before.extend(np.full(len(sessions), NOBODY, np.int32))
         self._lengths.extend(lengths)
         self._window_lengths.extend(lengths)
         self._eligible.extend(eligible)
@@ -245,7 +289,7 @@ class Neighbours:
     def pack(self) -> Parts:
         """Windows, lengths and eligibility. Sessions and what is alive are columns."""
         self.settle()
-        arrays = {"lengths": self._lengths.view, "eligible": self._eligible.view}
+        arrays = {"lengths": self._lengths.view, "eligible": self._eligible.view, "before": self._before.view}
         return Parts(arrays | {"windows": self._windows.view, "window_lengths": self._window_lengths.view}, {})
 
     def unpack(self, parts: Parts, sessions: npt.NDArray[np.int32], alive: npt.NDArray[np.bool_]) -> None:
@@ -253,6 +297,7 @@ class Neighbours:
         self._fill(sessions, parts.arrays["eligible"], parts.arrays["lengths"])
         self._alive.view[:] = alive
         self._windows.view[:] = parts.arrays["windows"]
+        self._before.view[:] = parts.arrays["before"]
         self._window_lengths.view[:] = parts.arrays["window_lengths"]
         self._dirty.clear()
         for held in self._sessions.values():

@@ -136,7 +136,7 @@ class RecallPolicy:
     ranking: RankingRule = _tunable(RankingRule.ABSOLUTE, "ranking formula")
     limit: int = _tunable(10, "recollections returned", "fragments", 1, 1_000)
     candidates: int = _tunable(50, "candidates taken from each leg", "fragments", 1, 1_000)
-    alpha: float = _tunable(0.02, "weight of recency", "", 0, 100)
+    alpha: float = _tunable(0.005, "weight of recency", "", 0, 100)
     beta: float = _tunable(1.0, "weight of relevance", "", 0, 100)
     gamma: float = _tunable(0.1, "weight of importance", "", 0, 100)
     decay_per_hour: float = _tunable(0.01, "recency lost per hour", "1/hour", 0, 1)

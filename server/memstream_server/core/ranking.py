@@ -3,12 +3,14 @@
     relevance = dense + lexical + context + reply parts + speaker_bonus, the latter if the query names exactly the
                 fragment's speaker, + time, if the query has a phrase of time
                 + chain, if a superseded fragment lends its match
-    score     = alpha x recency + beta x relevance + gamma x importance
+    score     = alpha x recency + beta x (relevance + answer) + gamma x importance
     recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
+    answer    = ANSWER_WEIGHT x the dense, lexical, context and reply parts of the reply to a message (turns.py)
     reply     = mean of the dense and lexical legs of the fragment before it in the session, if that ends in a question
                 mark; the lexical leg alone if the cosine is unknown or the dense weight is 0
 
     time      = how near the fragment's observation time is to the windows of the phrases, in [0, 1]
+    context   counts as much as turns.py says; the rest of its weight goes to the other two legs
     chain     = what a superseded fragment lends (lending.py): its dense, lexical, context and reply parts of relevance,
                 so far as they exceed the fragment's own, and a share of the lesser of the two
 
@@ -26,19 +28,18 @@ Rule 6. The newer fragment of an open suspicion takes the place of the older one
 Rule 7. A phrase of time adds candidates and a part, and removes nothing. Without one the time part does not exist, and
 the ranking is the same to the last bit as if times were not interpreted.
 Rule 8. Without superseded fragments, or with truth ALL, the chain part does not exist, and nothing is computed for it.
+Rule 9. A reply has no place of its own if its message may be returned: it is the message's companion. The message's
+relevance is then the greater one of the two, so it means the same for both, and min_relevance passes both or neither.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from operator import mul
 
 import numpy as np
-import numpy.typing as npt
-from msgspec import Struct
 
 from memstream_server.core.candidates import FindBest, best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask, Slots
@@ -47,17 +48,24 @@ from memstream_server.core.lending import Superseded, find_borrowers, lend_match
 from memstream_server.core.lexical import Floats, Legs
 from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
+from memstream_server.core.scores import ANSWER_WEIGHT, CHAIN_PART, PARTS, Assessed, Scored, recency
 from memstream_server.core.signals import Lent, Signals
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.time_phrases.closeness import is_near, time_closeness
 from memstream_server.core.unread import Unread
 from memstream_server.core.values import Vector
-from memstream_server.core.weights import Weights, mean_with_dense, scale_cosines, share_out, without_dense
+from memstream_server.core.weights import (
+    Weights,
+    limit_context,
+    mean_with_dense,
+    scale_cosines,
+    share_out,
+    without_dense,
+)
 
-FORMULA = "absolute/5"
+FORMULA = "absolute/6"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
-_HOUR_US = 3_600_000_000.0
 _ROUNDING = 1e-6
 """Allowance for the rounding of scores where bounds on cosines decide."""
 
@@ -90,35 +98,6 @@ class Question:
     """The windows of its phrases of time."""
     only_time: bool = False
     """Whether it names nothing else: a fragment of the time then matches it fully."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One summand of a score: contribution = value x weight."""
-
-    name: str
-    value: float
-    weight: float
-    contribution: float
-
-
-class Scored(Struct, frozen=True, gc=False):
-    """A fragment with its score: parallel names, values and weights of the parts."""
-
-    slot: int
-    id: str
-    score: float
-    relevance: float
-    cosine: float | None
-    names: tuple[str, ...]
-    values: tuple[float, ...]
-    weights: tuple[float, ...]
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The summands of the score; built on demand, because few recalls need them."""
-        named = zip(self.names, self.values, self.weights, strict=True)
-        return tuple(Part(name, value, weight, value * weight) for name, value, weight in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +147,8 @@ class Ranking:
     """Ids of the candidates folded into a result, by the result's id."""
     under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the older suspected candidates folded under a newer result, by the result's id."""
+    companions: Mapping[str, Scored] = field(default_factory=dict)
+    """The reply to a result, by the result's id."""
     scored: Slots | None = field(default=None, compare=False)
     """The slots that were scored: candidates, and others if near misses are asked for,"""
     chosen: Mask | None = field(default=None, compare=False)
@@ -178,73 +159,6 @@ class Ranking:
         if self.scored is None or self.chosen is None:
             return np.empty(0, np.int64)
         return self.scored[self.chosen[self.scored]]
-
-
-PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
-TIMED_PARTS = (*PARTS, "time")
-"""The parts if the question has a phrase of time."""
-CHAIN_PART = "chain"
-"""The last part, if a superseded fragment lends its match to any of the fragments."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assessed:
-    """The parts of the scores of the fragments at `slots`."""
-
-    slots: Slots
-    cosines: Floats
-    values: npt.NDArray[np.float64]
-    """(parts, fragments)"""
-    weights: npt.NDArray[np.float64]
-    """(parts, fragments), or (parts, 1) if all fragments share them."""
-    scores: npt.NDArray[np.float64]
-    """For ordering; only `scored` computes the correctly rounded sums."""
-    relevance: npt.NDArray[np.float64]
-    matches: npt.NDArray[np.float64]
-    """Relevance without the speaker bonus and the time part, which say nothing about what was said; 1 for a fragment
-    of the time if the question names nothing else."""
-    names: tuple[str, ...] = PARTS
-
-    def best_first(self) -> Slots:
-        """Indices into these arrays, by score, then newest."""
-        return np.lexsort((-self.slots, -self.scores))
-
-    def add_relevance(self, name: str, values: npt.NDArray[np.floating], weight: float, w: Weights) -> Assessed:
-        """The same with one more summand of relevance, which beta weighs like the others."""
-        return replace(
-            self,
-            values=np.vstack([self.values, values]),
-            weights=np.vstack([self.weights, np.full(self.weights.shape[1], w.beta * weight)]),
-            scores=self.scores + w.beta * weight * values,
-            relevance=self.relevance + weight * values,
-            names=(*self.names, name),
-        )
-
-    def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
-        """The fragments at these indices, in that order."""
-        slots, relevance, cosines = (each[places].tolist() for each in (self.slots, self.relevance, self.cosines))
-        values = self.values[:, places].T.tolist()
-        shared = self.weights.shape[1] == 1
-        weights = self.weights.T.tolist() * len(slots) if shared else self.weights[:, places].T.tolist()
-        return [
-            Scored(
-                slot,
-                ids[slot],
-                math.fsum(map(mul, value, weight)),
-                relevant,
-                None if math.isnan(cosine) else cosine,
-                self.names,
-                tuple(value),
-                tuple(weight),
-            )
-            for slot, relevant, cosine, value, weight in zip(slots, relevance, cosines, values, weights, strict=True)
-        ]
-
-
-def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:
-    """(1 - decay)^hours since the words of each fragment were observed last; 1 for future times."""
-    hours = np.maximum(0.0, (now_us - columns.last_us[slots]) / _HOUR_US)
-    return np.power(1.0 - decay_per_hour, hours)
 
 
 def add_timely(
@@ -288,7 +202,7 @@ def find_candidates(
     columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask, find_best: FindBest = best
 ) -> tuple[Signals, Lent | None]:
     """The candidates, and what superseded fragments lend them."""
-    words, around, per_leg = legs.alone.shares, legs.around.shares, question.per_leg
+    words, around, per_leg, turns = legs.alone.shares, legs.around.shares, question.per_leg, legs.turns
     chosen = candidates(words, around, find_best(cosines, allowed, per_leg), allowed, per_leg)
     chosen = add_timely(columns, words, around, chosen, question, allowed)
     if question.fold:
@@ -307,7 +221,9 @@ def find_candidates(
     lent = find_lent(columns, legs, cosines, question, allowed, find_best)
     if lent is not None:
         chosen = np.union1d(chosen, lent.borrowers)
-    return Signals.of(columns, legs, cosines, chosen), lent
+    if turns is not None:
+        chosen = turns.complete(chosen, allowed)
+    return Signals.of(columns, legs, cosines, chosen, allowed), lent
 
 
 def rank(
@@ -336,7 +252,7 @@ def rank(
     considered = np.zeros(len(columns), np.bool_)
     considered[signals.slots] = True
     if question.near_misses:
-        signals = Signals.of(columns, legs, cosines, np.flatnonzero(columns.alive))
+        signals = Signals.of(columns, legs, cosines, np.flatnonzero(columns.alive), allowed)
     assessed = assess_candidates(columns, signals, question, weights, lent)
     if question.near_misses and unread is not None:
         _want_near_misses(signals, assessed, question, weights, unread)
@@ -348,11 +264,15 @@ def _want_near_misses(signals: Signals, assessed: Assessed, question: Question, 
     count, weights = question.limit + question.near_misses, np.abs(assessed.weights)
     dense, reply = (np.broadcast_to(weights[PARTS.index(part)], len(signals.slots)) for part in ("dense", "reply"))
     errors = dense * unread.errors[signals.slots]
-    errors[signals.replies] += reply[signals.replies] * unread.errors[signals.asked_slots] / 2
+    errors[signals.following] += reply[signals.following] * unread.errors[signals.asked_slots] / 2
+    if signals.answered is not None:
+        errors[signals.answered] += ANSWER_WEIGHT * errors[signals.replies]
     errors = errors / max(w.cosine_high - w.cosine_low, 1e-6) + _ROUNDING
     low, high = assessed.scores - errors, assessed.scores + errors
     needed = high >= (np.partition(low, len(low) - count)[len(low) - count] if len(low) > count else -math.inf)
-    unread.want(signals.slots[needed], signals.asked_slots[needed[signals.replies]])
+    if signals.answered is not None:
+        needed[signals.replies] |= needed[signals.answered]
+    unread.want(signals.slots[needed], signals.asked_slots[needed[signals.following]])
 
 
 def assess_candidates(
@@ -366,11 +286,15 @@ def assess_candidates(
         if gains.any():
             assessed = assessed.add_relevance(CHAIN_PART, gains, 1.0, w)
             assessed = replace(assessed, matches=assessed.matches + gains)
-    if not question.windows:
-        return assessed
-    near = time_closeness(columns.observe_us[signals.slots], question.windows)
-    timed = assessed.add_relevance("time", near, w.time, w)
-    return replace(timed, matches=np.where(near >= 1, 1.0, timed.matches)) if question.only_time else timed
+    matches = assessed.matches
+    if question.windows:
+        near = time_closeness(columns.observe_us[signals.slots], question.windows)
+        assessed = assessed.add_relevance("time", near, w.time, w)
+        if question.only_time:
+            matches = np.where(near >= 1, 1.0, matches)
+    if signals.answered is not None and signals.replies is not None:
+        assessed = assessed.add_answers(w, signals.answered, signals.replies)
+    return assessed if matches is assessed.matches else replace(assessed, matches=matches)
 
 
 def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Weights) -> Assessed:
@@ -381,8 +305,8 @@ def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Wei
     fresh[:] = recency(columns, slots, question.now_us, w.decay_per_hour)
     closeness[:], words[:], around[:] = scale_cosines(signals.cosines, w), signals.lexical, signals.context
     reply[:] = 0.0
-    if len(signals.replies):
-        reply[signals.replies] = mean_with_dense(signals.asked, signals.asked_cosines, w)
+    if len(signals.following):
+        reply[signals.following] = mean_with_dense(signals.asked, signals.asked_cosines, w)
     speaker = named_speaker(question.text, columns.speakers.names)
     theirs[:] = 0.0 if speaker is None else columns.speaker[slots] == speaker
     important[:] = columns.importance[slots]
@@ -390,6 +314,8 @@ def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Wei
     if unknown.any():
         closeness[unknown] = 0.0
         legs = np.where(unknown, without_dense(w)[:, None], legs)
+    if signals.context_share is not None:
+        legs = limit_context(legs, signals.context_share)
     weights = np.empty((len(PARTS), legs.shape[1]))
     weights[0], weights[1:6], weights[6] = w.alpha, w.beta * legs, w.gamma
     matches = (values[1:5] * legs[:4]).sum(axis=0)
@@ -405,13 +331,18 @@ def _choose_results(
     slots = assessed.slots
     inside = considered[slots] & allowed[slots]
     enough = inside & (assessed.relevance >= question.min_relevance)
-    passed = order[enough[order]]
+    replies = _list_replies(assessed)
+    is_reply = np.zeros(len(slots), np.bool_)
+    is_reply[list(replies.values())] = True
+    passed = order[(enough & ~is_reply)[order]]
     distinct, folded = _fold_slots(columns, slots[passed], question)
     best_of_folds = passed[distinct]
     kept, under = put_newer_first(columns, slots, assessed.scores, best_of_folds, question.suspected)
     is_moved, kept = kept is not best_of_folds, kept[: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
+    shown = [(one.id, replies[place]) for one, place in zip(results, kept.tolist(), strict=True) if place in replies]
+    companions = assessed.scored(np.array([reply for _, reply in shown], np.int64), columns.ids)
     into = {columns.ids[slots[passed[place]]]: [passed[other] for other in others] for place, others in folded.items()}
     missed: tuple[NearMiss, ...] = ()
     if question.near_misses:
@@ -420,7 +351,8 @@ def _choose_results(
         hidden = np.zeros(len(slots), np.bool_)
         hidden[[other for others in under.values() for other in others]] = True
         stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated, hidden)
-        missed = _near_misses(columns, assessed, question, order[~np.isin(order, kept)], stages)
+        left = order[~np.isin(order, [*kept, *(reply for _, reply in shown)])]
+        missed = _near_misses(columns, assessed, question, left, stages)
     if not is_moved:
         results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
@@ -431,9 +363,17 @@ def _choose_results(
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
         {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
+        {id_: scored for (id_, _), scored in zip(shown, companions, strict=True)},
         slots,
         considered,
     )
+
+
+def _list_replies(assessed: Assessed) -> dict[int, int]:
+    """The index of the reply, by that of its message."""
+    if assessed.answered is None or assessed.replies is None:
+        return {}
+    return dict(zip(assessed.answered.tolist(), assessed.replies.tolist(), strict=True))
 
 
 def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:

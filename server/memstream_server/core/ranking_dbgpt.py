@@ -19,7 +19,8 @@ import numpy as np
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lexical import Floats
-from memstream_server.core.ranking import Considered, NearMiss, Question, Scored, Stage, stage_of_denied
+from memstream_server.core.ranking import Considered, NearMiss, Question, Stage, stage_of_denied
+from memstream_server.core.scores import Scored
 
 FORMULA = "dbgpt/1"
 DECAY_PER_HOUR = 0.01

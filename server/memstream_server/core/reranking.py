@@ -14,7 +14,7 @@ from operator import mul
 
 from msgspec.structs import replace
 
-from memstream_server.core.ranking import Scored
+from memstream_server.core.scores import Scored
 
 VERSION = "rerank/1"
 """Appended to the formula's version if a reranker took part."""

@@ -1,14 +1,31 @@
-"""Finds the one speaker of a memory that a query names."""
+"""Names of speakers: the one that a query names, and those that customarily name a role."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 
+from memstream_server.core.values import Role
+
 _CJK_START = "\u2e80"
 """From this code point on, scripts are written without spaces, and a name may be inside a run of letters."""
 
 _KNOWN_NAMES_MAX = 4_096
+_CUSTOMARY = {
+    name: role
+    for role, names in {
+        Role.USER: ("user", "human"),
+        Role.ASSISTANT: ("assistant", "ai", "bot", "chatbot", "agent", "model"),
+        Role.TOOL: ("tool", "function"),
+        Role.SYSTEM: ("system", "developer"),
+    }.items()
+    for name in names
+}
+
+
+def role_of_name(speaker: str) -> Role | None:
+    """The role that a speaker's name says, ignoring case: "assistant", "AI", "user". None for any other name."""
+    return _CUSTOMARY.get(speaker.casefold()) if len(speaker) <= len("assistant") else None
 
 
 def named_speaker(text: str, speakers: Sequence[str]) -> int | None:

@@ -15,7 +15,7 @@ from memstream_server.core.lexical import Floats
 class Weights:
     """The formula's tunables, from policy, embedding model and query. Leg weights are not normalised."""
 
-    alpha: float = 0.02
+    alpha: float = 0.005
     beta: float = 1.0
     gamma: float = 0.1
     decay_per_hour: float = 0.01
@@ -50,6 +50,21 @@ def mean_with_dense(shares: Floats, cosines: Floats, w: Weights) -> Floats:
 def share_out(w: Weights, dense: float, lexical: float, context: float) -> npt.NDArray[np.float64]:
     """Weights of the parts of relevance, in the order of PARTS, from the weights of the three legs."""
     return np.array([dense, lexical, context, context * w.reply, w.speaker_bonus])
+
+
+def limit_context(legs: npt.NDArray[np.float64], context_share: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Weights per fragment, (5, n): of the context only a share counts, the other two legs take the rest in proportion.
+
+    legs: as from `share_out`, (5, 1) or (5, n).
+    """
+    dense, lexical, context, reply, bonus = legs
+    own = dense + lexical
+    closeness = dense / np.where(own > 0, own, 1)
+    freed = (1 - context_share) * context
+    found = np.empty((len(legs), max(len(context_share), legs.shape[1])))
+    found[0], found[1] = dense + freed * closeness, lexical + freed * (1 - closeness)
+    found[2], found[3], found[4] = context - freed, context_share * reply, bonus
+    return found
 
 
 def without_dense(w: Weights) -> npt.NDArray[np.float64]:

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import Policy, Truth
-from memstream_server.core.ranking import NearMiss, Scored
+from memstream_server.core.ranking import NearMiss
+from memstream_server.core.scores import Scored
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Role, Structured, TruthStatus, Vector
@@ -241,6 +242,8 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     """Open suspicions about it, as the newer or the older of two."""
     under: tuple[str, ...] = ()
     """Ids of the older suspected fragments folded under it."""
+    companion: Recollection | None = None
+    """The reply to it; has no companion and no rank of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

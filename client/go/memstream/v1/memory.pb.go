@@ -934,7 +934,7 @@ type RecallPolicy struct {
 	Limit *int32 `protobuf:"varint,2,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
 	// Candidates taken from each leg, 1 to 1,000. Default 50; dbgpt 100.
 	Candidates *int32 `protobuf:"varint,3,opt,name=candidates,proto3,oneof" json:"candidates,omitempty"`
-	// Weight of recency, 0 to 100. Default 0.02.
+	// Weight of recency, 0 to 100. Default 0.005.
 	Alpha *float64 `protobuf:"fixed64,4,opt,name=alpha,proto3,oneof" json:"alpha,omitempty"`
 	// Weight of relevance, 0 to 100. Default 1.
 	Beta *float64 `protobuf:"fixed64,5,opt,name=beta,proto3,oneof" json:"beta,omitempty"`

@@ -2509,7 +2509,7 @@ type RecallReceipt struct {
 	Policy *Policy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The revision that was ranked.
 	Revision int64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Version of the formula, for instance "absolute/4".
+	// Version of the formula, for instance "absolute/6".
 	Formula string `protobuf:"bytes,6,opt,name=formula,proto3" json:"formula,omitempty"`
 	// The embedding model whose vectors were compared.
 	EmbeddingModel string `protobuf:"bytes,7,opt,name=embedding_model,json=embeddingModel,proto3" json:"embedding_model,omitempty"`
@@ -2652,7 +2652,9 @@ type RankedFragment struct {
 	// Its relevance.
 	Relevance float64 `protobuf:"fixed64,3,opt,name=relevance,proto3" json:"relevance,omitempty"`
 	// The parts of the score, without details.
-	Parts         []*ScorePart `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts []*ScorePart `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
+	// Whether it was returned as the companion of the fragment before it, and has no rank of its own.
+	Companion     bool `protobuf:"varint,5,opt,name=companion,proto3" json:"companion,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2713,6 +2715,13 @@ func (x *RankedFragment) GetParts() []*ScorePart {
 		return x.Parts
 	}
 	return nil
+}
+
+func (x *RankedFragment) GetCompanion() bool {
+	if x != nil {
+		return x.Companion
+	}
+	return false
 }
 
 // Names a receipt.
@@ -4957,13 +4966,14 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	" \x01(\tR\bdegraded\x12\x1d\n" +
 	"\n" +
 	"erased_ids\x18\v \x03(\tR\terasedIds\x12!\n" +
-	"\fquery_erased\x18\f \x01(\bR\vqueryErased\"\x94\x01\n" +
+	"\fquery_erased\x18\f \x01(\bR\vqueryErased\"\xb2\x01\n" +
 	"\x0eRankedFragment\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
 	"\trelevance\x18\x03 \x01(\x01R\trelevance\x12-\n" +
-	"\x05parts\x18\x04 \x03(\v2\x17.memstream.v1.ScorePartR\x05parts\"j\n" +
+	"\x05parts\x18\x04 \x03(\v2\x17.memstream.v1.ScorePartR\x05parts\x12\x1c\n" +
+	"\tcompanion\x18\x05 \x01(\bR\tcompanion\"j\n" +
 	"\x13ReplayRecallRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1d\n" +

@@ -2209,7 +2209,8 @@ type Recollection struct {
 	Fragment *Fragment `protobuf:"bytes,1,opt,name=fragment,proto3" json:"fragment,omitempty"`
 	// The score that it was ranked by.
 	Score float64 `protobuf:"fixed64,2,opt,name=score,proto3" json:"score,omitempty"`
-	// How much of the query it answers, in [0, 1] (a speaker bonus may exceed it); comparable between queries.
+	// How much of the query it answers, in [0, 1] (a speaker bonus may exceed it); comparable between queries. Of a
+	// message with a companion, the greater one of the two.
 	Relevance float64 `protobuf:"fixed64,3,opt,name=relevance,proto3" json:"relevance,omitempty"`
 	// Its place, from 1.
 	Rank int32 `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"`
@@ -2228,7 +2229,11 @@ type Recollection struct {
 	// newer; empty if the fragment has no such relation. At most 20, the newest.
 	Chain []*ChainLink `protobuf:"bytes,9,rep,name=chain,proto3" json:"chain,omitempty"`
 	// The open suspicions about the fragment, as the newer or the older of two.
-	Suspicions    []*Suspicion `protobuf:"bytes,10,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
+	Suspicions []*Suspicion `protobuf:"bytes,10,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
+	// The assistant's reply, if the fragment is a user's message: its fragment, score, relevance and explanation; it has no
+	// rank and does not count for the limit. The score of the message includes the reply as the part "answer". A reply
+	// whose message passes the query's filter is returned only with it. The token budget removes companions first.
+	Companion     *Recollection `protobuf:"bytes,11,opt,name=companion,proto3" json:"companion,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2333,6 +2338,13 @@ func (x *Recollection) GetSuspicions() []*Suspicion {
 	return nil
 }
 
+func (x *Recollection) GetCompanion() *Recollection {
+	if x != nil {
+		return x.Companion
+	}
+	return nil
+}
+
 // A fragment in a chain of supersessions.
 type ChainLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2402,7 +2414,7 @@ type Explanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The parts.
 	Parts []*ScorePart `protobuf:"bytes,1,rep,name=parts,proto3" json:"parts,omitempty"`
-	// Version of the formula, for instance "absolute/5".
+	// Version of the formula, for instance "absolute/6".
 	Formula       string `protobuf:"bytes,2,opt,name=formula,proto3" json:"formula,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2456,7 +2468,8 @@ func (x *Explanation) GetFormula() string {
 type ScorePart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "recency", "importance", "dense", "lexical", "context", "reply", "speaker", "time" if a phrase of time was
-	// interpreted, "chain" if a correction borrows, "rerank" if a reranker scored it. A later server may add parts.
+	// interpreted, "chain" if a correction borrows, "answer" if a recollection of the answer has a
+	// companion, "rerank" if a reranker scored it. A later server may add parts.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its value before weighting.
 	Value float64 `protobuf:"fixed64,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -3716,7 +3729,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x9f\x03\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xd9\x03\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3731,7 +3744,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
 	"suspicions\x18\n" +
 	" \x03(\v2\x17.memstream.v1.SuspicionR\n" +
-	"suspicions\"\x9e\x01\n" +
+	"suspicions\x128\n" +
+	"\tcompanion\x18\v \x01(\v2\x1a.memstream.v1.RecollectionR\tcompanion\"\x9e\x01\n" +
 	"\tChainLink\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12=\n" +
@@ -3970,47 +3984,48 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	53, // 46: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
 	24, // 47: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
 	54, // 48: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
-	49, // 49: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	53, // 50: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	26, // 51: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	40, // 52: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	27, // 53: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	41, // 54: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	29, // 55: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
-	49, // 56: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
-	49, // 57: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
-	44, // 58: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	55, // 59: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	45, // 60: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	47, // 61: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	34, // 62: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	35, // 63: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 64: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	56, // 65: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	52, // 66: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	55, // 67: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	49, // 68: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	42, // 69: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 70: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 71: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 72: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 73: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 74: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 75: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 76: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	32, // 77: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	36, // 78: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	38, // 79: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 80: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 81: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	33, // 82: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	37, // 83: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	39, // 84: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	80, // [80:85] is the sub-list for method output_type
-	75, // [75:80] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	23, // 49: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
+	49, // 50: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	53, // 51: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	26, // 52: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	40, // 53: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	27, // 54: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	41, // 55: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	29, // 56: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	49, // 57: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	49, // 58: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	44, // 59: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	55, // 60: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	45, // 61: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	47, // 62: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	34, // 63: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	35, // 64: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	12, // 65: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	56, // 66: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	52, // 67: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	55, // 68: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	49, // 69: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	42, // 70: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 71: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 72: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	16, // 73: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	22, // 74: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	28, // 75: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 76: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	14, // 77: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	32, // 78: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	36, // 79: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	38, // 80: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 81: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	20, // 82: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	33, // 83: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	37, // 84: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	39, // 85: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	81, // [81:86] is the sub-list for method output_type
+	76, // [76:81] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }

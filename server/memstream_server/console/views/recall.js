@@ -181,7 +181,8 @@ class Pane {
       (each.suspicions ?? []).map((suspicion) => drawSuspicion(suspicion, fragment.id, this.memory, this.signal)),
       folded.length > 0 && h("details", null, h("summary", null, h("span", { class: "mark" }, `folded ${count(folded.length)}`)),
         h("ul", null, folded.map((id) => h("li", null, fragmentLink(this.memory, id))))),
-      h("details", { class: "explained" }, h("summary", null, "parts of the score"), partsTable(each)));
+      h("details", { class: "explained" }, h("summary", null, "parts of the score"), partsTable(each)),
+      each.companion && h("ul", { class: "companion", "aria-label": "reply" }, this.drawRecollection(each.companion, scale)));
   }
 
   drawWhy(query, shown) {

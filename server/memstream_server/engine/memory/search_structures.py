@@ -16,7 +16,9 @@ from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import IdentityIndex, identity_hash
-from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.lexical import Legs, LexicalIndex
+from memstream_server.core.postings import Hashes
+from memstream_server.core.turns import Turns, find_turns
 from memstream_server.core.values import Fragment, Vector
 from memstream_server.ports.journal.rows import Block, Row
 
@@ -34,6 +36,13 @@ class SearchStructures:
         self.identities = IdentityIndex()
         self.dense = DenseMatrix(dimension, quantizes) if all_vectors else None
         self.fresh: dict[str, Vector] = {}
+        self._turns: Turns | None = None
+
+    def legs(self, terms: Hashes) -> Legs:
+        """The lexical legs of a query, and the turns."""
+        if self._turns is None:
+            self._turns = find_turns(self.columns, self.lexical.neighbours)
+        return self.lexical.legs(terms, self._turns)
 
     @property
     def size_bytes(self) -> int:
@@ -60,7 +69,8 @@ class SearchStructures:
             return
         first = self.columns.extend(fragments)
         self.identities.extend([identity_hash(each) for each in fragments], later)
-        sessions: list[int] = self.columns.session[first:].tolist()
+        self._turns = None
+        sessions: list[int] = self.columns.linked_sessions(first).tolist()
         characters = [len(each.content) for each in fragments]
         self.lexical.extend(block.hashes, block.counts, block.sizes, sessions, characters, later)
         for slot, each in enumerate(fragments, first):
@@ -76,6 +86,7 @@ class SearchStructures:
         """Do the deferred work after the last block that was added with `later`."""
         self.lexical.settle()
         self.identities.settle()
+        self.legs(np.empty(0, np.uint64))  # the turns and the length norms
 
     @property
     def vector_count(self) -> int:
@@ -118,8 +129,7 @@ class SearchStructures:
 
     def _apply_marks(self, fragment: Fragment, vector: Vector | None) -> None:
         slot = self.columns.update(fragment)
-        self.identities.set(slot, identity_hash(fragment))
-        self.lexical.move(slot, int(self.columns.session[slot]))
+        self._move(slot, fragment)
         if self.dense is not None:
             self.dense.set(slot, vector)
         if fragment.forget_time_us is None:
@@ -127,13 +137,17 @@ class SearchStructures:
         else:
             self.lexical.remove(slot)
 
+    def _move(self, slot: int, fragment: Fragment) -> None:
+        self._turns = None
+        self.identities.set(slot, identity_hash(fragment))
+        self.lexical.move(slot, int(self.columns.linked_sessions(slot)[0]))
+
     def _apply_row(self, row: Row) -> None:
         fragment = row.fragment
         slot = int(self.columns.slots([fragment.id])[0])
         was_alive = bool(self.columns.alive[slot])
         self.columns.update(fragment, says_else=row.terms is not None)
-        self.identities.set(slot, identity_hash(fragment))
-        self.lexical.move(slot, int(self.columns.session[slot]))
+        self._move(slot, fragment)
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
             self._set_vector(slot, fragment.id, row.vector)
@@ -173,6 +187,7 @@ class SearchStructures:
 
     def remove_fragments(self, ids: Iterable[str]) -> None:
         """Remove fragments that left the memory permanently."""
+        self._turns = None
         for id_ in ids:
             slot = self.columns.slot(id_)
             if slot is not None:
@@ -216,7 +231,7 @@ class SearchStructures:
             group, _, rest = name.partition(".")
             groups[group][rest] = array
         self.columns.unpack(Parts(groups["columns"], parts.values, parts.mapped))
-        sessions, alive = self.columns.session, self.columns.alive
+        sessions, alive = self.columns.linked_sessions(), self.columns.alive
         self.lexical.unpack(Parts(groups["lexical"], {}, parts.mapped), sessions, alive)
         self.identities.unpack(Parts(groups["identities"], {}, parts.mapped))
         self.dense.unpack(Parts(groups["dense"], {}, parts.mapped))

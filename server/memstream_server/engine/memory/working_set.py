@@ -19,7 +19,8 @@ from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import identity_hash
-from memstream_server.core.lexical import LexicalIndex
+from memstream_server.core.lexical import Legs, LexicalIndex
+from memstream_server.core.postings import Hashes
 from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
@@ -265,6 +266,10 @@ class WorkingSet:
     def columns(self) -> Columns:
         """The attributes that filters and ranking need, by slot."""
         return self.refresh_search().columns
+
+    def legs(self, terms: Hashes) -> Legs:
+        """The lexical legs of a query's terms."""
+        return self.refresh_search().legs(terms)
 
     @property
     def lexical(self) -> LexicalIndex:

@@ -1,6 +1,7 @@
 """Answers queries. An answer is of one revision; reinforcement follows the answer.
 
 recall: searches a memory for a query and reads the fragments of the answer
+answers: builds an answer from a ranking, within its budget of tokens
 rank_memory: ranks the working set of a memory
 past: the fragments of a memory as of an earlier revision, to read or to rank
 evidence: what a receipt needs of a recall besides its answer

@@ -29,7 +29,7 @@ def pin_times(query: Query, now_us: int) -> Query:
 
 def has_changed(found: Found, known: Mapping[str, Fragment]) -> bool:
     """Whether a result has left the memory or was changed since it was ranked: the answer is of no one revision."""
-    return any(one.id not in known or known[one.id].version > found.revision for one in found.results)
+    return any(id_ not in known or known[id_].version > found.revision for id_ in found.ids)
 
 
 def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: bytes) -> Evidence:

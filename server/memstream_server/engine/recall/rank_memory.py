@@ -18,7 +18,8 @@ from memstream_server.core.filters import EVERYTHING, Filter, mask
 from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
 from memstream_server.core.policy import Policy, RankingRule, Truth
-from memstream_server.core.ranking import NearMiss, Question, Scored
+from memstream_server.core.ranking import NearMiss, Question
+from memstream_server.core.scores import Scored
 from memstream_server.core.signals import Signals
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
@@ -46,6 +47,8 @@ class Found:
     formula: str
     under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the older suspected fragments folded under a result."""
+    companions: Mapping[str, Scored] = field(default_factory=dict)
+    """The reply to a result, by the result's id."""
     limit: int | None = None
     """Size of the answer after reranking; None: the results are final."""
     beta: float = 0.0
@@ -58,6 +61,11 @@ class Found:
     accesses: tuple[tuple[str, int], ...] = ()
     """(id, time of its last access) of the candidates, if the formula counts accesses and the query asks for a receipt.
     """
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The fragments of the results and of their companions."""
+        return tuple(one.id for one in (*self.results, *self.companions.values()))
 
 
 _USUAL = Filter(tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
@@ -79,12 +87,12 @@ async def rank_in_ram(
     exact = dict[str, float]()
     with dense.scan(vector) as scan:
         scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
-        revision, legs = working.record.revision, working.lexical.legs(question.terms)
+        revision, legs = working.record.revision, working.legs(question.terms)
         await scanning
         unread: Unread | None = None
         while working.dense is dense:  # brings the search structures up to date: the scan covers what they had
             if working.record.revision != revision:
-                revision, legs, unread = working.record.revision, working.lexical.legs(question.terms), None
+                revision, legs, unread = working.record.revision, working.legs(question.terms), None
             if unread is None:
                 cosines, errors = scan.estimate()
                 if errors is None:
@@ -209,7 +217,7 @@ def _rank_whole(
 ) -> Found:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
     slots = allowed.nonzero()[0]
-    signals = Signals.of(working.columns, working.lexical.legs(question.terms), cosines, slots)
+    signals = Signals.of(working.columns, working.legs(question.terms), cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
@@ -311,7 +319,7 @@ def rank_memory(
         return _rank_whole(working, query, question, allowed, cosines)
     if policy.recall.ranking is RankingRule.DBGPT:
         return _rank_dbgpt(working, query, question, allowed, cosines, unread)
-    legs = legs or working.lexical.legs(question.terms)
+    legs = legs or working.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
         ranked = ranking.rank(columns, legs, cosines, question, weights, allowed, unread)
@@ -327,6 +335,7 @@ def rank_memory(
         ranked.folded,
         ranking.FORMULA,
         ranked.under,
+        ranked.companions,
         limit_of(policy, query) if rerank else None,
         weights.beta,
         suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),

@@ -19,7 +19,6 @@ import structlog
 from msgspec import structs
 
 from memstream_server.core import ranking
-from memstream_server.core.budget import Item, fit
 from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import EVERYTHING, passes
@@ -34,6 +33,7 @@ from memstream_server.core.time_phrases.recognition import TimePhrase, find_time
 from memstream_server.core.unread import Unread
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.recall.answers import build_answer, fit_answer, with_truth
 from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
@@ -48,7 +48,7 @@ from memstream_server.engine.recall.rank_memory import (
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import Query, RecallAnswer
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -215,7 +215,7 @@ class Recaller:
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
         masks = find_masks(working, query, self._expiry_us(query))
         allowed = masks.allowed
-        legs = working.lexical.legs(question.terms)
+        legs = working.legs(question.terms)
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
         lexical = candidates(words, around, none, allowed, question.per_leg)
@@ -232,6 +232,8 @@ class Recaller:
                 results_max=question.limit,
                 per_leg=question.per_leg,
             )
+        if legs.turns is not None:
+            lexical = legs.turns.complete(np.union1d(lexical, working.columns.slots([*ids, *fresh])), allowed)
         lexical = np.concatenate([lexical, add_lenders(working, masks, question, legs, [*ids, *fresh])])
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         known = fresh.keys() | working.fresh.keys() | working.vectorless
@@ -320,7 +322,7 @@ class Recaller:
     async def _read_ranked(self, working: WorkingSet, found: Found) -> dict[str, Fragment]:
         """The ranked fragments by id, without those that have left the memory."""
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
-        return held | await self._read_fragments(working, [one.id for one in found.results if one.id not in held])
+        return held | await self._read_fragments(working, [id_ for id_ in found.ids if id_ not in held])
 
     async def _read_fragments(self, working: WorkingSet, ids: Sequence[str]) -> dict[str, Fragment]:
         """The fragments of these ids that are not forgotten, from the cache or the journal."""
@@ -348,10 +350,10 @@ class Recaller:
             missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
             found = replace(found, formula=formula, near_misses=missed + found.near_misses, degraded=late)
             ranked = ranked[: found.limit]
-        answer = _build_answer(found, ranked, short_term, query, _suspicions_of(working))
+        answer = build_answer(found, ranked, known, short_term, query, _suspicions_of(working))
         if query.token_budget > 0:
-            answer = _fit_answer(answer, short_term, query)
-        return _with_truth(answer, working, self._expiry_us(query))
+            answer = fit_answer(answer, short_term, query)
+        return with_truth(answer, working, self._expiry_us(query))
 
 
 async def _wait_until_visible(actor: Actor, query: Query) -> None:
@@ -400,90 +402,3 @@ def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
     """
     superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
     return question.per_leg * 4 + min(superseded, _MORE_MAX)
-
-
-def _with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> RecallAnswer:
-    """The answer with the status and chain of each recollection. Costs nothing in a memory without either."""
-    columns, links = working.columns, working.links
-    change_us = columns.next_validity_us(now_us)
-    if not links and columns.is_current(now_us) is None:
-        return structs.replace(answer, validity_change_us=change_us)
-
-    def links_of(id_: str) -> tuple[ChainLink, ...]:
-        ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
-        slots = columns.slots(ids)
-        return tuple(
-            ChainLink(each, time_us, TruthStatus.SUPERSEDED if links.newer(each) else columns.status_at(slot, now_us))
-            for each, slot, time_us in zip(ids, slots.tolist(), columns.observe_us[slots].tolist(), strict=True)
-        )
-
-    found = tuple(
-        structs.replace(one, status=one.fragment.status_at(now_us), chain=links_of(one.fragment.id))
-        for one in answer.recollections
-    )
-    missed = tuple(
-        replace(miss, superseded_by=links.newer(miss.scored.id)) if miss.stage is Stage.SUPERSEDED else miss
-        for miss in answer.near_misses
-    )
-    return structs.replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
-
-
-def _budget_item(fragment: Fragment) -> Item:
-    return Item(fragment.id, fragment.content, fragment.token_count or None)
-
-
-def _build_answer(
-    found: Found,
-    ranked: Ranked,
-    short_term: Sequence[Fragment],
-    query: Query,
-    suspicions: OpenSuspicions,
-) -> RecallAnswer:
-    recollections = [
-        Recollection(
-            fragment,
-            scored,
-            folded=found.folded.get(scored.id, ()),
-            suspicions=suspicions.of(scored.id),
-            under=found.under.get(scored.id, ()),
-        )
-        for scored, fragment in ranked
-    ]
-    kept = {scored.id for scored, _ in ranked}
-    return RecallAnswer(
-        revision=found.revision,
-        recollections=tuple(recollections),
-        working_ids=tuple([one.id for one in short_term]),
-        working=tuple([one for one in short_term if one.id not in kept]),
-        eligible=found.eligible,
-        considered=found.considered.candidates,
-        best_relevance=found.considered.best_relevance,
-        degraded=found.degraded,
-        near_misses=found.near_misses[: query.near_misses],
-        timings_s={},
-        tokens=0,
-        formula=found.formula,
-        interpreted=found.interpreted,
-    )
-
-
-def _fit_answer(answer: RecallAnswer, short_term: Sequence[Fragment], query: Query) -> RecallAnswer:
-    """What of the answer fits into the query's budget of tokens."""
-    hits = [_budget_item(one.fragment) for one in answer.recollections]
-    fitted = fit(hits, [_budget_item(one) for one in short_term], query.token_budget)
-    kept, removed = {item.id for item in fitted.ranked}, set(fitted.removed)
-    recollections = [one for one in answer.recollections if one.fragment.id in kept]
-    if fitted.top_cut:
-        first = recollections[0]
-        cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
-        recollections[0] = structs.replace(first, fragment=cut, truncated=True)
-    working_ids = tuple(item.id for item in fitted.working)
-    by_budget = tuple(NearMiss(one.scored, Stage.BUDGET) for one in answer.recollections if one.scored.id in removed)
-    return structs.replace(
-        answer,
-        recollections=tuple(recollections),
-        working_ids=working_ids,
-        working=tuple(one for one in short_term if one.id in set(working_ids) and one.id not in kept),
-        near_misses=(by_budget + answer.near_misses)[: query.near_misses],
-        tokens=fitted.tokens,
-    )

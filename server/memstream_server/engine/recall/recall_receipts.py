@@ -18,6 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.scores import Scored
 from memstream_server.core.timeline import Loss
 from memstream_server.engine.errors import NOT_READ, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.build_commit import pack_vector
@@ -219,16 +220,25 @@ def _build_ranking(
     weights: dict[tuple[float, ...], int] = {}
     ranking = tuple(
         RankedFragment(
-            one.scored.id,
-            one.scored.score,
-            one.scored.relevance,
-            names.setdefault(one.scored.names, len(names)),
-            weights.setdefault(one.scored.weights, len(weights)),
-            one.scored.values,
+            scored.id,
+            scored.score,
+            scored.relevance,
+            names.setdefault(scored.names, len(names)),
+            weights.setdefault(scored.weights, len(weights)),
+            scored.values,
+            is_companion,
         )
-        for one in answer.recollections
+        for scored, is_companion in _list_scored(answer)
     )
     return ranking, tuple(names), tuple(weights)
+
+
+def _list_scored(answer: RecallAnswer) -> Iterator[tuple[Scored, bool]]:
+    """The recollections, each followed by its companion; whether it is one."""
+    for one in answer.recollections:
+        yield one.scored, False
+        if one.companion is not None:
+            yield one.companion.scored, True
 
 
 _Scores = list[tuple[str, float, float, tuple[str, ...], tuple[float, ...], tuple[float, ...]]]
@@ -242,7 +252,7 @@ def _list_scores(receipt: RecallReceipt) -> _Scores:
 
 
 def _list_scores_of(answer: RecallAnswer) -> _Scores:
-    scored = (one.scored for one in answer.recollections)
+    scored = (one for one, _ in _list_scored(answer))
     return [(one.id, one.score, one.relevance, one.names, one.values, one.weights) for one in scored]
 
 

@@ -93,14 +93,15 @@ class Reinforcement:
 
     def _handle_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
+        replies = tuple(found.companion.fragment for found in answer.recollections if found.companion is not None)
         now_us = self._runtime.clock.now_us()
         working, policy = actor.working, actor.working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce
         if wanted or query.session:
-            working.remember_recalled(query.session, fragments, now_us)
+            working.remember_recalled(query.session, fragments + replies, now_us)
         if not wanted:
             return
-        self.count_accesses(actor, [fragment.id for fragment in fragments], now_us)
+        self.count_accesses(actor, [fragment.id for fragment in fragments + replies], now_us)
         if fragments and enhances_short_term(working.record.kind, policy) and working.state.short_term:
             self.offer_fragments(actor, fragments)
 

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memstream_server.core.ranking import Scored
 from memstream_server.core.rendering import lexical_text
 from memstream_server.core.reranking import VERSION, reranked
+from memstream_server.core.scores import Scored
 from memstream_server.core.values import Fragment
 from memstream_server.ports.models import ModelError, Reranker
 

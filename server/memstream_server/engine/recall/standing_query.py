@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """Pause between two rankings: one change covers a burst of commits."""
 
-_Held: TypeAlias = dict[str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...]]]
-"""By id, best first: version, whether the budget cut it, the ids folded into it, whether it is current, and the open
-suspicions about it."""
+_Held: TypeAlias = dict[
+    str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...], tuple[str, int] | None]
+]
+"""By id, best first: version, whether the budget cut it, the ids folded into it, whether it is current, the open
+suspicions about it, and id and version of its companion."""
 
 
 def as_standing(query: Query) -> Query:
@@ -74,6 +76,7 @@ class StandingQuery:
                 tuple(sorted(one.folded)),
                 one.status,
                 one.suspicions,
+                None if one.companion is None else (one.companion.fragment.id, one.companion.fragment.version),
             )
             for one in found
         }
@@ -81,7 +84,8 @@ class StandingQuery:
         same = (
             self._last_answer is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
         )
-        expiring = [at_us for one in found if (at_us := expiry_us(one.fragment, self.retention)) is not None]
+        shown = [*found, *(one.companion for one in found if one.companion is not None)]
+        expiring = [at_us for one in shown if (at_us := expiry_us(one.fragment, self.retention)) is not None]
         self._last_answer, self._revision, self._degraded = held, answer.revision, degraded
         if answer.validity_change_us is not None:
             expiring.append(answer.validity_change_us)

@@ -19,6 +19,8 @@ class RankedFragment(Struct, frozen=True, gc=False, array_like=True):
     weights: int
     """Index in RecallReceipt.weights."""
     values: tuple[float, ...]
+    companion: bool = False
+    """Whether it is the companion of the one before it."""
 
 
 class RecallReceipt(Struct, frozen=True, gc=False, omit_defaults=True):

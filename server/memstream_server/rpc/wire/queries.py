@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import EVERYTHING
 from memstream_server.core.policy import Truth
-from memstream_server.core.ranking import NearMiss, Part
+from memstream_server.core.ranking import NearMiss
+from memstream_server.core.scores import Part
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.turns import in_slices
@@ -229,6 +230,8 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
         message.folded_ids.extend(recollection.folded)
     if recollection.suspicions:
         message.suspicions.extend(suspicion_message(each, recollection.under) for each in recollection.suspicions)
+    if recollection.companion is not None:
+        _write_recollection(message.companion, recollection.companion, 0, formula)
     for link in recollection.chain:
         added = message.chain.add(fragment_id=link.id, status=fragments.STATUSES.to_number(link.status))
         scalars.write_time(added.observe_time, link.observe_time_us)

@@ -37,6 +37,7 @@ async def write_receipt(message: pb.RecallReceipt, receipt: RecallReceipt) -> No
 
 def _write_ranked(message: pb.RankedFragment, receipt: RecallReceipt, one: RankedFragment) -> None:
     message.fragment_id, message.score, message.relevance = one.id, one.score, one.relevance
+    message.companion = one.companion
     for name, value, weight in zip(receipt.names[one.names], one.values, receipt.weights[one.weights], strict=True):
         message.parts.add(name=name, value=value, weight=weight, contribution=value * weight)
 

@@ -417,7 +417,7 @@ export type RecallPolicy = Message<"memstream.v1.RecallPolicy"> & {
   candidates?: number | undefined;
 
   /**
-   * Weight of recency, 0 to 100. Default 0.02.
+   * Weight of recency, 0 to 100. Default 0.005.
    *
    * @generated from field: optional double alpha = 4;
    */

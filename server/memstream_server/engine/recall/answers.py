@@ -1,0 +1,136 @@
+"""Builds the answer of a recall from its ranking and the fragments, within the budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from memstream_server.core.budget import Item, fit
+from memstream_server.core.ranking import NearMiss, Stage
+from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.values import Fragment, TruthStatus
+from memstream_server.engine.recall.rank_memory import Found
+from memstream_server.engine.recall.reranking import Ranked
+from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
+
+if TYPE_CHECKING:
+    from memstream_server.engine.memory.working_set import WorkingSet
+
+
+def with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> RecallAnswer:
+    """The answer with the status and chain of each recollection. Costs nothing in a memory without either."""
+    columns, links = working.columns, working.links
+    change_us = columns.next_validity_us(now_us)
+    if not links and columns.is_current(now_us) is None:
+        return structs.replace(answer, validity_change_us=change_us)
+
+    def links_of(id_: str) -> tuple[ChainLink, ...]:
+        ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
+        slots = columns.slots(ids)
+        return tuple(
+            ChainLink(each, time_us, TruthStatus.SUPERSEDED if links.newer(each) else columns.status_at(slot, now_us))
+            for each, slot, time_us in zip(ids, slots.tolist(), columns.observe_us[slots].tolist(), strict=True)
+        )
+
+    def with_status(one: Recollection) -> Recollection:
+        beside = None if one.companion is None else with_status(one.companion)
+        status, chain = one.fragment.status_at(now_us), links_of(one.fragment.id)
+        return structs.replace(one, status=status, chain=chain, companion=beside)
+
+    found = tuple(map(with_status, answer.recollections))
+    missed = tuple(
+        replace(miss, superseded_by=links.newer(miss.scored.id)) if miss.stage is Stage.SUPERSEDED else miss
+        for miss in answer.near_misses
+    )
+    return structs.replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
+
+
+def _budget_item(fragment: Fragment) -> Item:
+    return Item(fragment.id, fragment.content, fragment.token_count or None)
+
+
+def build_answer(
+    found: Found,
+    ranked: Ranked,
+    known: Mapping[str, Fragment],
+    short_term: Sequence[Fragment],
+    query: Query,
+    suspicions: OpenSuspicions,
+) -> RecallAnswer:
+    """The answer of a ranking. known: the fragments of its results and companions by id."""
+
+    def companion_of(id_: str) -> Recollection | None:
+        beside = found.companions.get(id_)
+        if beside is None or beside.id not in known:
+            return None
+        return Recollection(known[beside.id], beside, suspicions=suspicions.of(beside.id))
+
+    recollections = [
+        Recollection(
+            fragment,
+            scored,
+            folded=found.folded.get(scored.id, ()),
+            suspicions=suspicions.of(scored.id),
+            under=found.under.get(scored.id, ()),
+            companion=companion_of(scored.id),
+        )
+        for scored, fragment in ranked
+    ]
+    kept = _list_shown(recollections)
+    return RecallAnswer(
+        revision=found.revision,
+        recollections=tuple(recollections),
+        working_ids=tuple([one.id for one in short_term]),
+        working=tuple([one for one in short_term if one.id not in kept]),
+        eligible=found.eligible,
+        considered=found.considered.candidates,
+        best_relevance=found.considered.best_relevance,
+        degraded=found.degraded,
+        near_misses=found.near_misses[: query.near_misses],
+        timings_s={},
+        tokens=0,
+        formula=found.formula,
+        interpreted=found.interpreted,
+    )
+
+
+def _list_shown(recollections: Iterable[Recollection]) -> set[str]:
+    """Ids of the recollections and their companions."""
+    beside = (one.companion.fragment.id for one in recollections if one.companion is not None)
+    return {*(one.fragment.id for one in recollections), *beside}
+
+
+def fit_answer(answer: RecallAnswer, short_term: Sequence[Fragment], query: Query) -> RecallAnswer:
+    """What of the answer fits into the query's budget of tokens."""
+    hits = [_budget_item(one.fragment) for one in answer.recollections]
+    beside = [one.companion for one in answer.recollections if one.companion is not None]
+    replies = [_budget_item(one.fragment) for one in beside]
+    fitted = fit(hits, [_budget_item(one) for one in short_term], query.token_budget, replies)
+    ranked, removed = {item.id for item in fitted.ranked}, set(fitted.removed)
+    recollections = [
+        one
+        if one.companion is None or one.companion.fragment.id in fitted.companions
+        else structs.replace(one, companion=None)
+        for one in answer.recollections
+        if one.fragment.id in ranked
+    ]
+    kept = _list_shown(recollections)
+    if fitted.top_cut:
+        first = recollections[0]
+        cut = first.fragment.but(content=fitted.ranked[0].text, structured=None)
+        recollections[0] = structs.replace(first, fragment=cut, truncated=True)
+    working_ids = tuple(item.id for item in fitted.working)
+    by_budget = tuple(
+        NearMiss(one.scored, Stage.BUDGET) for one in (*answer.recollections, *beside) if one.scored.id in removed
+    )
+    return structs.replace(
+        answer,
+        recollections=tuple(recollections),
+        working_ids=working_ids,
+        working=tuple(one for one in short_term if one.id in set(working_ids) and one.id not in kept),
+        near_misses=(by_budget + answer.near_misses)[: query.near_misses],
+        tokens=fitted.tokens,
+    )
