@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -48,8 +47,6 @@ from memstream_server.core.values import Fragment
 DEPTHS = (4, 10, 20)
 PENALTY = 1e-3
 """L2, per question, on parts scaled to unit variance."""
-WEAK_SHARE = 0.05
-"""Share of the answerable questions that may be marked weak."""
 HASHING_DENSE = 0.05
 """Not fitted: hashed vectors repeat the words, so the fit gives them nothing, but they find misspelt words."""
 _PARTS = {
@@ -238,21 +235,7 @@ def share_out(found: dict[str, float], present: fitted_weights.FittedWeights) ->
         context=round(1 - dense - lexical, 2),
         reply=round(part["reply"] / part["context"], 2),
         time=round(part["time"] / total, 2),
-        weak_below=0.0,
     )
-
-
-def measure_floor(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> float:
-    """The best match that at most WEAK_SHARE of the questions miss, in hundredths."""
-    matches = [best_of(each, talk.columns, fitted) for talk in talks for each in talk.asked]
-    return math.floor(float(np.quantile(matches, WEAK_SHARE)) * 100) / 100
-
-
-def best_of(asked: Asked, columns: Columns, fitted: fitted_weights.FittedWeights) -> float:
-    """The best relevance among the candidates of a question, without the speaker bonus."""
-    allowed = mask(columns, Filter(), 0)
-    ranked = rank(columns, asked.legs, asked.cosines, asked.question, weights_of(fitted), allowed)
-    return ranked.considered.best_match
 
 
 def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
@@ -322,7 +305,6 @@ def main() -> None:
     talks = [load_talk(talk, vectors) for talk in load_conversations(arguments.data)]
     every = [each for talk in talks for each in talk.asked]
     fitted = share_out(fit_parts(every, names), vectors.present)
-    fitted = replace(fitted, weak_below=measure_floor(talks, fitted))
     print(f"{len(every)} questions of {len(talks)} conversations, {vectors.row}, parts {', '.join(names)}")
     print(f"fitted to all: {fitted}")
     print(f"  @4 / @10 / @20 on the same questions   {_format_recall(measure_recall(talks, fitted))}")

@@ -204,11 +204,10 @@ class Observation:
     """Text or a structured step, with optional fields.
 
     `role`: what the speaker is; None lets the server decide by the speaker's name or by the length of what they say.
-    `importance` in [0, 1] skips the scorer; an empty `session` means the stream's; `observe_time` None means the
-    server's
-    clock; at most one of `expire_time` and `ttl`; an existing `external_id` replaces the client's fields of its
-    fragment. `supersedes`: ids or external_ids of the fragments that it corrects; `valid_from` and `valid_until`
-    (exclusive) bound the time in which it is true.
+    `importance` in [0, 1] skips the scorer; an empty `session` means the stream's; without an `observe_time` it is the
+    server's clock; at most one of `expire_time` and `ttl`; an existing `external_id` replaces the client's fields of
+    its fragment. `supersedes`: ids or external_ids of what it corrects; `valid_from` and `valid_until` (exclusive)
+    bound the time in which it is true.
     """
 
     body: str | Structured
@@ -230,10 +229,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """An observation or insight in a memory. `content` is empty if `structured` is set.
-
-    `superseded_by`: the fragment that corrects it, empty if none does.
-    """
+    """An observation or insight. `content` is empty if `structured` is set; `superseded_by`: what corrects it."""
 
     id: str
     kind: FragmentKind
@@ -395,10 +391,7 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A fragment that was nearly returned, and the stage that removed it.
-
-    `superseded_by`: with the stage "superseded".
-    """
+    """A fragment that was nearly returned, and the stage that removed it; after "superseded" by `superseded_by`."""
 
     fragment_id: str
     stage: str
@@ -425,7 +418,7 @@ class Answer(Sequence[Recollection]):
 
     `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
     incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
-    not. `weak`: it is, without the speaker bonus, below the floor, so memory probably has nothing about the query.
+    not. `weak`: the best shares no word with the query other than names, so memory probably knows nothing about it.
     `interpreted`: the phrases of time in the query, in order.
     `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0. `receipt_id`: the receipt that was
     kept; empty without `receipt`, and if the policy keeps none.

@@ -130,7 +130,7 @@ async def test_a_known_model_has_its_own_weights(tmp_path: Path) -> None:
     for made, row, low in ((other, MODEL, 0.0), (known, BGE_SMALL_EN_V1_5, 0.4)):
         model = await made.model()
         assert (model.dense_weight, model.lexical_weight, model.context_weight) == (row.dense, row.lexical, row.context)
-        assert (model.cosine_low, model.similarity_min, model.weak_below) == (low, row.similarity_min, row.weak_below)
+        assert (model.cosine_low, model.similarity_min) == (low, row.similarity_min)
         await made.close()
 
 

@@ -622,8 +622,8 @@ class RecallPolicy(_message.Message):
     fold: _builtins.bool
     """Fold recollections that say the same into one. Default true; dbgpt false."""
     weak_below: _builtins.float
-    """Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
-    own, and never with DB-GPT's ranking.
+    """Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: marks an answer
+    whose best recollection shares no word with the query other than names, and none with DB-GPT's ranking.
     """
     truth: _fragment_pb2.Truth.ValueType
     """Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.

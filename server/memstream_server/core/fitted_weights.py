@@ -17,21 +17,16 @@ class FittedWeights:
     """Weight of the reply part, as a multiple of the context weight."""
     time: float
     """Weight of the time part, by benchmarks/time_questions.py."""
-    weak_below: float
-    """Best relevance, without the speaker bonus, that 5 % of the answerable questions miss: below it, memory probably
-    has no answer."""
     cosine_low: float = 0.0
     """Not fitted: the cosine of texts without relation, which maps to 0 on the dense leg (1 maps to 1)."""
     similarity_min: float = 0.75
     """Not fitted: the cosine that counts as a hit of the enhancement rule."""
 
 
-HASHING = FittedWeights(
-    dense=0.05, lexical=0.34, context=0.61, reply=0.44, time=0.1, weak_below=0.16, similarity_min=0.5
-)
-MODEL = FittedWeights(dense=0.22, lexical=0.23, context=0.55, reply=0.33, time=0.1, weak_below=0.22)
+HASHING = FittedWeights(dense=0.05, lexical=0.34, context=0.61, reply=0.44, time=0.1, similarity_min=0.5)
+MODEL = FittedWeights(dense=0.22, lexical=0.23, context=0.55, reply=0.33, time=0.1)
 BGE_SMALL_EN_V1_5 = FittedWeights(
-    dense=0.29, lexical=0.22, context=0.49, reply=0.37, time=0.1, weak_below=0.24, cosine_low=0.4, similarity_min=0.9
+    dense=0.29, lexical=0.22, context=0.49, reply=0.37, time=0.1, cosine_low=0.4, similarity_min=0.9
 )
 
 _BY_MODEL: Mapping[str, FittedWeights] = {"bge-small-en-v1.5": BGE_SMALL_EN_V1_5}

@@ -76,8 +76,15 @@ class Legs:
     """Of each fragment with its context window."""
     previous: npt.NDArray[np.int32]
     """The nearest earlier fragment in each window, NOBODY for none."""
+    found: tuple[Slots, npt.NDArray[np.integer]]
+    """Parallel arrays: index in the query's terms, slot that has the term."""
     turns: Turns | None = None
     """None: the context of every fragment counts fully, and no fragment is a reply."""
+
+    def terms_of(self, slots: Sequence[int]) -> npt.NDArray[np.integer]:
+        """Indices of the query's terms that one of these fragments has."""
+        which, holding = self.found
+        return np.unique(which[np.isin(holding, slots)])
 
     def after_questions(self, slots: Slots, asks: npt.NDArray[np.bool_]) -> tuple[Slots, npt.NDArray[np.int32]]:
         """Which of `slots` (indices) follow a question, and the slots of these questions. `asks`: by slot."""
@@ -219,7 +226,7 @@ class LexicalIndex:
             around = Leg(np.zeros(len(self), np.float32), 0.0)
         else:
             around = self._context_leg(found, len(terms), turns)
-        return Legs(alone, around, self._neighbours.previous(), turns)
+        return Legs(alone, around, self._neighbours.previous(), found[:2], turns)
 
     def bm25(self, terms: Hashes) -> Leg:
         """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""

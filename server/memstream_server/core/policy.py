@@ -159,8 +159,8 @@ class RecallPolicy:
     )
     weak_below: float | None = _tunable(
         None,
-        "best relevance below which an answer is marked weak; 0 is off; unset takes the embedding "
-        "model's value, and is off with DB-GPT's ranking",
+        "best relevance below which an answer is marked weak; 0 is off; unset marks answers whose best "
+        "recollection shares no word with the query but names, and none with DB-GPT's ranking",
         "",
         0,
         1,

@@ -43,6 +43,12 @@ def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
+def list_named(text: str, speakers: Sequence[str]) -> list[str]:
+    """The names of which the text has a word, ignoring case."""
+    folded = text.casefold()
+    return [name for name in speakers if any(part in folded for part in _name_words(name))]
+
+
 @lru_cache(_KNOWN_NAMES_MAX)
 def _name_words(name: str) -> tuple[str, ...]:
     return tuple(name.casefold().split())

@@ -285,7 +285,7 @@ class RecallAnswer(Struct, frozen=True, gc=False, eq=False):
     tokens: int
     formula: str
     weak: bool = False
-    """Whether the best relevance, without the speaker bonus, is below the floor."""
+    """Whether the best result shares no word with the query but names, or is below the floor that was set."""
     validity_change_us: int | None = None
     """When the next validity in the memory begins or ends."""
     interpreted: tuple[TimePhrase, ...] = ()

@@ -78,8 +78,6 @@ class EmbeddingModel:
     context_weight: float = MODEL.context
     reply_factor: float = MODEL.reply
     time_weight: float = MODEL.time
-    weak_below: float = MODEL.weak_below
-    """Best relevance below which an answer is marked weak."""
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
     computed: bool = False
@@ -101,7 +99,6 @@ def fitted_model(
         context_weight=fitted.context,
         reply_factor=fitted.reply,
         time_weight=fitted.time,
-        weak_below=fitted.weak_below,
         instant=instant,
         computed=computed,
     )
@@ -258,6 +255,10 @@ class Analyzer(Protocol):
 
     def question_terms(self, text: str, language: str, namespace: str = "") -> Terms:
         """The terms of a question, which are found in those of fragments."""
+        ...
+
+    def name_terms(self, text: str, names: Sequence[str], language: str, namespace: str = "") -> Terms:
+        """The terms of these names, and of the words of a question that its case shows to be names."""
         ...
 
     def claims(self, text: str, language: str, namespace: str = "", pointed: bool = False) -> tuple[Claim, ...]:

@@ -959,8 +959,8 @@ type RecallPolicy struct {
 	Reinforce *bool `protobuf:"varint,14,opt,name=reinforce,proto3,oneof" json:"reinforce,omitempty"`
 	// Fold recollections that say the same into one. Default true; dbgpt false.
 	Fold *bool `protobuf:"varint,15,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
-	// Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
-	// own, and never with DB-GPT's ranking.
+	// Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: marks an answer
+	// whose best recollection shares no word with the query other than names, and none with DB-GPT's ranking.
 	WeakBelow *float64 `protobuf:"fixed64,16,opt,name=weak_below,json=weakBelow,proto3,oneof" json:"weak_below,omitempty"`
 	// Which fragments a recall returns: only current ones, or superseded ones and ones outside their validity too.
 	// Default CURRENT; dbgpt ALL.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -23,6 +23,7 @@ from memstream_server.adapters.models.words import (
     NAMES,
     WORD_CHARACTERS_MAX,
     Stems,
+    find_capitals,
     find_names,
     may_name,
     tokens,
@@ -134,6 +135,14 @@ class SnowballAnalyzer:
         if language == AUTO_LANGUAGE:
             language = languages.stemmer_of(text)
         return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
+
+    def name_terms(self, text: str, names: Sequence[str], language: str = "english", namespace: str = "") -> Terms:
+        """The terms of these names, and of the words of a question that its case shows to be names."""
+        if language == AUTO_LANGUAGE:
+            language = languages.stemmer_of(text)
+        known = self._words.of(namespace, language + _QUESTION)
+        found = [*names, *find_capitals(text, language)]
+        return _pack_terms(Counter(term for name in found for token in tokens(name) for term in known.hash_all(token)))
 
     def claims(
         self, text: str, language: str = "english", namespace: str = "", pointed: bool = False

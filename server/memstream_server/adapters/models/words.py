@@ -103,6 +103,20 @@ _SUBJECT = re.compile(
 """What follows an auxiliary verb at the start of a question, and no name: "Will you come?"."""
 
 
+_INNER_CAPITAL = re.compile(r"(?<=[^\W\d_,&] )[A-Z\u00c0-\u00de][\w'\u2019]*|\b[A-Z]{2,}\b")
+_NOUNS_WITH_CAPITAL = frozenset({"german"})
+
+
+def find_capitals(text: str, language: str) -> list[str]:
+    """The words that case shows to be names: with a capital inside a sentence, or of capitals only.
+
+    None in a text without a lowercase word, and in German, which writes all nouns with a capital.
+    """
+    if language in _NOUNS_WITH_CAPITAL or not _LOWER_START.search(text):
+        return []
+    return _INNER_CAPITAL.findall(text)
+
+
 def may_name(token: str) -> bool:
     """Whether a stop word with this spelling can be a name: it has a capital, and is neither "I" nor a contraction."""
     return token.isalpha() and not token.islower() and token != "I"

@@ -54,6 +54,8 @@ class Found:
     beta: float = 0.0
     degraded: str = ""
     """Why it was not reranked."""
+    shared: frozenset[int] = frozenset()
+    """Hashes of the words that the best result, or its companion, shares with the question."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
     suspicions: tuple[Suspicion, ...] = ()
@@ -125,12 +127,10 @@ def limit_of(policy: Policy, query: Query) -> int:
     return policy.recall.limit if query.limit is None else query.limit
 
 
-def weak_floor(policy: Policy, query: Query, embedding: EmbeddingModel) -> float:
-    """The floor of the best relevance: the query's, else the policy's, else the embedding model's."""
+def weak_floor(policy: Policy, query: Query) -> float | None:
+    """The floor of the best relevance: the query's, else the policy's; None: the words decide."""
     given = policy.recall.weak_below if query.weak_below is None else query.weak_below
-    if given is not None:
-        return given
-    return 0.0 if policy.recall.ranking is RankingRule.DBGPT else embedding.weak_below
+    return 0.0 if given is None and policy.recall.ranking is RankingRule.DBGPT else given
 
 
 def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
@@ -217,7 +217,8 @@ def _rank_whole(
 ) -> Found:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
     slots = allowed.nonzero()[0]
-    signals = Signals.of(working.columns, working.legs(question.terms), cosines, slots)
+    legs = working.legs(question.terms)
+    signals = Signals.of(working.columns, legs, cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
@@ -231,6 +232,7 @@ def _rank_whole(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
+        shared=_read_shared(legs, question, ranked),
         suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )
 
@@ -275,6 +277,15 @@ def _rank_dbgpt(
         suspicions=_read_suspicions(working, scored, ranked.results) if query.receipt else (),
         accesses=_read_accesses(working, scored) if query.receipt else (),
     )
+
+
+def _read_shared(legs: Legs, question: Question, ranked: ranking.Ranking) -> frozenset[int]:
+    if not ranked.results:
+        return frozenset()
+    best = ranked.results[0]
+    beside = ranked.companions.get(best.id)
+    slots = [best.slot] if beside is None else [best.slot, beside.slot]
+    return frozenset(question.terms[legs.terms_of(slots)].tolist())
 
 
 def _read_suspicions(working: WorkingSet, slots: Slots, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
@@ -338,5 +349,6 @@ def rank_memory(
         ranked.companions,
         limit_of(policy, query) if rerank else None,
         weights.beta,
+        shared=_read_shared(legs, question, ranked),
         suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
     )

@@ -27,6 +27,7 @@ from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.retention import is_expired
+from memstream_server.core.speakers import list_named
 from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
@@ -134,8 +135,7 @@ class Recaller:
         watch.record_step("read")
         lacks = degraded or more, answer.degraded, self._unrated_reason(actor.working, query)
         self._runtime.metrics.count_recall(watch.total_s(), any(lacks))
-        floor = weak_floor(actor.working.record.policy, query, space.model)
-        weak = found.considered.best_match < floor
+        weak = self._is_weak(actor.working, query, found)
         degraded = "; ".join(filter(None, (*lacks, self._storage.journal.write_problem)))
         answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak)
         if not query.receipt:
@@ -146,6 +146,20 @@ class Recaller:
     def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
         record = working.record
         return self._models.analyzer.question_terms(query.text, record.policy.language, record.namespace)
+
+    def _is_weak(self, working: WorkingSet, query: Query, found: Found) -> bool:
+        """Whether the best result shares no word with the question other than names, or the best relevance is below the
+        floor that query or policy set.
+        """
+        record = working.record
+        floor = weak_floor(record.policy, query)
+        if floor is not None:
+            return found.considered.best_match < floor
+        if not found.shared:
+            return not (found.results and asks_only_time(query.text, found.interpreted))
+        named = list_named(query.text, working.columns.speakers.names)
+        names = self._models.analyzer.name_terms(query.text, named, record.policy.language, record.namespace)
+        return found.shared <= frozenset(query_terms(names.hashes).tolist())
 
     async def _query_vector(
         self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]

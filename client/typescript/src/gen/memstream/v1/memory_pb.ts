@@ -502,8 +502,8 @@ export type RecallPolicy = Message<"memstream.v1.RecallPolicy"> & {
   fold?: boolean | undefined;
 
   /**
-   * Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: the embedding model's
-   * own, and never with DB-GPT's ranking.
+   * Best relevance below which an answer is marked `weak`, in [0, 1]; 0 never marks one. Unset: marks an answer
+   * whose best recollection shares no word with the query other than names, and none with DB-GPT's ranking.
    *
    * @generated from field: optional double weak_below = 16;
    */

@@ -1548,8 +1548,9 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   rankingIds: string[];
 
   /**
-   * Whether the best relevance, without the speaker bonus and the part "time", is below the floor: memory probably has
-   * nothing about this query. The recollections are returned all the same.
+   * Whether the best recollection, with its companion, shares no word with the query other than names; if query or
+   * policy set `weak_below`: whether the best relevance, without the speaker bonus and the part "time", is below it.
+   * Memory probably has nothing about this query then. The recollections are returned all the same.
    *
    * @generated from field: bool weak = 11;
    */
