@@ -115,15 +115,25 @@ func (c *connections) release(taken *connection) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	taken.calls--
-	if taken.calls > 0 || c.closed || taken == c.open[0] { // Conn returns the first one
+	if c.closed {
 		return
 	}
-	for _, other := range c.open {
-		if other != taken && 2*other.calls <= c.room {
-			c.remove(taken)
+	for _, idle := range c.open[1:] { // Conn returns the first one
+		if idle.calls == 0 && c.hasRoomBeside(idle) {
+			c.remove(idle)
 			return
 		}
 	}
+}
+
+// hasRoomBeside reports whether another connection is at most half full.
+func (c *connections) hasRoomBeside(idle *connection) bool {
+	for _, other := range c.open {
+		if other != idle && 2*other.calls <= c.room {
+			return true
+		}
+	}
+	return false
 }
 
 func (c *connections) remove(taken *connection) {
