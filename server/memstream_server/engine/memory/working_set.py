@@ -75,7 +75,7 @@ class WorkingSet:
         """Of a memory of the past that is too large for RAM: fragments whose present vector is of another content."""
         self.fragment_cache = FragmentCache()
         self.stale: dict[str, int] = {}
-        """Revisions by id: text read from that fragment before the revision may contain erased words: not to be used."""
+        """Revisions by id: text read from that fragment before the revision may hold erased words: not to be used."""
         self.erase_revision = 0
         """The last revision since the load that erased content: an earlier answer may hold erased words."""
         self.suspicions = OpenSuspicions()
