@@ -8,7 +8,7 @@ contract over gRPC and, where HTTP has it, as JSON over HTTP. `heavy_calls.py` h
 there fails the benchmark. A is a process of its own with a lower priority, so that the cores that both share do not
 count.
 
-The aims: B's p99 beside A is at most three times its p99 alone, and beside a single call its p99 is longer by a slice
+The aims: B's p99 during A's calls is at most three times its p99 alone; with a single call it is longer by a slice
 at most. Exits with 1 if one is missed.
 """
 
@@ -93,7 +93,7 @@ class SmallCalls:
 
 
 class HeavyTenant:
-    """Tenant A, a process of its own that is told what to call."""
+    """Tenant A, a process of its own, which calls what this one asks it to call."""
 
     def __init__(self, addresses: dict[str, str], token: str, record: Path) -> None:
         command = [sys.executable, __file__, "heavy", addresses[GRPC], addresses[HTTP], token, str(record)]

@@ -30,7 +30,7 @@ from memstream_server.engine.runtime.call_context import ACCOUNT
 from memstream_server.rpc.calls import REQUEST_ID
 from memstream_server.rpc.http.application import current_refusal, peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
-from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply
+from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply, write_json
 from memstream_server.rpc.http.errors import connect_error, connect_error_of
 from memstream_server.rpc.request_reader import RequestReader
 from memstream_server.rpc.rpc_table import path_of
@@ -208,7 +208,10 @@ class Endpoints:
         call = self._receive(message, context)
         with _errors_as_connect(call, context):
             handler = await self._dispatcher.find_handler(path, call)
-            return Reply(reply, await handler.stream_unary(None, call))
+            made = Reply(reply, await handler.stream_unary(None, call))
+            if call.status is None and "json" in context.request_headers.get("content-type", ""):
+                return Reply(reply, b"", await write_json(made.parse()))
+            return made
 
     async def _stream(self, path: str, reply: Any, message: bytes, context: _Context) -> AsyncIterator[Reply]:
         call = self._receive(message, context)
