@@ -148,18 +148,22 @@ FLOODS = {"flood, in RAM": False, "flood, not in RAM": True}
 START = "start"
 
 
-async def measure_calls(report: Report, row: str, side: Side, call: Call) -> None:
-    """Add a row for one group of calls, one at a time."""
-    for number in range(WARM):
-        await side.next_warm(number).recall_once("warm")
-    before, seconds = side.server.cpu_used().server, []
-    for number in range(side.calls):
-        began = time.perf_counter()
-        await call(side, number)
-        seconds.append(time.perf_counter() - began)
+async def measure_calls(report: Report, call: str, held: int, sides: dict[str, Side]) -> None:
+    """Add a row for each side: one call after the other, in turn, so that a busy machine slows down both."""
+    for side in sides.values():
+        for number in range(WARM):
+            await side.next_warm(number).recall_once("warm")
+    before = {name: side.server.cpu_used().server for name, side in sides.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(min(side.calls for side in sides.values())):
+        for name, side in list(sides.items())[:: -1 if number % 2 else 1]:
+            began = time.perf_counter()
+            await ROWS[call](side, number)
+            seconds[name].append(time.perf_counter() - began)
     await asyncio.sleep(_SETTLE_S)  # work after the answers counts, too
-    used = side.server.cpu_used().server - before
-    report.add_round(row, **{P50: percentile(seconds, 0.5) * 1e3, SERVER: used / side.calls * 1e6})
+    for name, side in sides.items():
+        used = (side.server.cpu_used().server - before[name]) / len(seconds[name])
+        report.add_round(name_row(call, name, held), **{P50: percentile(seconds[name], 0.5) * 1e3, SERVER: used * 1e6})
 
 
 async def measure_flood(report: Report, row: str, side: Side, cold: bool, count: int) -> None:
@@ -240,9 +244,8 @@ async def measure_holding(report: Report, size: Size, rounds: int) -> None:
             async with open_sides(Path(scratch), held, size) as sides:
                 for number in range(rounds):
                     order = list(sides.items())[:: -1 if number % 2 else 1]
-                    for call, act in ROWS.items():
-                        for name, side in order:
-                            await measure_calls(report, name_row(call, name, held), side, act)
+                    for call in ROWS:
+                        await measure_calls(report, call, held, sides)
                     for call, cold in FLOODS.items():
                         for name, side in order:
                             await measure_flood(report, name_row(call, name, held), side, cold, FLOOD[size])
