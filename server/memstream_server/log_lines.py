@@ -7,8 +7,8 @@ text from values that are neither content nor credentials. Local variables are n
 2. A value is a text, a number or a collection of these; of any other object only the type is shown.
 3. Unprintable characters are escaped: no caller can forge a line or control a terminal.
 4. A value of a secret setting is never shown, whichever line contains it.
-5. Of equal failures one line in REPEAT_S is written; the next line counts those in between as `repeated`. A line with
-an exception is a failure at any level, and so are a refusal of one principal and a line that gRPC core wrote.
+5. Of equal failures one line in REPEAT_S is written; the next line counts those in between as `repeated`. The
+refusals of one principal and the lines that gRPC core writes are counted like failures, at any level.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _kind_of(record: logging.LogRecord) -> tuple[str, ...]:
 
 def _is_failure(kind: tuple[str, ...]) -> bool:
     """Whether lines of this kind are counted although they are no warnings."""
-    return bool(kind[2] or kind[4]) or kind[0] == STDERR
+    return bool(kind[4]) or kind[0] == STDERR
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
