@@ -416,7 +416,8 @@ class SqlJournal:
         return await self._read(reads.waiting_jobs, limit)
 
     async def enter_jobs(self, type: str, entered: Sequence[Job]) -> None:
-        await self._write(unvectored.enter_jobs, len(entered), True, type, entered)
+        if entered:  # PostgreSQL has no transaction without a statement, and a commit of it fails
+            await self._write(unvectored.enter_jobs, len(entered), True, type, entered)
 
     async def count_jobs(self, type: str) -> int:
         return await self._read(unvectored.count_jobs, type)
