@@ -111,7 +111,7 @@ class _Order:
         first = self.peek()
         if first is None:
             return entrant.virtual_s <= self.now_s
-        return bool(max(entrant.virtual_s, self.now_s) < first.virtual_s)
+        return bool(max(entrant.virtual_s, self.now_s) <= first.virtual_s)
 
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
