@@ -30,7 +30,7 @@ async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = Me
 
 
 async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
-    items = [observation(content, **{"speaker": "Ada"} | fields) for content in contents]  # type: ignore[arg-type]  # real fields
+    items = [observation(content, **{"speaker": "Ada", "session": "letters"} | fields) for content in contents]  # type: ignore[arg-type]  # real fields
     return [one.fragment for one in (await engine.observe_batch(*NAME, "", 1, items, AckLevel.STORED)).outcomes]
 
 

@@ -12,9 +12,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from msgspec.structs import replace
 
-from memstream_server.core import ranking
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.recall import standing_query
@@ -66,7 +66,7 @@ async def test_fragment_of_the_week_comes_first_without_its_words(engine: Engine
     answer = await ask(engine, LAST_WEEK)
     assert contents(answer)[0] == "Painted the fence green"
     assert [each.phrase for each in answer.interpreted] == ["last week"]
-    assert answer.formula == "absolute/5"
+    assert answer.formula == "absolute/6"
 
 
 async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: Engine) -> None:
@@ -93,7 +93,7 @@ async def test_only_a_filter_restricts_the_answer_to_a_time(engine: Engine) -> N
 async def test_scores_with_a_time_part_are_exact_sums(engine: Engine) -> None:
     await remember(engine)
     for one in (await ask(engine, replace(LAST_WEEK, near_misses=5))).recollections:
-        assert [part.name for part in one.scored.parts] == list(ranking.TIMED_PARTS)
+        assert [part.name for part in one.scored.parts] == list(TIMED_PARTS)
         assert one.scored.score == math.fsum(part.contribution for part in one.scored.parts)
         named = {part.name: part for part in one.scored.parts}
         assert (named["time"].value == 1) is (one.fragment.content == "Painted the fence green")
@@ -109,7 +109,7 @@ async def test_without_a_phrase_the_ranking_is_the_same_to_the_bit(engine: Engin
     await remember(engine)
     with_time, without = await ask(engine, PLAIN), await ask(engine, replace(PLAIN, interpret_time=False))
     assert parts_of(with_time) == parts_of(without)
-    assert [each.name for each in with_time.recollections[0].scored.parts] == list(ranking.PARTS)
+    assert [each.name for each in with_time.recollections[0].scored.parts] == list(PARTS)
     assert with_time.interpreted == ()
 
 

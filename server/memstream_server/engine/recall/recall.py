@@ -156,7 +156,9 @@ class Recaller:
         if floor is not None:
             return found.considered.best_match < floor
         if not found.shared:
-            return not (found.results and asks_only_time(query.text, found.interpreted))
+            best = found.results[0] if found.results else None
+            timely = best is not None and ("time", 1.0) in zip(best.names, best.values, strict=True)
+            return not (timely and asks_only_time(query.text, found.interpreted))
         named = list_named(query.text, working.columns.speakers.names)
         names = self._models.analyzer.name_terms(query.text, named, record.policy.language, record.namespace)
         return found.shared <= frozenset(query_terms(names.hashes).tolist())
