@@ -137,10 +137,11 @@ async def check(engine: Engine, name: str) -> LoadedMemory:
     assert image.record.revision == record.revision
     assert image.record.reflection_aggregate == pytest.approx(record.reflection_aggregate)
     for stored, held in ((image.sensory, state.sensory), (image.short_term, state.short_term)):
-        assert [(one.fragment.id, one.enhancements) for one in stored] == [
+        ordered = sorted(stored, key=lambda one: one.fragment.last_position)
+        assert [(one.fragment.id, one.enhancements) for one in ordered] == [
             (one.fragment.id, one.enhancements) for one in held
         ]
-        for one, other in zip(stored, held, strict=True):
+        for one, other in zip(ordered, held, strict=True):
             np.testing.assert_array_equal(one.vector, other.vector)  # to the last bit
     assert {row.fragment.id for row in image.rows} == ids
     positions = [row.fragment.position for row in image.rows]

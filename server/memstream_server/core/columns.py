@@ -158,6 +158,10 @@ class Columns:
         """Speaker codes, int32[n]."""
         return self._speaker.view
 
+    def speaks(self, name: str) -> bool:
+        """Whether a live fragment is of that speaker: the codes keep the names of those whose fragments have left."""
+        return bool(self.alive[np.isin(self.speaker, self.speakers.find_codes([name]))].any())
+
     @property
     def unnamed_speaker(self) -> int:
         """The speaker code of fragments that name none; -1 if there are no such fragments."""

@@ -151,7 +151,7 @@ class Recaller:
         """Whether the best result shares no word with the question other than names, or the best relevance is below the
         floor that query or policy set.
         """
-        record = working.record
+        record, columns = working.record, working.columns
         floor = weak_floor(record.policy, query)
         if floor is not None:
             return found.considered.best_match < floor
@@ -159,7 +159,7 @@ class Recaller:
             best = found.results[0] if found.results else None
             timely = best is not None and ("time", 1.0) in zip(best.names, best.values, strict=True)
             return not (timely and asks_only_time(query.text, found.interpreted))
-        named = list_named(query.text, working.columns.speakers.names)
+        named = [name for name in list_named(query.text, columns.speakers.names) if columns.speaks(name)]
         names = self._models.analyzer.name_terms(query.text, named, record.policy.language, record.namespace)
         return found.shared <= frozenset(query_terms(names.hashes).tolist())
 
