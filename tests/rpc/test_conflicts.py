@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("real")
 
 
 async def tell(wire: Wire, content: str, key: str) -> str:
-    said = fragments.Observation(content=content, external_id=key, speaker="Ada")
+    said = fragments.Observation(content=content, external_id=key, speaker="Ada", session="s")
     return (await wire.memories.PutFragment(pb.PutFragmentRequest(**NAMED, observation=said))).fragment.id
 
 

@@ -159,7 +159,7 @@ async def test_only_masked_fields_are_set(wire: Wire) -> None:
     assert after.etag != before.etag
     assert after.revision == before.revision + 1
     part = (await wire.memories.UpdateMemory(_update("policy.recall", recall={"limit": 3}))).memory.policy.recall
-    assert (part.limit, part.alpha) == (3, 0.02)
+    assert (part.limit, part.alpha) == (3, 0.005)
     echo = (await wire.memories.UpdateMemory(_update("policy.short_term.echo_window"))).memory.policy.short_term
     assert echo.echo_window.seconds == 600
 

@@ -42,7 +42,7 @@ async def test_interpreted_times_are_in_the_end_of_an_answer(wire: Wire) -> None
     check_last_week(done)
     explained = part.recollections[0].explanation
     assert [each.name for each in explained.parts][-1] == "time"
-    assert explained.formula == "absolute/5"
+    assert explained.formula == "absolute/6"
     once = pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(**LAST_WEEK))
     check_last_week((await wire.streams.RecallOnce(once)).done)
 

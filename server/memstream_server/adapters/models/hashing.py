@@ -95,11 +95,11 @@ class _Lexicon(dict[str, int]):
 class HashingEmbedder:
     """ports.models.Embedder. Deterministic, always available; refuses no text."""
 
-    def __init__(self, features_max: int = _ALL_FEATURES_MAX) -> None:
-        """`features_max`: limit of the cached features, over all namespaces."""
+    def __init__(self, features_max: int | None = None) -> None:
+        """`features_max`: limit of the cached features, over all namespaces; None: the usual one."""
         # One language for all memories: the embedding space belongs to the server, not to a memory.
         self._stems = Stems("english")
-        self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), features_max)
+        self._lexicons = PerNamespace(lambda _: _Kept(_Lexicon(self._stems)), features_max or _ALL_FEATURES_MAX)
 
     async def model(self) -> EmbeddingModel:
         """The space; constant."""
