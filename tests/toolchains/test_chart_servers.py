@@ -60,7 +60,9 @@ class Pod:
         assert self.container.server["args"] == ["serve"]
         assert (self.settings.pop("listen"), self.settings.pop("metrics_listen")) == ("0.0.0.0:7700", "0.0.0.0:9100")
         directory = Path(self.settings.pop("data_dir"))
-        settings: dict[str, str | float] = {"metrics_listen": self.metrics, "journal_url": "", **self.settings}
+        assert self.settings.pop("http_listen") == "0.0.0.0:7701"
+        own = {"metrics_listen": self.metrics, "http_listen": free_address()}
+        settings: dict[str, str | float] = {**own, "journal_url": "", **self.settings}
         self.server = ServerProcess(directory, "0.0.0.0:0", **settings)
 
 
@@ -114,9 +116,9 @@ async def test_replicas_of_the_chart_forward_calls(fleet: Fleet, milvus: MilvusS
     values = {"mode": "replicated", "journal": {"url": fleet.url}, "milvus": {"uri": milvus.uri}}
     container = Container(render_objects(values, tmp_path))
     settings = container.settings(tmp_path)
-    for name in ("listen", "metrics_listen", "advertise", "data_dir"):  # each pod has its own address
+    for name in ("listen", "http_listen", "metrics_listen", "advertise", "data_dir"):  # each pod has its own address
         del settings[name]
-    owner, other = (fleet.make(**settings).start() for _ in range(2))
+    owner, other = (fleet.make(**settings, http_listen=free_address()).start() for _ in range(2))
     async with connect(owner, container) as client:
         await (await client.create_memory("comedy/joy")).observe_batch(["bees on the roof"])
     async with connect(other, container) as client:

@@ -4,16 +4,15 @@
  */
 import type { DescMessage, DescMethodStreaming, DescMethodUnary, MessageInitShape, MessageShape } from "@bufbuild/protobuf";
 import type { ContextValues, StreamResponse, Transport, UnaryResponse } from "@connectrpc/connect";
-import type { Http2SessionManager } from "@connectrpc/connect-node";
 
 type HeadersInit = ConstructorParameters<typeof Headers>[0];
 
 /** Calls on a connection unless the server allows fewer: HTTP/2 recommends that every hop allows at least 100. */
 const CALLS_MAX = 96;
 
-/** A connection with its transport. */
+/** A connection with its transport. No type of Node.js: the declarations compile without @types/node. */
 export interface Connection {
-  readonly sessions: Http2SessionManager;
+  readonly sessions: { abort(): void };
   readonly transport: Transport;
   calls: number;
 }
