@@ -363,6 +363,7 @@ def test_backup_of_running_server_can_be_restored(server: ServerProcess, tmp_pat
         assert other.stop() == 0
 
 
+@only_sqlite("several servers share a database: tests/toolchains/test_without_index.py")
 def test_serve_announces_and_ends_on_sigterm(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as first:
         second = run("serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call, and two threads at once end in RecursionError
 import numpy.typing as npt
 
 _FIRST_BYTES = 512
