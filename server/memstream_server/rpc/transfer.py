@@ -14,7 +14,7 @@ from memstream_server.engine.errors import ProtocolViolation, QuotaExceeded
 from memstream_server.engine.operations.transfer.check_lines import Summary
 from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.operations.transfer.import_memory import Target
-from memstream_server.engine.operations.transfer.upload import Upload
+from memstream_server.engine.operations.transfer.upload import Upload, open_in_thread
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import validation
 from memstream_server.rpc.idempotency import IdempotentCall, respond_once
@@ -80,7 +80,7 @@ class TransferringMemoryService(MemoryService):
         self, opening: pb.ImportOpen, requests: AsyncIterator[pb.ImportMemoriesRequest]
     ) -> pb.ImportMemoriesResponse:
         imports = self._engine.transfers.imports
-        intake = await asyncio.to_thread(imports.open_upload, opening.memory)
+        intake = await open_in_thread(lambda: imports.open_upload(opening.memory))
         try:
             async for request in requests:
                 if request.WhichOneof("message") != "lines":

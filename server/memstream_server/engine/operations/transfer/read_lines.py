@@ -21,6 +21,7 @@ from memstream_server.engine.operations.transfer.lines import (
     PlanLine,
     decode_line,
 )
+from memstream_server.engine.operations.transfer.upload import open_in_thread
 from memstream_server.ports.conversations import Message, Plan
 
 AHEAD = 256
@@ -39,7 +40,7 @@ class Reader:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, path: Path) -> AsyncGenerator[Reader, None]:
-        file = await asyncio.to_thread(path.open, "rb")
+        file = await open_in_thread(lambda: path.open("rb"))
         try:
             yield cls(file)
         finally:

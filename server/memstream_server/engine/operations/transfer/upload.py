@@ -5,9 +5,12 @@ Blocking; call it in a thread, one call at a time.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from memstream_server.engine.errors import FieldViolation, InvalidField, StorageIsFull
 from memstream_server.engine.operations.transfer.check_lines import Checker, Malformed, Summary, Terms
@@ -73,6 +76,28 @@ class Upload:
         self._file.close()
         if not self._kept:
             self.path.unlink(missing_ok=True)
+
+
+class _Closing(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closing)
+
+
+async def open_in_thread(make: Callable[[], T]) -> T:
+    """What `make` opens in a thread. If the caller is cancelled meanwhile, it is closed as soon as it is open."""
+    opened = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(opened)
+    except asyncio.CancelledError:
+        opened.add_done_callback(_close_opened)
+        raise
+
+
+def _close_opened(opened: asyncio.Future[Any]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
 def invalid_field(field: str, description: str) -> InvalidField:
