@@ -21,7 +21,7 @@ async def suspect(console: Console, name: str, old: str = OLD, new: str = NEW) -
     memory = await console.client.create_memory(f"shop/{name}", exist_ok=True)
     ids = []
     for text in (old, "We had soup for lunch.", new):
-        done = await memory.observe_batch([Observation(text, speaker="Joy")])
+        done = await memory.observe_batch([Observation(text, speaker="Joy", session="s")])
         ids.append(done.outcomes[0].fragment_id)
     return memory, ids[2], ids[0]
 
@@ -104,7 +104,7 @@ async def test_reader_sees_conflicts_and_versions_without_buttons(visit: Visit) 
 
 async def suspect_again(memory: memstream.Memory) -> None:
     for text in ("My desk is number 12.", "My desk is now number 14."):
-        await memory.observe_batch([Observation(text, speaker="Joy")])
+        await memory.observe_batch([Observation(text, speaker="Joy", session="s")])
 
 
 async def test_recall_shows_the_folded_suspect_and_its_stage(visit: Visit) -> None:
