@@ -143,10 +143,13 @@ async def test_caller_over_its_cost_is_refused_with_a_delay(tmp_path: Path, make
         assert refused.value.retry_after is not None
 
 
+CALLER_REQUESTS_PER_S = 1.0
+
+
 async def test_delayed_refusal_meets_deadline_and_takes_no_slot(tmp_path: Path, make_server: MakeServer) -> None:
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
-    server = await started(make_server(**settings, caller_requests_per_s=1.0, calls_in_flight_max=2))
+    server = await started(make_server(**settings, caller_requests_per_s=CALLER_REQUESTS_PER_S, calls_in_flight_max=2))
     async with (
         memstream.connect(server.address, token=keys["alice"], timeout_s=0.5) as alice,
         memstream.connect(server.address, token=keys["alice"]) as patient,
@@ -162,6 +165,7 @@ async def refused_in_time(memory: memstream.Memory, other: memstream.Memory) -> 
 
     Without regard to the deadline, most delays would exceed it in every burst.
     """
+    await asyncio.sleep(1 / CALLER_REQUESTS_PER_S)  # a repeat: the other caller has used up its own allowance
     asking = [asyncio.create_task(memory.recall_once("and now?")) for _ in range(3 * REFUSALS_PER_S)]
     assert len(await other.recall_once("anything?")) == 0
     answers = await asyncio.gather(*asking, return_exceptions=True)
