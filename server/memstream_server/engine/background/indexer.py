@@ -76,8 +76,8 @@ class Indexer:
         self._open = False
         self._missing = False
         self._reconciler = IndexReconciler(storage, models)
-        self._leads = False
-        """Whether this process wrote the index in the last cycle."""
+        self._leads = True
+        """Whether this process wrote the index in the last cycle; before the first one the comparison is new anyway."""
         self._asked = self._dropped = self._rebuilt = 0
         """Counters of rebuilds: requested, of these with the old content dropped, and of these complete."""
         self._refilled = 0
