@@ -126,6 +126,16 @@ class FlowingConnection:
         self._windows: Counter[int] = Counter({0: 65_535})
         self._initial = 65_535
         self._moved = asyncio.Event()
+        self._sent: Counter[int] = Counter()
+        self.ended: set[int] = set()
+        """Streams that the server has ended."""
+        self.closed = False
+
+    def unfinished_bytes(self) -> int:
+        """Bytes sent on streams that the server has not ended."""
+        if self.closed:
+            return 0
+        return sum(size for stream, size in self._sent.items() if stream not in self.ended)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -154,6 +164,7 @@ class FlowingConnection:
             await self.send(frame(DATA, 0, stream, body[at : at + size]))
             at += size
             outcomes["bytes"] += size
+            self._sent[stream] += size
             self._windows.subtract({0: size, stream: size})
 
     async def _read(self) -> None:
@@ -169,7 +180,9 @@ class FlowingConnection:
                 await self._connection.send(frame(PING, 1, 0, payload))
             elif kind == HEADERS and flags & END_STREAM:
                 outcomes["ended by the server"] += 1
+                self.ended.add(stream)
             self._moved.set()
+        self.closed = True
 
 
 def call_headers(path: str, stream: int, more: Sequence[tuple[str, str]] = ()) -> bytes:
