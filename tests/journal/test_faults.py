@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from memstream_server.ports.journal.spaces import Space
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -95,6 +97,10 @@ def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Call
     event.listen(writer, "before_cursor_execute", lambda *given: trip(given[3]))
 
 
+async def _has_waiting_writes(journal: SqlJournal, count: int) -> bool:
+    return journal._writer._queue.qsize() == count
+
+
 @pytest.mark.parametrize("lost", [True, False])
 async def test_failed_commit_makes_group_outcome_unknown(
     journal: SqlJournal, monkeypatch: pytest.MonkeyPatch, lost: bool
@@ -106,12 +112,18 @@ async def test_failed_commit_makes_group_outcome_unknown(
         raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
 
     monkeypatch.setattr(sqlite, "commit_transaction", fail)
-    results = await asyncio.gather(
+    together = threading.Event()
+    holding = asyncio.create_task(journal._writer.run_exclusively(together.wait))
+    writing = asyncio.gather(
         journal.commit(transition(1, rows=(row(fragment(0)),))),
         journal.commit(transition(7)),
         journal.receive(receipt(1, 2, 1)),
         return_exceptions=True,
     )
+    await until(lambda: _has_waiting_writes(journal, 3))
+    together.set()
+    results = await writing
+    await holding
     assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
     image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))

@@ -227,7 +227,7 @@ async def test_a_long_row_lock_fails_one_write_not_the_session(url: str) -> None
 
 
 async def test_a_stalled_server_keeps_row_locks_only_until_lease_end(url: str) -> None:
-    async with join_processes(url, 2, lease_s=1.0) as (one, two):
+    async with join_processes(url, 2, lease_s=4.0) as (one, two):
         await one.processes.take_memory("u1", one.number)
         going, inside = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
