@@ -282,7 +282,7 @@ class Link:
         while True:
             try:
                 with translate_errors():
-                    return await method(request, timeout=end_s - clock(), metadata=self.metadata(memory))
+                    return await await_answer(method(request, timeout=end_s - clock(), metadata=self.metadata(memory)))
             except MemstreamError as error:
                 if error.code not in _REPEATED or isinstance(error, StreamClosed):
                     raise
@@ -358,6 +358,19 @@ def translate_errors() -> Iterator[None]:
         if task_is_cancelled():
             raise
         raise StreamClosed("the client was closed during the call") from None
+
+
+async def await_answer(call: Awaitable[Response]) -> Response:
+    """The answer of a call with one answer. The cancellation of the task cancels the call and is raised as it came.
+
+    grpc.aio raises a CancelledError of its own instead, which the scopes of anyio do not recognize.
+    """
+    answer = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(answer)
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
 
 
 async def iterate_pages(fetch: Callable[[str], Awaitable[tuple[Sequence[Response], str]]]) -> AsyncIterator[Response]:

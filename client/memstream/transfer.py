@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from memstream.argument_types import quote_text
-from memstream.channel import Link, memory_path, new_request_id, translate_errors
+from memstream.channel import Link, await_answer, memory_path, new_request_id, translate_errors
 from memstream.errors import InvalidArgument
 from memstream.kinds import kind_of
 from memstream.resource_codec import operation_from_wire
@@ -69,7 +69,7 @@ async def import_source(
                     if not await _write_request(call, pb.ImportMemoriesRequest(lines=part)):
                         break
             await call.done_writing()
-            return operation_from_wire((await call).operation)
+            return operation_from_wire((await await_answer(call)).operation)
     finally:
         call.cancel()
 

@@ -163,6 +163,8 @@ class ScriptedServer(StreamServiceServicer, MemoryServiceServicer):
         self.queries.append(request.query)
         if len(self.queries) <= self.calls_cut:
             await context.abort(grpc.StatusCode.CANCELLED, "the server's grace ended")
+        if request.query.text.startswith("slow"):
+            await self.answering.wait()
         parts = pb.Recollections()
         for part in _answer_parts(request.query):
             parts.MergeFrom(part)
