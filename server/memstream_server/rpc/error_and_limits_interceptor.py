@@ -23,7 +23,6 @@ from google.protobuf.message import Message
 
 from memstream_server.engine.errors import QuotaExceeded
 from memstream_server.engine.runtime.call_context import ACCOUNT
-from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.calls import is_abandoned, release_frames, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
@@ -98,16 +97,11 @@ class ErrorAndLimitsInterceptor(grpc.aio.ServerInterceptor):
                 quota="calls_in_flight_max",
                 limit=self._calls_max,
             )
-        turns = find_turns()
         self._calls += 1
-        if turns is not None:
-            turns.calls += 1
         try:
             yield
         finally:
             self._calls -= 1
-            if turns is not None:
-                turns.calls -= 1
 
     async def end_call(self, error: BaseException, context: _Context) -> None:
         """Ends a call with the status of its handler's error. Raises AbortError, CancelledError."""

@@ -7,8 +7,9 @@ its measured costs raise, and the waiting one with the least is next. One that w
 it has neither saved up nor is it punished.
 Rule 3. A step is never interrupted. A long computation calls `pause_if_due` in its loop, which ends the step after
 SLICE_S. What cannot be divided is charged all the same.
-Rule 4. The event loop looks for events after each turn, or after several that take BUDGET_S together: a small call
-needs some iterations of the loop, and waits in each for what runs in it.
+Rule 4. Turns are granted only while the event loop has nothing else to do, and one at a time, or several that take
+BUDGET_S together. A new call takes six iterations of the loop before its first step (gRPC's own callbacks), and a small
+call some more: with a turn of another caller in each, it waited for ten.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ five iterations: with 500 observations per second its latency was 6.5 ms with 1 
 """
 COST_MAX_S = 0.02
 """Longest step that counts in the average by which turns share an iteration."""
-HELD_S = 0.001
-"""How long turns are held back after the arrival of a call, if several calls wait: gRPC passes calls on one by one, in
-order of arrival, so a small call behind many large ones would otherwise wait until these are answered,"""
-HELD_IN_A_ROW_MAX_S = 0.02
-"""at most this long in a row."""
-UNHELD_MAX = 64
-"""Arrivals for which turns are not held back after one that no other followed: 1, then twice as many each time, up to
-this."""
-STEP_AHEAD_S = 0.0002
-"""How long turns are held back after a step of a caller who has cost little: its next step comes by way of a thread."""
+AHEAD_S = 0.0002
+"""How long turns are held back after the arrival of a call, and after a step of a caller that owes nothing: gRPC passes
+calls on one by one, each by way of a thread, and so comes the next step of a call."""
+SEVERAL_S = 1.0
+"""Turns are held back only if two principals had steps in this time."""
+DEFERRED_MAX_S = 0.005
+"""How long turns may be deferred for whatever else the event loop has to do."""
+LOOKED_S = 0.0001
+"""A turn is granted only if the event loop has looked for events since."""
 ACCOUNTS_MAX = 4_096
 """Accounts that are kept; beyond this, idle ones without debt are dropped."""
 
@@ -220,14 +220,16 @@ class Turns:
         """Whether `_grant` is scheduled."""
         self._granted = 0
         """Turns that are granted and have not begun."""
-        self.calls = 0
-        """Calls with one response that are under way."""
-        self._arrived_s = self._overtaken_s = 0.0
-        """When a call arrived, and when a step ran before those that wait."""
-        self._held_s = self._held_since_s = 0.0
-        """When turns began to be held back for an arrival, the last and the first time in a row; 0 if they are not."""
-        self._unheld = self._unheld_next = 0
-        """Arrivals for which turns are still not held back, and for how many after the next vain one."""
+        self._others: deque[Any] = getattr(loop, "_ready", deque())
+        """The callbacks that the event loop will run in this iteration or the next one: an attribute of asyncio's own
+        loops that is not public."""
+        self._scheduled_s = self._deferred_s = self._ahead_s = self._several_s = 0.0
+        """When `_grant` was scheduled, since when it grants nothing (0: it does), when a step ran ahead of those that
+        wait, and when the principal of the latest step was another one than before."""
+        self._is_ahead = False
+        """Whether the present step is of a caller that owes nothing."""
+        self._principal = ""
+        """Of the latest step."""
         self._each_s = BUDGET_S
         """Moving average of the duration of a step that waited."""
         self.began_s = 0.0
@@ -246,15 +248,15 @@ class Turns:
     def may_run(self, account: Account) -> bool:
         """Whether a step of this account may run now."""
         if not self._queue.waiting and not self._granted:
-            return self._used_s < BUDGET_S and (self.calls < 2 or not self._queue.owes(account))
-        if self._queue.precedes(account):
-            self._overtaken_s = perf_counter()
-            return True
-        return False
+            may = self._used_s < BUDGET_S and not self._queue.owes(account)
+        else:
+            may = self._queue.precedes(account)
+        self._is_ahead = may
+        return may
 
     def note_arrival(self) -> None:
         """A call has arrived: others may have, too."""
-        self._arrived_s = perf_counter()
+        self._ahead_s = perf_counter()
 
     def wait(self, account: Account) -> asyncio.Future[None]:
         """A future that is done when a turn is granted; the step must then call `begin_granted` or `give_up`."""
@@ -275,14 +277,20 @@ class Turns:
 
     def end_step(self, account: Account | None, waited: bool) -> None:
         """Charge the present step."""
-        took_s = perf_counter() - self.began_s
+        now_s = perf_counter()
+        took_s = now_s - self.began_s
         self._used_s += took_s
         if self._used_s > BUDGET_S / 2:
             self._schedule_grant()
         if waited:
             self._each_s += (min(took_s, COST_MAX_S) - self._each_s) / 16
-        if account is not None:
-            self.charge(account, took_s)
+        if account is None:
+            return
+        self.charge(account, took_s)
+        if self._is_ahead:
+            self._is_ahead, self._ahead_s = False, now_s
+        if account[0] != self._principal:
+            self._principal, self._several_s = account[0], now_s
 
     def charge(self, account: Account, cost_s: float) -> None:
         """Add a cost to an account, also of work in other threads."""
@@ -296,7 +304,7 @@ class Turns:
 
     def _schedule_grant(self) -> None:
         if not self._granting:
-            self._granting = True
+            self._granting, self._scheduled_s = True, perf_counter()
             self._loop.call_soon(self._grant)
 
     def _grant(self) -> None:
@@ -305,15 +313,10 @@ class Turns:
         self._used_s = 0.0
         if not self._queue.waiting:
             return
-        now_s = perf_counter()
-        if self._is_held_for_arrivals(now_s):
-            self._granting = True
-            self._loop.call_later(HELD_S, self._grant)
-            return
-        if now_s - self._overtaken_s < STEP_AHEAD_S:
+        if self._is_deferred(perf_counter()):
             self._schedule_grant()
             return
-        expected_s = 0.0
+        self._deferred_s = expected_s = 0.0
         while self._queue.waiting and (not expected_s or expected_s + self._each_s <= BUDGET_S):
             turn = self._queue.pop(self._each_s)
             if not turn.done():  # else its task was cancelled
@@ -323,24 +326,15 @@ class Turns:
         if self._queue.waiting:
             self._schedule_grant()
 
-    def _is_held_for_arrivals(self, now_s: float) -> bool:
-        if self._held_s:
-            follows, self._held_s = self._arrived_s > self._held_s, 0.0
-            self._unheld_next = 0 if follows else min(2 * self._unheld_next + 1, UNHELD_MAX)
-            self._unheld = self._unheld_next
-            if not follows or now_s - self._held_since_s > HELD_IN_A_ROW_MAX_S:
-                self._arrived_s = 0.0
-                return False
-        elif not self._arrived_s:
+    def _is_deferred(self, now_s: float) -> bool:
+        """Whether the event loop has, or soon may have, something to do before the next turn."""
+        if not self._deferred_s:
+            self._deferred_s = now_s
+        elif now_s - self._deferred_s > DEFERRED_MAX_S:
             return False
-        elif self._unheld or self.calls < 2:
-            self._unheld = max(0, self._unheld - 1)
-            self._arrived_s = 0.0
-            return False
-        else:
-            self._held_since_s = now_s
-        self._held_s = now_s
-        return True
+        if self._others or now_s - self._scheduled_s > LOOKED_S:
+            return True
+        return now_s - self._ahead_s < AHEAD_S and now_s - self._several_s < SEVERAL_S
 
 
 class _InTurns(Coroutine[Any, Any, T]):
