@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -278,6 +279,100 @@ NAMED = [
     ("list", {"after": "01k9zq4j3v6y8m2n5p7r0s1t2w"}, "after"),
     ("forget", {"ids": ["nonsense"]}, "26 characters"),
 ]
+
+
+def observing(number: object, content: str = "Ann plays the cello") -> str:
+    """A request as a host writes it; `content` may have JSON escapes."""
+    arguments = f'{{"name": "observe", "arguments": {{"content": "{content}"}}}}'
+    return f'{{"jsonrpc": "2.0", "id": {json.dumps(number)}, "method": "tools/call", "params": {arguments}}}'
+
+
+@asynccontextmanager
+async def host_process(memory: str, target: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, started as a host does and initialized."""
+    given = parameters(memory, target)
+    process = await asyncio.create_subprocess_exec(
+        *(given.command, *given.args),
+        env=given.env,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 24,
+    )
+    try:
+        first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": INITIALIZE}
+        assert (await answered(process, json.dumps(first)))["id"] == 0
+        await write_line(process, '{"jsonrpc": "2.0", "method": "notifications/initialized"}')
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def write_line(process: asyncio.subprocess.Process, line: str) -> None:
+    """Write one line."""
+    assert process.stdin is not None
+    process.stdin.write(line.encode() + b"\n")
+    await process.stdin.drain()
+
+
+async def answered(process: asyncio.subprocess.Process, line: str) -> dict[str, Any]:
+    """The next message after `line` is written."""
+    await write_line(process, line)
+    assert process.stdout is not None
+    answer: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), DEADLINE_S))
+    return answer
+
+
+NO_MESSAGES = [
+    ("", -32700),
+    ("{", -32700),
+    ("[" * 100_000, -32700),
+    ('{"jsonrpc": "2.0", "id": "\\x"}', -32700),
+    ("[]", -32600),
+    ("7", -32600),
+    ('{"jsonrpc": "2.0", "id": 5, "method": "ping", "params": []}', -32600),
+    ('{"jsonrpc": "1.0", "id": "five", "method": "ping"}', -32600),
+    ('{"jsonrpc": "2.0", "id": [5], "method": "ping"}', -32600),
+]
+IDS = {6: 5, 7: "five"}
+"""The ids of errors, by the place of the message; the other messages have none."""
+
+
+async def test_each_line_of_a_host_gets_an_answer(server: ServerProcess, memory: str) -> None:
+    async with host_process(memory, server.address) as process:
+        for place, (line, code) in enumerate(NO_MESSAGES):
+            if not line:
+                await write_line(process, line)  # an empty line is no message
+                continue
+            answer = await answered(process, line)
+            assert (answer["error"]["code"], answer["id"]) == (code, IDS.get(place)), line
+        half = await answered(process, observing(20, "party \\ud83d"))
+        whole = await answered(process, observing("21", "party \\ud83c\\udf89"))
+        assert [half["id"], whole["id"]] == [20, "21"]
+        for answer in (half, whole):
+            assert not answer["result"].get("isError"), answer
+        assert (await answered(process, '{"jsonrpc": "2.0", "id": 22, "method": "ping"}'))["id"] == 22
+    async with memstream.connect(server.address) as sdk:
+        held = {fragment.content async for fragment in sdk.memory(memory).list_fragments()}
+    assert held == {"party \ufffd", "party \U0001f389"}
+
+
+async def test_cancelled_call_leaves_the_session_open(server: ServerProcess, memory: str) -> None:
+    async with host_process(memory, server.address) as process:
+        assert "result" in await answered(process, observing(1))
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            await write_line(process, observing(2, "Ann plays the viola"))
+            cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}
+            await write_line(process, json.dumps(cancelled))
+            answer = await answered(process, '{"jsonrpc": "2.0", "id": 3, "method": "ping"}')
+            while answer["id"] == 2:  # an answer to the cancelled call is allowed
+                answer = await answered(process, '{"jsonrpc": "2.0", "id": 3, "method": "ping"}')
+            assert answer["id"] == 3
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert "result" in await answered(process, observing(4, "Ann plays the organ"))
 
 
 async def test_absent_arguments_may_be_null_or_empty(server: ServerProcess, memory: str) -> None:

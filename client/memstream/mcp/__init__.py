@@ -13,6 +13,7 @@ Modules:
 tools: the eight tools.
 schema: types and descriptions of their arguments and results.
 plain: checks arguments and phrases errors for models.
+stdio: reads the messages of a host, and answers those that are none.
 """
 
 from __future__ import annotations

@@ -11,11 +11,13 @@ from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, InputRequiredResult
 from pydantic import ValidationError
 
 from memstream.argument_types import show_value
 from memstream.arguments import unknown_argument
+from memstream.mcp.stdio import HostLines
 
 _PLAINER = {
     "missing": "is required",
@@ -52,6 +54,13 @@ class PlainServer(MCPServer[Any]):
             if isinstance(cause, ValidationError):
                 raise ToolError(explain_errors(cause.errors(include_url=False))) from cause
             raise ToolError(str(cause or error)) from cause
+
+    async def run_stdio_async(self) -> None:
+        """Serves one host over standard input and output, until the input ends."""
+        lines = HostLines()
+        async with stdio_server(stdin=lines) as (received, sent):
+            lines.send = sent.send
+            await self._lowlevel_server.run(received, sent, self._lowlevel_server.create_initialization_options())
 
 
 def explain_errors(errors: Iterable[Mapping[str, Any]]) -> str:
