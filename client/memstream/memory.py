@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
@@ -61,6 +61,9 @@ from memstream.values import (
 from memstream.watch import Start, Watch
 from memstream.wiretypes import encoding, invalid_field, metadata_value_to_wire, timestamp_to_wire
 
+_IDS_MAX = 1_000
+"""Of one call."""
+
 
 @check_methods
 class Memory:
@@ -106,8 +109,7 @@ class Memory:
         `ack_level`: the level that `flush` waits for.
         `outcomes`: report the outcome of each observation.
         `known_sequence`: for a process that takes over from an earlier one of the producer: the last number whose
-        result
-        it knows (0: none). The rejections and outcomes since then are in the stream's `resumption`.
+        result it knows (0: none). The rejections and outcomes since then are in the stream's `resumption`.
         """
         return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes, known_sequence)
 
@@ -370,26 +372,38 @@ class Memory:
         return fragment_from_wire(answer.fragment)
 
     async def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many."""
-        request = pb.ForgetFragmentsRequest(
-            namespace=self.namespace,
-            memory=self.name,
-            ids=ids,
-            filter=filter_to_wire(filter) if filter is not None else None,
-            request_id=new_request_id(),
-        )
-        return (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
+        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many.
+
+        More than 1,000 ids are sent in several calls. If one fails, the ids before it are forgotten.
+        """
+        forgotten = 0
+        for part in _split_ids(ids):
+            request = pb.ForgetFragmentsRequest(
+                namespace=self.namespace,
+                memory=self.name,
+                ids=part,
+                filter=filter_to_wire(filter) if filter is not None else None,
+                request_id=new_request_id(),
+            )
+            forgotten += (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
+        return forgotten
 
     async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too."""
-        request = pb.RestoreFragmentsRequest(
-            namespace=self.namespace,
-            memory=self.name,
-            ids=ids,
-            filter=filter_to_wire(filter) if filter is not None else None,
-            request_id=new_request_id(),
-        )
-        return (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
+        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too.
+
+        More than 1,000 ids are sent in several calls. If one fails, the ids before it are restored.
+        """
+        restored = 0
+        for part in _split_ids(ids):
+            request = pb.RestoreFragmentsRequest(
+                namespace=self.namespace,
+                memory=self.name,
+                ids=part,
+                filter=filter_to_wire(filter) if filter is not None else None,
+                request_id=new_request_id(),
+            )
+            restored += (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
+        return restored
 
     async def supersede(
         self,
@@ -495,3 +509,11 @@ def _set_key(request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest, id: 
         request.id = id
     else:
         request.external_id = external_id
+
+
+def _split_ids(ids: Several[str]) -> Iterator[list[str]]:
+    """Parts of at most _IDS_MAX ids; one empty part if there are none: the call has a filter."""
+    every = list(ids)
+    yield every[:_IDS_MAX]
+    for start in range(_IDS_MAX, len(every), _IDS_MAX):
+        yield every[start : start + _IDS_MAX]

@@ -95,6 +95,16 @@ async def test_forgotten_is_recalled_only_after_restore(client: memstream.Client
     assert await fragments(memory, forgotten=True) == []
 
 
+async def test_more_ids_than_a_call_takes_are_split(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path, kind=MemoryKind.LONG_TERM)
+    ids = await told(memory, "a heron by the canal", "an umbrella in the hall")
+    unknown = ["0" * 26] * 999
+    assert await memory.forget_fragments([ids[0], *unknown, ids[1]]) == 2
+    assert await fragments(memory) == []
+    assert await memory.restore_fragments([ids[0], *unknown, *unknown, ids[1]]) == 2
+    assert len(await fragments(memory)) == 2
+
+
 async def test_forgetting_by_filter(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await told(memory, *(f"monday's line {n}" for n in range(30)))

@@ -198,8 +198,8 @@ class MemstreamStore(BaseStore):
     async def _delete(self, namespace: Namespace, keys: Sequence[str]) -> None:
         found = await _map_concurrently(keys, lambda key: self._get_stored(namespace, key))
         ids = [one.id for one in found if one is not None]
-        for start in range(0, len(ids), PAGE):
-            await self._memory(namespace).forget_fragments(ids[start : start + PAGE])
+        if ids:
+            await self._memory(namespace).forget_fragments(ids)
 
     # ---- search
 

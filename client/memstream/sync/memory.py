@@ -219,11 +219,17 @@ class Memory:
         )
 
     def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many."""
+        """Forgets fragments by ids or by filter, restorable during the grace period; returns how many.
+
+        More than 1,000 ids are sent in several calls. If one fails, the ids before it are forgotten.
+        """
         return LOOP.run(self._inner.forget_fragments(ids, filter=filter))
 
     def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
-        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too."""
+        """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too.
+
+        More than 1,000 ids are sent in several calls. If one fails, the ids before it are restored.
+        """
         return LOOP.run(self._inner.restore_fragments(ids, filter=filter))
 
     def supersede(
