@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.ranking import FORMULA
 from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -66,7 +67,7 @@ async def test_fragment_of_the_week_comes_first_without_its_words(engine: Engine
     answer = await ask(engine, LAST_WEEK)
     assert contents(answer)[0] == "Painted the fence green"
     assert [each.phrase for each in answer.interpreted] == ["last week"]
-    assert answer.formula == "absolute/6"
+    assert answer.formula == FORMULA
 
 
 async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: Engine) -> None:

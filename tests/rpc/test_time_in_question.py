@@ -9,6 +9,7 @@ import pytest
 
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.core.ranking import FORMULA
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked
 
 pytestmark = pytest.mark.usefixtures("real")
@@ -42,7 +43,7 @@ async def test_interpreted_times_are_in_the_end_of_an_answer(wire: Wire) -> None
     check_last_week(done)
     explained = part.recollections[0].explanation
     assert [each.name for each in explained.parts][-1] == "time"
-    assert explained.formula == "absolute/6"
+    assert explained.formula == FORMULA
     once = pb.RecallOnceRequest(namespace="ns", memory="m", query=pb.RecallQuery(**LAST_WEEK))
     check_last_week((await wire.streams.RecallOnce(once)).done)
 

@@ -64,7 +64,7 @@ from memstream_server.core.weights import (
     without_dense,
 )
 
-FORMULA = "absolute/6"
+FORMULA = "absolute/7"
 """Version of the formula, returned with an explanation; raised when equal inputs get other scores."""
 _ROUNDING = 1e-6
 """Allowance for the rounding of scores where bounds on cosines decide."""

@@ -18,6 +18,7 @@ from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Metadata, Role, Structured, TruthStatus, Vector
 from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord
+from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.writing import Outcome, Rejection
 
 T = TypeVar("T")
@@ -258,8 +259,8 @@ class Evidence:
     vector: Vector | None
     embedded: bool
     """Whether the embedder made the vector, instead of the client."""
-    terms: bytes
-    """Hashes of the query's words, as in Terms."""
+    terms: Terms
+    """Of the query's words."""
     suspicions: tuple[Suspicion, ...]
     """The open suspicions about candidates."""
     accesses: tuple[tuple[str, int], ...]

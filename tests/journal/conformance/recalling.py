@@ -32,6 +32,7 @@ def receipt_of(number: int, ranked: int = 1, *asked: int) -> RecallReceipt:
         query=b"secret",
         vector=b"\0\0\0?",
         terms=words(*asked),
+        analyzer=0,
         ranking=(RankedFragment(fragment(ranked).id, 0.1 + 0.2, 0.3, 0, 0, (0.1, 1.5)),),
         names=(("recency", "dense"),),
         weights=((0.02, 1.0),),
@@ -123,6 +124,14 @@ class Recalling:
         found = await journal.get_recall_receipt("u1", asked.id)
         assert found is not None
         assert (found.is_query_erased, found.erased) == (True, ())
+
+    async def test_words_of_another_analyzer_erase_the_query(self, journal: Journal) -> None:
+        await journal.commit(transition(1, rows=(row(fragment(1)), row(fragment(2)))))
+        asked = msgspec.structs.replace(receipt_of(2, 2, 77), analyzer=1)
+        await journal.commit(recalling(2, asked))
+        await journal.commit(transition(3, erased_evidence=(fragment(1).id,)))
+        expected = msgspec.structs.replace(asked, query=b"", vector=None, terms=b"")
+        assert await journal.get_recall_receipt("u1", asked.id) == expected
 
     async def test_unknown_words_erase_every_query(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(Row(fragment(1)),)))

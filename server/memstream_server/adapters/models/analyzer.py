@@ -18,7 +18,7 @@ from itertools import chain
 from memstream_server.adapters.models import languages
 from memstream_server.adapters.models.claims import Marks, read_claims
 from memstream_server.adapters.models.per_namespace import PerNamespace
-from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word
+from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word, unify_letters
 from memstream_server.adapters.models.words import (
     NAMES,
     WORD_CHARACTERS_MAX,
@@ -32,7 +32,7 @@ from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.core.suspicions import Claim
 from memstream_server.ports.journal.rows import Terms
 
-VERSION = 1
+VERSION = 2
 """Stored with the terms. Raise it with every change of their computation: activation analyzes older rows again."""
 _CACHED_WORDS = 131_072
 """Total over namespaces and languages."""
@@ -68,7 +68,8 @@ class _Words(dict[str, _Hashes]):
 
     def __missing__(self, token: str) -> _Hashes:
         if token.lower() not in self.stems.stop:
-            return self._keep(token, self._hash_forms(token, self.stems.stop))
+            # "I.T." is an abbreviation, whatever word it spells.
+            return self._keep(token, self._hash_forms(token, frozenset() if "." in token else self.stems.stop))
         return self._keep(token, (_UNDECIDED,) if may_name(token) else ())
 
     def hash_all(self, token: str) -> _Hashes:
@@ -101,10 +102,13 @@ class _Words(dict[str, _Hashes]):
         word = lower_word(form, self._language)
         if word in stop:
             return ()
-        exact = term_hash(self.stems.stem_any(word))
+        exact = self._hash_stem(word)
         folded = fold_accents(word) if self._folds else word
-        bare = exact if folded == word else term_hash(self.stems.stem_any(folded))
+        bare = exact if folded == word else self._hash_stem(folded)
         return (exact,) if bare == exact else (exact, bare)
+
+    def _hash_stem(self, word: str) -> int:
+        return term_hash(unify_letters(self.stems.stem_any(word)))
 
 
 class SnowballAnalyzer:

@@ -5,7 +5,10 @@ Rule 2. A word of mixed case, or of letters next to digits, counts as a whole an
 get, user and name; "iPhone15" also as iphone, phone and 15.
 Rule 3. A word of a fragment counts as written and without its accents, a word of a question only as written: "ha noi"
 finds "Hà Nội", and a question about "má" does not find "mà".
-Rule 4. Nothing is lost: the words of `words.words` are always among the forms.
+Rule 4. Nothing is lost: the words of `words.words` are among the forms, but for single letters of words with signs:
+"C++" is no "C", and "A.I." counts as "AI".
+Rule 5. Letters that writers choose freely between are one letter, in fragments and questions (unify_letters): Arabic
+and Persian yeh, kaf, alef and heh; Devanagari nasals; traditional and simplified Chinese.
 """
 
 # ruff: noqa: RUF001 - other alphabets have letters that look like Latin ones
@@ -14,6 +17,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cache
+
+import opencc
 
 JOINED_PARTS_MAX = 4
 """A token with more hyphens is a chain, such as a UUID; nobody writes it as one word."""
@@ -23,6 +29,7 @@ CASED_PARTS_MAX = 16
 """Parts of a word of mixed case that are indexed."""
 _PARTED_CHARACTERS_MAX = 128
 """A longer word is encoded data and has no parts."""
+_SIGNS = frozenset("+#.&")
 _RUN = re.compile(r"d+|[Ul]+")
 _PART = re.compile(r"U+(?!l)|U?l+")
 _MARKS = frozenset(
@@ -46,6 +53,13 @@ _LETTERS_WITH_MARKS = frozenset("йїў")
 """Letters of their own that no writer replaces by the letter without the mark."""
 
 
+_ARABIC = str.maketrans("ىیېےکڪأإآٱةۀہە", "ييييككااااهههه")
+"""As Lucene's normalisers of Arabic and Persian."""
+_FOR_STEMMER = {"arabic": str.maketrans("یک", "يك"), "persian": str.maketrans("يك", "یک")}
+_NASAL = re.compile("ङ्(?=[क-घ])|ञ्(?=[च-झ])|ण्(?=[ट-ढ])|न्(?=[त-ध])|म्(?=[प-भ])|ँ")
+_HAN = re.compile("[\u3400-\u9fff\U00020000-\U0003ffff]")
+
+
 class _Folds(dict[int, str]):
     """Lowercase letters without their marks, computed on first use; as `str.translate` takes it."""
 
@@ -65,22 +79,53 @@ class _Folds(dict[int, str]):
 _FOLDS = _Folds()
 
 
+class _Simplified(dict[int, str]):
+    """Chinese characters in their simplified form, by OpenCC's table of characters, computed on first use."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = _converter().convert(chr(code))
+        return self[code]
+
+
+@cache
+def _converter() -> opencc.OpenCC:
+    return opencc.OpenCC("t2s")
+
+
+_SIMPLIFIED = _Simplified()
+
+
+def unify_letters(stem: str) -> str:
+    """A stem with one letter for those that writers choose freely between; idempotent."""
+    if stem.isascii():
+        return stem
+    stem = stem.translate(_ARABIC)
+    return stem.translate(_SIMPLIFIED) if _HAN.search(stem) else stem
+
+
 def fold_accents(word: str) -> str:
     """A lowercase word without accents; idempotent. The word itself if nothing else is left of it."""
     return word if word.isascii() else word.translate(_FOLDS) or word
 
 
 def lower_word(word: str, language: str = "") -> str:
-    """Lowercase, in Turkish with the dotless i; the dot that lower() leaves behind the i of "İ" is removed."""
+    """Lowercase, in Turkish with the dotless i; the dot that lower() leaves behind the i of "İ" is removed.
+
+    Persian, Arabic and Devanagari with the letters that the stemmer of the language knows.
+    """
     if word.isascii() and language != "turkish":
         return word.lower()
     if language == "turkish":
         word = word.replace("I", "ı")
-    return word.lower().replace("i\u0307", "i")
+    elif language in _FOR_STEMMER:
+        word = word.translate(_FOR_STEMMER[language])
+    return _NASAL.sub("\u0902", word.lower().replace("i\u0307", "i"))
 
 
 def list_forms(token: str) -> list[str]:
     """The forms of a token as written: words, their parts, and the joined form; without folding case or accents."""
+    if not _SIGNS.isdisjoint(token):
+        return [token.replace(".", "")]
     words = token.split("-")
     forms = [form for word in words for form in (word, *_list_parts(word))]
     if 1 < len(words) <= JOINED_PARTS_MAX:

@@ -13,6 +13,7 @@ from memstream_server.engine.requests import Evidence, Query
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.ports.journal.rows import Terms
 
 RANKINGS_MAX = 10
 """Rankings of one recall with a receipt, if its results change meanwhile."""
@@ -32,8 +33,8 @@ def has_changed(found: Found, known: Mapping[str, Fragment]) -> bool:
     return any(id_ not in known or known[id_].version > found.revision for id_ in found.ids)
 
 
-def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: bytes) -> Evidence:
-    """What was ranked with. `vector`: of the query, None if it had none; `terms`: hashes of its words."""
+def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: Terms) -> Evidence:
+    """What was ranked with. `vector`: of the query, None if it had none; `terms`: of its words."""
     return Evidence(
         policy=working.record.policy,
         now_us=query.now_us or 0,

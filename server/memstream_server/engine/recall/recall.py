@@ -140,7 +140,7 @@ class Recaller:
         answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak)
         if not query.receipt:
             return answer
-        terms = self._read_terms(actor.working, query).hashes
+        terms = self._read_terms(actor.working, query)
         return structs.replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
 
     def _read_terms(self, working: WorkingSet, query: Query) -> Terms:

@@ -46,6 +46,8 @@ class RecallReceipt(Struct, frozen=True, gc=False, omit_defaults=True):
     """Whether there was a query vector; without one the lexical legs answered."""
     terms: bytes = b""
     """Hashes of the query's words, 8 bytes each as in Terms: an erasure finds the queries that share a word."""
+    analyzer: int = 1
+    """Version of the analyzer of `terms`."""
     ranking: tuple[RankedFragment, ...] = ()
     names: tuple[tuple[str, ...], ...] = ()
     weights: tuple[tuple[float, ...], ...] = ()

@@ -101,9 +101,11 @@ def erase_evidence(connection: Connection, number: int, ids: Sequence[str]) -> N
             connection.execute(_CHANGE, {"at": key, "new": codec.encode_recall_receipt(changed)})
 
 
-def _read_words(connection: Connection, number: int, ids: Sequence[str]) -> set[bytes] | None:
-    """Hashes of the words of these fragments; None if the words of one are unknown."""
+def _read_words(connection: Connection, number: int, ids: Sequence[str]) -> tuple[set[bytes], set[int]] | None:
+    """(hashes of the words of these fragments, versions of the analyzer that made them); None if those of one are
+    unknown."""
     found: set[bytes] = set()
+    analyzers: set[int] = set()
     for start in range(0, len(ids), IDS_MAX):
         for statement in _TERMS:
             for blob in connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]}).scalars():
@@ -111,12 +113,18 @@ def _read_words(connection: Connection, number: int, ids: Sequence[str]) -> set[
                 if terms is None:
                     return None
                 found.update(_split_hashes(terms.hashes))
-    return found
+                analyzers.add(terms.version)
+    return found, analyzers
 
 
-def _without_evidence(receipt: RecallReceipt, gone: set[str], words: set[bytes] | None) -> RecallReceipt:
+def _without_evidence(
+    receipt: RecallReceipt, gone: set[str], words: tuple[set[bytes], set[int]] | None
+) -> RecallReceipt:
     named = [one.id for one in receipt.ranking if one.id in gone]
-    shares = words is None or not words.isdisjoint(_split_hashes(receipt.terms))
+    # Hashes of two versions of the analyzer do not compare: such a query may share a word.
+    shares = (
+        words is None or bool(words[1] - {receipt.analyzer}) or not words[0].isdisjoint(_split_hashes(receipt.terms))
+    )
     if named:
         erased = tuple(dict.fromkeys((*receipt.erased, *named)))
         receipt = msgspec.structs.replace(receipt, erased=erased)
