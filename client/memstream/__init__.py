@@ -25,6 +25,7 @@ here.
 #   listed_values: sessions, and open standing queries.
 #   conversations, conversation_values: conversations, and their messages and plans.
 #   transfer: export and import.
+#   times: the reader of times as people and models write them.
 #   values, resources, policy: arguments and results as frozen values.
 #   codec, receipt_codec, listed_codec, resource_codec, policy_codec, wiretypes: conversion of values to and from the
 #     wire.

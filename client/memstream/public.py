@@ -108,6 +108,7 @@ from memstream.resources import (
 )
 from memstream.sent import Sent, Stored
 from memstream.standing import AnswerChange, StandingQuery
+from memstream.times import read_time
 from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
@@ -296,6 +297,7 @@ __all__ = [
     "connect",
     "local",
     "memory_name",
+    "read_time",
     "sync",
     "user_id_of",
 ]

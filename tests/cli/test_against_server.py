@@ -127,7 +127,11 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
     for command in ("list", "recall"):
         assert chosen(command, "--speaker", "Bob") == ["bees in july", "bees in may"]
         assert chosen(command, "--session", "s2", "--speaker", "Ann") == ["bees in june"]
-        assert chosen(command, "--since", "2026-06-08", "--until", "2026-07-08") == ["bees in june"]
+        assert chosen(command, "--since", "2026-06-08", "--until", "2026-07-07") == ["bees in june"]
+        assert chosen(command, "--since", "2026-06-08", "--until", "2026-06-08") == ["bees in june"]
+        for zone, found in (("Europe/Berlin", ["bees in june"]), ("America/Los_Angeles", [])):
+            one_day = ("--since", "2026-06-08", "--until", "2026-06-08", "--time-zone", zone)
+            assert chosen(command, *one_day) == found, zone
         assert chosen(command, "--metadata", "page=5") == ["bees in june", "bees in may"]
         assert chosen(command, "--metadata", 'page="5"') == ["bees in june"]
         assert chosen(command, "--metadata", "page=5", "--metadata", "page=6") == [

@@ -98,7 +98,7 @@ def test_sessions_are_listed_by_prefix_and_time(server: ServerProcess) -> None:
     assert "Ann" in shown
     assert "\u202e" not in shown
     assert "Bob" not in told(server, "sessions", memory, "--prefix", "mo")
-    assert "Bob" not in told(server, "sessions", memory, "--until", "2026-01-06")
+    assert "Bob" not in told(server, "sessions", memory, "--until", "2026-01-05")
     assert "no session" in call("sessions", memory, "--since", "2026-01-07", target=server.address).stderr
 
 

@@ -115,9 +115,18 @@ async def converse(client: Client) -> None:
     timed = await done(client, "recall", query="Zoltan before May 2023", time_zone="Europe/Berlin")
     assert timed["weak"]
     assert timed["interpreted"] == [{"phrase": "before May 2023", "since": None, "until": "2023-04-30T22:00:00Z"}]
-    for chosen in ({"metadata": {"cups": 3}}, {"speaker": "user"}, {"session": "monday"}, {"since": "2020-01-01"}):
+    for chosen in (
+        {"metadata": {"cups": 3}},
+        {"speaker": "user"},
+        {"session": "monday"},
+        {"since": "2020-01-01"},
+        {"since": "7d"},
+    ):
         assert (await done(client, "recall", query="Bob", **chosen))["recollections"], chosen
     assert not (await done(client, "recall", query="Bob", until="2020-01-01T00:00:00Z"))["recollections"]
+    assert not (await done(client, "recall", query="Bob", until="yesterday"))["recollections"]
+    today = {"since": "today", "until": "today", "time_zone": "Pacific/Auckland"}
+    assert (await done(client, "list", **today))["fragments"]
 
     page = await done(client, "list", limit=2)
     assert [one["content"] for one in page["fragments"]] == ["My name is Bob", "Bob takes tea at noon"]
@@ -275,7 +284,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 NAMED = [
     ("observe", {"content": "x" * 70_000}, "65536"),
-    ("recall", {"query": "x", "since": "yesterday"}, "since"),
+    ("recall", {"query": "x", "since": "noon"}, "since: 'noon' is no time: give a date (2026-05-08)"),
+    ("list", {"until": "today", "time_zone": "Europe/Atlantis"}, "until: 'Europe/Atlantis' is no time zone"),
     ("list", {"after": "01k9zq4j3v6y8m2n5p7r0s1t2w"}, "after"),
     ("forget", {"ids": ["nonsense"]}, "26 characters"),
 ]

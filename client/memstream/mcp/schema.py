@@ -72,20 +72,18 @@ OfSpeaker = Annotated[str, Field(description="Only what this speaker said. Empty
 With = Annotated[dict[str, str | int | float | bool] | None, Field(description="Only fragments with this metadata.")]
 OfSession = Annotated[str, Field(description="Only from this conversation. Empty: any.")]
 Since = Annotated[
-    datetime | None,
+    str | None,
     BeforeValidator(_text_alone),
-    Field(description="Only observed at or after this time, ISO 8601 (UTC if it has no zone)."),
+    Field(description="Only observed at or after: 2026-05-08, 2026-05-08T12:00Z, today, yesterday, or 7d for a week."),
 ]
 Until = Annotated[
-    datetime | None,
+    str | None,
     BeforeValidator(_text_alone),
-    Field(description="Only observed before this time, ISO 8601 (UTC if it has no zone)."),
+    Field(description="Only observed before, in the same forms; a day is included."),
 ]
 TimeZone = Annotated[
     str,
-    Field(
-        description='The user\'s time zone, for words such as "yesterday": an IANA name, "Europe/Berlin". Empty: UTC.'
-    ),
+    Field(description='The user\'s time zone, for dates and "yesterday": an IANA name, "Europe/Berlin". Empty: UTC.'),
 ]
 RecallLimit = Annotated[
     int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Maximum number of recollections.")

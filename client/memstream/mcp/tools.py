@@ -6,7 +6,7 @@ Rule 2. Content is returned only in fields of results, never in instructions or 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from memstream import errors
 from memstream.client import Client
@@ -51,6 +51,7 @@ from memstream.mcp.schema import (
     receipt_fields,
     remembered_fields,
 )
+from memstream.times import read_time
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions, Role
 
 PAGE = 1_000
@@ -143,7 +144,7 @@ class Tools:
         Times in the query, such as "last week", are understood."""
         path = await self._resolve_memory(memory)
         options = RecallOptions(
-            limit=limit, filter=_filter(speaker, session, since, until, metadata), time_zone=time_zone
+            limit=limit, filter=_filter(speaker, session, since, until, metadata, time_zone), time_zone=time_zone
         )
         answer = await self._client.memory(path).recall_once(query, **options)
         found = [Recalled(**recalled_fields(hit)) for hit in answer]
@@ -209,13 +210,14 @@ class Tools:
         until: Until = None,
         metadata: With = None,
         memory: Memory = "",
+        time_zone: TimeZone = "",
     ) -> Listing:
         """List everything that is remembered, page by page. To find something, use recall."""
         path = await self._resolve_memory(memory)
         page: list[Fragment] = []
         begun = not after
         async for fragment in self._client.memory(path).list_fragments(
-            _filter(speaker, session, since, until, metadata), page_size=PAGE if after else limit + 1
+            _filter(speaker, session, since, until, metadata, time_zone), page_size=PAGE if after else limit + 1
         ):
             if fragment.id == after:
                 begun = True
@@ -249,15 +251,20 @@ class Tools:
         return error.summary()
 
 
-def _filter(speaker: str, session: str, since: datetime | None, until: datetime | None, metadata: With) -> Filter:
+def _filter(speaker: str, session: str, since: str | None, until: str | None, metadata: With, time_zone: str) -> Filter:
     return Filter(
         speakers=[speaker] if speaker else (),
         sessions=[session] if session else (),
-        observe_time_min=_zoned(since),
-        observe_time_max=_zoned(until),
+        observe_time_min=_read_time("since", since, time_zone),
+        observe_time_max=_read_time("until", until, time_zone),
         metadata={**(metadata or {})},
     )
 
 
-def _zoned(time: datetime | None) -> datetime | None:
-    return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
+def _read_time(name: str, value: str | None, time_zone: str) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        return read_time(value, time_zone, until=name == "until")
+    except ValueError as error:
+        raise errors.InvalidArgument(name, str(error)) from error

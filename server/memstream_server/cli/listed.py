@@ -10,7 +10,7 @@ from memstream.client import Client
 from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.values import Filter, RecallOptions, Structured
 from memstream_server.cli.listing import ROWS, emit_items, page_size, print_table
-from memstream_server.cli.options import TimeParam, json_option
+from memstream_server.cli.options import TimeParam, json_option, time_zone_option
 from memstream_server.cli.output import create_table, escape_line, format_time
 from memstream_server.cli.server import Server, server_options
 
@@ -30,7 +30,13 @@ _limit_option = click.option(
     metavar="TIME",
     help="Only with observations at or after, e.g. 7d for a week.",
 )
-@click.option("--until", type=TimeParam(), metavar="TIME", help="Only with observations before.")
+@click.option(
+    "--until",
+    type=TimeParam(until=True),
+    metavar="TIME",
+    help="Only with observations before; a date includes it.",
+)
+@time_zone_option()
 @_limit_option
 @server_options
 @json_option

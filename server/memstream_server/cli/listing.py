@@ -12,7 +12,7 @@ from rich.table import Table
 from memstream.client import Client
 from memstream.resources import MemoryInfo, Namespace
 from memstream.values import Filter, Fragment
-from memstream_server.cli.options import LabelParam, as_of_option, filter_options, json_option
+from memstream_server.cli.options import LabelParam, as_of_option, filter_options, json_option, time_zone_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -36,6 +36,7 @@ _PAGE = 500
 @click.command("list", short_help="List namespaces, a namespace's memories, or a memory's fragments.")
 @click.argument("name", metavar="[NAMESPACE | MEMORY]", required=False)
 @filter_options
+@time_zone_option()
 @click.option("--forgotten", is_flag=True, help="List forgotten fragments instead of the others.")
 @as_of_option
 @click.option(

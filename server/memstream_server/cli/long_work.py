@@ -14,7 +14,7 @@ from memstream.client import Client
 from memstream.resources import Operation
 from memstream.values import Filter, OperationState
 from memstream_server.cli.failures import Failure
-from memstream_server.cli.options import filter_options, json_option
+from memstream_server.cli.options import filter_options, json_option, time_zone_option
 from memstream_server.cli.output import (
     create_table,
     facts_table,
@@ -144,6 +144,7 @@ def purge_command(name: str, wait: bool, server: Server, as_json: bool) -> None:
 @click.argument("memory", metavar="MEMORY")
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @filter_options
+@time_zone_option()
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @wait_option
 @server_options

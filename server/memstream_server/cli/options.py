@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import click
 
+from memstream.times import read_time, read_zone
 from memstream.values import Filter, FragmentKind, MetadataValue, Tier
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_ZONE = "memstream.time_zone"
+"""Key of the zone in the context of a command."""
 
 
 def json_option(command: F) -> F:
@@ -25,19 +25,21 @@ def json_option(command: F) -> F:
 
 
 class TimeParam(click.ParamType[datetime]):
-    """A time: ISO 8601 (UTC if it has no zone), or a duration before now such as 90m, 12h, 7d."""
+    """A time as `memstream.read_time` reads it, in the zone of --time-zone."""
 
     name = "time"
+
+    def __init__(self, until: bool = False) -> None:
+        self._until = until
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
+        zone = "" if ctx is None else ctx.meta.get(_ZONE, "")
         try:
-            return parse_time(str(value))
-        except ValueError:
-            self.fail(
-                f"{value!r} is neither a time such as 2026-05-08T12:00Z nor a duration such as 12h or 7d", param, ctx
-            )
+            return read_time(str(value), zone, until=self._until)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class MomentParam(click.ParamType["int | datetime"]):
@@ -46,15 +48,8 @@ class MomentParam(click.ParamType["int | datetime"]):
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | datetime:
-        if isinstance(value, int | datetime):
-            return value
         text = str(value)
-        if text.isdecimal():
-            return int(text)
-        try:
-            return parse_time(text)
-        except ValueError:
-            self.fail(f"{value!r} is neither a revision nor a time such as 2026-05-08T12:00Z or 7d", param, ctx)
+        return int(text) if text.isdecimal() else TimeParam().convert(value, param, ctx)
 
 
 as_of_option = click.option(
@@ -62,19 +57,25 @@ as_of_option = click.option(
 )
 
 
-def parse_time(text: str) -> datetime:
-    """Parses a time or a duration before now. Raises ValueError."""
-    if span := _AGO.fullmatch(text):
-        try:
-            return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS_S[span[2]])
-        except OverflowError as error:
-            raise ValueError(str(error)) from error
-    return to_utc(datetime.fromisoformat(text))
+def _keep_zone(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    try:
+        read_zone(value or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    ctx.meta[_ZONE] = value or ""
+    return value
 
 
-def to_utc(time: datetime) -> datetime:
-    """Converts to UTC; a time without a zone is UTC."""
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+def time_zone_option(of: str = "Time zone of dates", expose: bool = False) -> Callable[[F], F]:
+    """Adds --time-zone to a command. It is eager, so that the times of the command are read in it."""
+    return click.option(
+        "--time-zone",
+        metavar="NAME",
+        is_eager=True,
+        expose_value=expose,
+        callback=_keep_zone,
+        help=f"{of}, by its IANA name. Default: UTC.",
+    )
 
 
 class MetadataParam(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
@@ -149,7 +150,9 @@ def filter_options(command: F) -> F:
     @click.option(
         "--since", type=TimeParam(), metavar="TIME", help="Only observed at or after: 2026-05-08, or 7d for a week."
     )
-    @click.option("--until", type=TimeParam(), metavar="TIME", help="Only observed before.")
+    @click.option(
+        "--until", type=TimeParam(until=True), metavar="TIME", help="Only observed before; a date includes its day."
+    )
     @click.option(
         "--importance-min", type=click.FloatRange(0, 1), metavar="NUMBER", help="Only this importance or more."
     )

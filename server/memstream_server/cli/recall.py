@@ -24,7 +24,7 @@ from memstream.values import (
     Weights,
 )
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option
+from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option, time_zone_option
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -60,9 +60,7 @@ _NEAR_MISSES = 10
     metavar="TIME",
     help="Reference time of recency and of phrases of time. Default: the server's clock.",
 )
-@click.option(
-    "--time-zone", metavar="NAME", help='Time zone of phrases such as "yesterday", by its IANA name. Default: UTC.'
-)
+@time_zone_option(of='Time zone of dates, and of phrases such as "yesterday"', expose=True)
 @click.option(
     "--interpret-time/--no-interpret-time",
     default=None,

@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from memstream.codec import observation_to_wire
 from memstream.errors import MemstreamError
+from memstream.times import read_time
 from memstream.values import MetadataValue, Observation, Role, Structured
-from memstream_server.cli.options import to_utc
 
 
 class Format(StrEnum):
@@ -126,7 +126,11 @@ def _parse_body(value: Mapping[str, Any]) -> str | Structured:
 def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for key, item in value.items():
-        if key in BODIES or item is None:
+        if key in BODIES:
+            continue
+        if item is None:
+            if key in _NEVER_NULL:
+                raise ValueError(f"{key} is null: leave it out for now, the moment at which the server receives it")
             continue
         if key not in FIELDS:
             known = ", ".join([*BODIES, *FIELDS])
@@ -175,11 +179,9 @@ def _parse_integer(key: str, value: object) -> int:
 
 def _parse_time(key: str, value: object) -> datetime:
     try:
-        if isinstance(value, str):
-            return to_utc(datetime.fromisoformat(value))
-        return datetime.fromtimestamp(_parse_number(key, value), UTC)
-    except (ValueError, OverflowError, OSError) as error:
-        raise ValueError(f"{key} must be ISO 8601 (UTC where it names no zone) or Unix seconds: {error}") from error
+        return read_time(value if isinstance(value, str) else _parse_number(key, value))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
 
 
 def _parse_duration(key: str, value: object) -> timedelta:
@@ -230,3 +232,5 @@ FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {
     "valid_until": ("valid_until", _parse_time),
 }
 """Other keys of a record: the observation's field and the parser of its value. null means absent."""
+_NEVER_NULL = ("time", "observe_time")
+"""A time that is not known would become the present."""

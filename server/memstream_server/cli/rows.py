@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memstream_server.cli.options import to_utc
+from memstream.times import read_time
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind, MetadataValue, Tier
 from memstream_server.engine.operations.transfer.lines import (
@@ -29,9 +29,6 @@ from memstream_server.engine.operations.transfer.lines import (
 from memstream_server.engine.runtime.clock import encode_ulid
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND_US = 1_000_000
-_UNIT_MAX = 100_000_000_000
-"""A larger number has a smaller unit: as seconds it would be in the year 5138."""
 NAMED = ("speaker", "session", "external_id")
 
 
@@ -181,22 +178,17 @@ def _parse_importance(row: Mapping[str, Any], adoption: Adoption) -> float:
 
 
 def _parse_time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
-    """Parses ISO 8601, or a number since the Unix epoch in seconds, ms or µs, depending on its size."""
     field = adoption.columns.time
     value = row.get(field) if field else None
     if value is None:
         return adoption.time_us
-    if isinstance(value, str):
-        try:
-            return (to_utc(datetime.fromisoformat(value)) - _EPOCH) // timedelta(microseconds=1)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(f"{field} must be ISO 8601, is {value!r}") from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    if not isinstance(value, str | int | float):
         raise ValueError(f"{field} must be a time, is {value!r}")
-    for power in (0, 3, 6):
-        if abs(value) < _UNIT_MAX * 10**power:
-            return int(value * (_SECOND_US // 10**power))
-    raise ValueError(f"{field} must be a time in seconds, milliseconds or microseconds, is {value!r}")
+    try:
+        now = _EPOCH + timedelta(microseconds=adoption.time_us)
+        return (read_time(value, now=now) - _EPOCH) // timedelta(microseconds=1)
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
 
 
 def _convert_metadata(value: object) -> MetadataValue:
