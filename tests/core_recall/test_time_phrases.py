@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstream_server.core.time_phrases.asking import asks_only_time
-from memstream_server.core.time_phrases.lexicon import LEXICONS
+from memstream_server.core.time_phrases.patterns import LEXICONS
 from memstream_server.core.time_phrases.recognition import (
     PHRASES_MAX,
     TEXT_CHARACTERS_MAX,

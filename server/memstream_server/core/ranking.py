@@ -167,8 +167,8 @@ def add_timely(
     """The candidates `chosen` with those of the question's windows: first from inside, then whose words match best."""
     if not question.windows:
         return chosen
-    slots = np.flatnonzero(allowed & is_near(columns.observe_us, question.windows))
-    near = time_closeness(columns.observe_us[slots], question.windows)
+    slots = np.flatnonzero(allowed & is_near(columns.observe_us, question.windows, question.now_us))
+    near = time_closeness(columns.observe_us[slots], question.windows, question.now_us)
     order = np.zeros(len(allowed), np.float32)
     order[slots] = 4 * (near >= 1) + near + words[slots] + around[slots]
     return np.union1d(chosen, best_of(order, slots, question.per_leg))
@@ -288,7 +288,7 @@ def assess_candidates(
             assessed = replace(assessed, matches=assessed.matches + gains)
     matches = assessed.matches
     if question.windows:
-        near = time_closeness(columns.observe_us[signals.slots], question.windows)
+        near = time_closeness(columns.observe_us[signals.slots], question.windows, question.now_us)
         assessed = assessed.add_relevance("time", near, w.time, w)
         if question.only_time:
             matches = np.where(near >= 1, 1.0, matches)

@@ -2,7 +2,9 @@
 
 recognition: finds the phrases of a text and their windows
 patterns: what a phrase looks like, in regular expressions built from a lexicon
-lexicon: the words of English, German, French, Spanish and Portuguese
+lexicon: what a language has words for
+germanic: the words of English and German
+romance: the words of French, Spanish and Portuguese
 east_asian: the phrases of Chinese and Japanese
 windows: the window of a match, by the groups of its pattern
 calendar: windows of days, weeks, months, seasons and holidays in a time zone

@@ -108,6 +108,8 @@ class Calendar:
         """The span of one unit around the moment `count` units ago; from `count` to `until` units ago if given."""
         if until is not None:
             return self.between(self.shifted(unit, -count), self.shifted(unit, -until))
+        if unit in ("weekend", "quarter"):
+            return self.unit(unit, -count)
         if unit in UNIT_SECONDS:
             span_us = UNIT_SECONDS[unit] * 1_000_000
             middle_us = self.now_us - count * span_us
@@ -134,9 +136,51 @@ class Calendar:
             return add_months(start, count * (12 if unit == "year" else 1))
         raise NoSuchTime
 
+    def earlier(self, window: Window, unit: str, count: int) -> Window:
+        """The same days `count` weeks or years earlier."""
+        if window.start_us is None or window.end_us is None:
+            raise NoSuchTime
+        first, end = (self.local(limit_us).date() for limit_us in (window.start_us, window.end_us))
+        return self.between(self.shifted(unit, -count, first), self.shifted(unit, -count, end))
+
+    def week_of(self, window: Window) -> Window:
+        """The calendar week of a window's first day."""
+        if window.start_us is None:
+            raise NoSuchTime
+        first = self.local(window.start_us).date()
+        return self.days(first - first.weekday() * _DAY, 7)
+
+    def part_of_year(self, year: int, part: int, months: int) -> Window:
+        """A quarter (of 3 months) or half (of 6) of a year, from 1."""
+        if not 1 <= part <= 12 // months:
+            raise NoSuchTime
+        return self.months(date(year, months * (part - 1) + 1, 1), months)
+
+    def day_of_month(self, day: int, month_offset: int | None = None) -> Window:
+        """That day of the month `month_offset` ones from the present; without one, the latest that has begun."""
+        first = self.today.replace(day=1)
+        if month_offset is not None:
+            return self.days(add_months(first, month_offset).replace(day=day))
+        if not 1 <= day <= 31:
+            raise NoSuchTime
+        while True:  # at most two steps: of two neighbouring months one has 31 days
+            try:
+                found = first.replace(day=day)
+            except ValueError:
+                found = None
+            if found is not None and found <= self.today:
+                return self.days(found)
+            first = add_months(first, -1)
+
     def weekday(self, weekday: int, offset: int) -> Window:
-        """-1: the latest one before today; 0: that of this week; 1: the next one after today. Monday is 0."""
+        """-1: the latest one before today; 0: that of this week; 1: the next one after today. Monday is 0.
+
+        -2, 2: a week before the latest, after the next.
+        """
         today = self.today
+        if abs(offset) == 2:
+            nearest = self.weekday(weekday, offset // 2)
+            return self.earlier(nearest, "week", -offset // 2)
         if offset == 0:
             return self.days(today + (weekday - today.weekday()) * _DAY)
         ahead = (weekday - today.weekday() - 1) % 7 + 1

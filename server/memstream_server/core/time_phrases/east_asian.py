@@ -76,6 +76,11 @@ def _month(groups: dict[str, str], calendar: Calendar) -> Window:
     return calendar.month(_value(groups["month"]), _year(groups, calendar))
 
 
+def _quarter(groups: dict[str, str], calendar: Calendar) -> Window:
+    year = _year(groups, calendar)
+    return calendar.part_of_year(calendar.today.year if year is None else year, _value(groups["quarter"]), 3)
+
+
 def _whole_year(groups: dict[str, str], calendar: Calendar) -> Window:
     year = _year(groups, calendar)
     if year is None:
@@ -122,6 +127,14 @@ _BUILDERS: tuple[tuple[str, _Builder], ...] = (
     ),
     (f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR})の?)の?(?P<month>{_SMALL})月份?{_MONTH_END}", _month),
     (f"(?<![0-9第一二三四五六七八九十])(?P<month>{_SMALL})月份?{_MONTH_END}", _month),
+    (
+        f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR})の?)の?(?:第(?P<quarter>[一二三四1-4])(?:季度|季|四半期))",
+        _quarter,
+    ),
+    (
+        f"(?<![0-9第一二三四五六七八九十月周星期])(?P<day>{_SMALL})[号號](?![楼樓线線门門房机機院店码碼])",
+        lambda groups, calendar: calendar.day_of_month(_value(groups["day"])),
+    ),
     (f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR}))の?(?P<season>[春夏秋冬])(?:天|季|休み)?", _season),
     ("(?<![\u4e00-\u9fff])(?:在|这个|這個|この)?(?P<season>[春夏秋冬])[天季](?!竞赛)", _season),
     (f"(?<![0-9])(?P<year>{_YEAR})年(?![级代前間])", _whole_year),
@@ -169,7 +182,7 @@ _BUILDERS: tuple[tuple[str, _Builder], ...] = (
 )
 _PATTERNS = tuple((re.compile(regex), build) for regex, build in _BUILDERS)
 _HINT = re.compile(
-    "[月日年周週天春夏秋冬节節昨今明分时時]|星期|礼拜|禮拜|クリスマス|元旦|おととい|きのう|ゆうべ|きょう|あした|あさって|ハロウィン"
+    "[号號月日年周週天春夏秋冬节節昨今明分时時]|星期|礼拜|禮拜|クリスマス|元旦|おととい|きのう|ゆうべ|きょう|あした|あさって|ハロウィン"
 )
 _AFTER = (
     (re.compile(r"\s?(?:之前|以前|より前|の前|前)(?!后|後|天|日|面|提)"), "before"),
@@ -177,6 +190,7 @@ _AFTER = (
     (re.compile(r"\s?(?:以来|以來|からずっと|起|开始)"), "since"),
     (re.compile(r"\s?(?:为止|為止|まで)"), "until"),
 )
+_ITS_WEEK = re.compile("(?:那一?|这一?|這一?|の)(?:周|週|星期)(?!末|[一二三四五六日天])")
 _SINCE = re.compile("(?:自从|自從|自)$")
 _JOIN = re.compile(r"\s?(?:到|至|から|和|与|〜|~|-|–)\s?")
 _FULL_WIDTH = str.maketrans("０１２３４５６７８９", "0123456789")
@@ -198,7 +212,7 @@ def find_windows(low: str, calendar: Calendar) -> Iterator[_Match]:
                 yield start, following[1], Window(begin, finish)
                 number += 1
                 continue
-        yield _apply_around(low, start, end, window)
+        yield _apply_around(low, start, end, window, calendar)
 
 
 def _find_matches(low: str, calendar: Calendar) -> list[_Match]:
@@ -217,7 +231,9 @@ def _find_matches(low: str, calendar: Calendar) -> list[_Match]:
     return kept
 
 
-def _apply_around(low: str, start: int, end: int, window: Window) -> _Match:
+def _apply_around(low: str, start: int, end: int, window: Window, calendar: Calendar) -> _Match:
+    if match := _ITS_WEEK.match(low, end):
+        return start, match.end(), calendar.week_of(window)
     for pattern, kind in _AFTER:
         match = pattern.match(low, end)
         if match is None:

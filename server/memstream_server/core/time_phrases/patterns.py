@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from memstream_server.core.time_phrases.lexicon import LEXICONS, Lexicon
+from memstream_server.core.time_phrases.germanic import ENGLISH, GERMAN
+from memstream_server.core.time_phrases.lexicon import Lexicon
+from memstream_server.core.time_phrases.romance import FRENCH, PORTUGUESE, SPANISH
+
+LEXICONS: Mapping[str, Lexicon] = {
+    "english": ENGLISH,
+    "german": GERMAN,
+    "french": FRENCH,
+    "spanish": SPANISH,
+    "portuguese": PORTUGUESE,
+}
+"""By the name of the Snowball stemmer, as in a policy."""
 
 GAP = r"\s{1,4}"
 """Between two words of a phrase; bounded, so that a flood of spaces costs nothing."""
@@ -52,6 +63,7 @@ class Compiled:
     join: re.Pattern[str]
     offsets: re.Pattern[str] | None
     rejected_before: re.Pattern[str]
+    week_of: re.Pattern[str]
 
 
 @cache
@@ -72,10 +84,16 @@ def _compile(lexicon: Lexicon) -> Compiled:
         "which": _one_of(lexicon.which),
         "n": rf"\d{{1,7}}|{_one_of([*lexicon.vague, *lexicon.numbers])}",
         "offset": _one_of(lexicon.offset_words),
+        "beyond": _one_of(lexicon.beyond),
+        "many": _one_of(lexicon.many),
+        "nth": _one_of(lexicon.nth),
         **_DIGITS,
     }
     patterns = [_compile_template(template, groups, lexicon.ordinal) for template in lexicon.templates]
-    patterns += [_compile_template(f"<{kind}>", groups, "", kind) for kind in lexicon.weak]
+    alone = {"day": lexicon.day_alone}
+    patterns += [
+        _compile_template(alone.get(kind, f"<{kind}>"), groups, lexicon.ordinal, kind) for kind in lexicon.weak
+    ]
     opener, opened, join = lexicon.joins
     dash = r"\s?-\s?"
     return Compiled(
@@ -91,12 +109,13 @@ def _compile(lexicon: Lexicon) -> Compiled:
         if lexicon.offsets
         else None,
         _at_end(lexicon.rejected_before),
+        _at_end(rf"(?:{lexicon.week_of})(?:~(?:{groups['weekday']}),?)?"),
     )
 
 
 def _compile_template(template: str, groups: dict[str, str], ordinal: str, weak: str = "") -> Pattern:
     names = set(_GROUP.findall(template))
-    needs = names & {"month", "weekday", "season", "holiday", "unit", "word"}
+    needs = names & {"month", "weekday", "season", "holiday", "unit", "word", "many"}
     if names & _DIGITS.keys():
         needs |= set() if needs else {DIGIT}
     if "(?P<night>" in template:
@@ -142,5 +161,6 @@ def _kinds_of_words(lexicon: Lexicon) -> dict[str, frozenset[str]]:
     add(lexicon.holidays, "holiday")
     add(lexicon.units, "unit")
     add(lexicon.days, "word")
+    add(lexicon.many, "many")
     add(_NIGHTS, NIGHT)
     return {word: frozenset(found) for word, found in kinds.items()}

@@ -15,8 +15,7 @@ from datetime import tzinfo
 
 from memstream_server.core.time_phrases import east_asian
 from memstream_server.core.time_phrases.calendar import Calendar, Window
-from memstream_server.core.time_phrases.lexicon import LEXICONS
-from memstream_server.core.time_phrases.patterns import DIGIT, WORD, Compiled, compiled
+from memstream_server.core.time_phrases.patterns import DIGIT, LEXICONS, WORD, Compiled, compiled
 from memstream_server.core.time_phrases.windows import plain_words, window_of
 
 TEXT_CHARACTERS_MAX = 2_000
@@ -35,8 +34,17 @@ _NUMERIC = re.compile(
     r"|(?P<first>[0-3]?\d)(?P<sign>[./])(?P<second>[0-3]?\d)(?P=sign)(?P<y2>(?:1[89]|20|21)\d\d)"
     r")(?:[t ]\d\d:\d\d(?::\d\d)?z?)?(?![\w:/\\]|[.,-]\w)"
 )
-_SHORT_DATE = re.compile(r"\d\.[01]?\d\.")
-"""A German date without a year: "am 7.5."."""
+_QUARTER = re.compile(
+    r"(?<![\w.,#/-])(?:(?P<kind>[qht])(?P<part>[1-4])(?:(?:[ /-]| of )?(?P<year>(?:19|20|21)\d\d))?"
+    r"|(?P<y2>(?:19|20|21)\d\d)[ /-]?(?P<k2>[qh])(?P<p2>[1-4]))(?![\w/]|[.,-]\w)"
+)
+"""A quarter or half of a year: Q2 2025, 2025-Q2, H1 2025, T2 2025; Q2 alone only after the words of _IN_QUARTER."""
+_IN_QUARTER = re.compile(
+    r"\b(?:in|im|during|of|for|since|by|before|after|until|till|from|to|and|between|en|em|no|seit|vor|nach|bis|und|depuis|"
+    r"avant|apres|desde|hasta|ate)\s{1,4}$"
+)
+_SHORT_DATE = re.compile(r"\d\.[01]?\d\.|\b(?:the|am|vom|zum|dem|le|du|au|el|del|dia) [0-3]?\d(?!\d)|[qht][1-4]\b")
+"""A day without a month or year ("am 7.5.", "the 12th"), or a quarter."""
 _FOLDED = str.maketrans(
     "àáâãäåçèéêëìíîïñòóôõöùúûüýÿāăąćčďēėęěğīįłńňōőŕřśşšťūůűųźżž\u2018\u2019\u2013",
     "aaaaaaceeeeiiiinooooouuuuyyaaaccdeeeegiilnnoorrssstuuuuzzz''-",
@@ -93,9 +101,11 @@ def find_times(text: str, language: str, now_us: int, zone: tzinfo) -> tuple[Tim
     found = _find_numeric(low, lexicon is not None and lexicon.lexicon.month_first, calendar) if DIGIT in kinds else []
     if lexicon is not None:
         found += _find_matches(text, low, lexicon, kinds, calendar)
-    phrases = [] if lexicon is None else _read_around(text, low, _without_overlaps(found), lexicon, calendar)
+    found = _without_overlaps(low, found)
     if lexicon is None:
-        phrases = [_phrase(text, each, each.start, each.window) for each in _without_overlaps(found)]
+        phrases = [_phrase(text, each, each.start, each.window) for each in found]
+    else:
+        phrases = _read_around(text, low, found, lexicon, calendar)
     if asian:
         phrases += [
             TimePhrase(text[start:end], start, end, window)
@@ -125,7 +135,7 @@ def _word_kinds(low: str, lexicon: Compiled | None) -> frozenset[str]:
         known = lexicon.kinds
         for word in known.keys() & words:
             found |= known[word]
-    if any(word.isdecimal() and len(word) == 4 for word in words) or ("." in low and _SHORT_DATE.search(low)):
+    if any(word.isdecimal() and len(word) == 4 for word in words) or _SHORT_DATE.search(low):
         found.add(DIGIT)
     return frozenset(found)
 
@@ -147,6 +157,24 @@ def _find_numeric(low: str, month_first: bool, calendar: Calendar) -> list[_Foun
         except (ValueError, OverflowError):
             continue
         found.append(_Found(match.start(), match.end(), window, "", {"year": given["year"] or given["y2"]}))
+    return found + _find_quarters(low, calendar)
+
+
+def _find_quarters(low: str, calendar: Calendar) -> list[_Found]:
+    found = []
+    for match in _QUARTER.finditer(low):
+        kind, part = match["kind"] or match["k2"], int(match["part"] or match["p2"])
+        year = match["year"] or match["y2"]
+        if year is None and (kind == "t" or not _IN_QUARTER.search(low[: match.start()])):
+            continue
+        months = 6 if kind == "h" else 3
+        try:
+            window = calendar.part_of_year(int(year) if year else calendar.today.year, part, months)
+            if year is None and window.start_us is not None and window.start_us > calendar.now_us:
+                window = calendar.earlier(window, "year", 1)
+        except (ValueError, OverflowError):
+            continue
+        found.append(_Found(match.start(), match.end(), window, "", {"year": year or ""}))
     return found
 
 
@@ -168,12 +196,24 @@ def _find_matches(text: str, low: str, lexicon: Compiled, kinds: frozenset[str],
     return found
 
 
-def _without_overlaps(found: list[_Found]) -> list[_Found]:
-    """Leftmost and longest first; of equals, the one that is not weak."""
+_DATED = frozenset(("day", "year"))
+_DATE_FOLLOWS = re.compile(r",?\s{1,3}(?:the\s|dem\s|den\s|le\s)?")
+
+
+def _is_its_date(low: str, weekday: _Found, date: _Found) -> bool:
+    return not _DATED.isdisjoint(date.groups) and bool(_DATE_FOLLOWS.fullmatch(low, weekday.end, date.start))
+
+
+def _without_overlaps(low: str, found: list[_Found]) -> list[_Found]:
+    """Leftmost and longest first; of equals, the one that is not weak. A weekday goes if its date follows it."""
     kept: list[_Found] = []
     for each in sorted(found, key=lambda each: (each.start, -each.end, each.weak != "")):
-        if not kept or each.start >= kept[-1].end:
-            kept.append(each)
+        if kept and each.start < kept[-1].end:
+            continue
+        last = kept[-1] if kept else None
+        if last is not None and last.groups.keys() == {"weekday"} and _is_its_date(low, last, each):
+            kept.pop()
+        kept.append(each)
     return kept
 
 
@@ -272,6 +312,11 @@ def _apply_before(before: str, found: _Found, lexicon: Compiled, calendar: Calen
         window = _offset_window(match, found, lexicon, calendar)
         if window is not None:
             return len(match[0]), window
+    if match := lexicon.week_of.search(before):
+        try:
+            return len(match[0]), calendar.week_of(found.window)
+        except (ValueError, OverflowError):
+            return None
     for kind, pattern in lexicon.modifiers.items():
         if match := pattern.search(before):
             doubtful = match[0].startswith("by") or " " in match[0].strip()
