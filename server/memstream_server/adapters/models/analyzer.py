@@ -124,26 +124,35 @@ class SnowballAnalyzer:
     def terms(self, text: str, language: str = "english", namespace: str = "", prefix: str = "") -> Terms:
         """The packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
 
-        AUTO_LANGUAGE: detects the language of the text. `prefix`: a fragment's date and speaker, also terms.
+        AUTO_LANGUAGE: detects the language of the text, and adds the terms of the fallback language, which are those of
+        a question that is too short to tell. `prefix`: a fragment's date and speaker, also terms.
         """
-        if language == AUTO_LANGUAGE:
-            language = languages.stemmer_of(prefix + text)
+        if language != AUTO_LANGUAGE:
+            return _pack_terms(self._count_terms(text, language, namespace, prefix))
+        language = languages.stemmer_of(prefix + text)
+        counts = self._count_terms(text, language, namespace, prefix)
+        if language != languages.FALLBACK:
+            for term, count in self._count_terms(text, languages.FALLBACK, namespace, prefix).items():
+                counts[term] = max(count, counts.get(term, 0))
+        return _pack_terms(counts)
+
+    def _count_terms(self, text: str, language: str, namespace: str, prefix: str) -> dict[int, int]:
         known = self._words.of(namespace, language)
         counts = known.count_prefix(prefix).copy() if prefix else {}
         for term in _list_terms(text, known):
             counts[term] = counts.get(term, 0) + 1
-        return _pack_terms(counts)
+        return counts
 
     def question_terms(self, text: str, language: str = "english", namespace: str = "") -> Terms:
         """The packed terms of a question, with accents as it writes them."""
         if language == AUTO_LANGUAGE:
-            language = languages.stemmer_of(text)
+            language = languages.certain_stemmer_of(text)
         return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
 
     def name_terms(self, text: str, names: Sequence[str], language: str = "english", namespace: str = "") -> Terms:
         """The terms of these names, and of the words of a question that its case shows to be names."""
         if language == AUTO_LANGUAGE:
-            language = languages.stemmer_of(text)
+            language = languages.certain_stemmer_of(text)
         known = self._words.of(namespace, language + _QUESTION)
         found = [*names, *find_capitals(text, language)]
         return _pack_terms(Counter(term for name in found for token in tokens(name) for term in known.hash_all(token)))

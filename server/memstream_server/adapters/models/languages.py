@@ -6,6 +6,7 @@ and one second to load against 650 MB and six, 70 microseconds a sentence agains
 
 from __future__ import annotations
 
+import re
 import threading
 from functools import cache
 from typing import Any
@@ -23,6 +24,9 @@ STEMMERS = {
 """Snowball algorithm by ISO 639-1 code."""
 OTHERS = ("bg", "he", "ja", "ko", "th", "uk", "vi", "zh")
 """Detected as well, so that their texts are not mistaken for related languages."""
+CERTAIN = 10.0
+"""Difference of the log-likelihoods of the first two languages of which a text is certain to be in the first."""
+_OTHER_SCRIPT = re.compile("[\u0370-\u1dff]")
 _lock = threading.Lock()
 
 
@@ -30,6 +34,13 @@ def stemmer_of(text: str) -> str:
     """The Snowball algorithm for a text. Raises ValueError if py3langid is not installed."""
     code, _ = identifier().classify(text)
     return STEMMERS.get(code, FALLBACK)
+
+
+def certain_stemmer_of(text: str) -> str:
+    """As stemmer_of, but FALLBACK for a text in Latin letters whose language is a guess."""
+    (code, best), (_, second) = identifier().rank(text)[:2]
+    certain = best - second >= CERTAIN or _OTHER_SCRIPT.search(text)
+    return STEMMERS.get(code, FALLBACK) if certain else FALLBACK
 
 
 def identifier() -> Any:
