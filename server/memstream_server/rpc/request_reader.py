@@ -22,7 +22,8 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc.aio
 from google.protobuf import descriptor_pool
@@ -30,11 +31,16 @@ from google.protobuf.message import DecodeError, Message
 
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
+from memstream_server.engine.runtime.call_context import REQUEST, Request
+from memstream_server.engine.runtime.threads import run_in_thread
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.rpc.connections import UnreadBytes
 from memstream_server.rpc.rpc_table import RPC_RULES
-from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sub_messages
+from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, split_message, sub_messages
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+
     from memstream_server.rpc.limits import Limits
 
 COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
@@ -47,6 +53,9 @@ ANYBODY_READS_MAX = 16
 _SMALL_FIELDS = 8
 """Divides the maximum number of fields for rpcs with small messages."""
 _GZIP_WINDOW_BITS = 31
+PARSED_AT_ONCE = 4_096
+"""Bytes that are parsed without a pause: one millisecond if they are nothing but empty messages."""
+_NO_MESSAGE = "the bytes sent are not a message of this rpc's type"
 _INFLATED_AT_ONCE = 65_536
 """Bytes that are decompressed on the event loop; a thread decompresses the rest."""
 _LOOK_S = 0.1
@@ -138,7 +147,7 @@ class RequestReader:
         self.message_bytes_max = limits.message_bytes_max
         self.received_bytes_max = limits.received_bytes_max
         self.budget = ByteBudget(limits.caller_request_bytes_max)
-        self.examined = ByteBudget(0)  # one message of each caller
+        self._examined = ByteBudget(0)  # one message of each caller
         self._small = (
             min(limits.small_message_bytes_max, limits.message_bytes_max),
             limits.message_fields_max // _SMALL_FIELDS,
@@ -197,6 +206,15 @@ class RequestReader:
         self._waiting_of[requests.holder] -= 1
         if not self._waiting_of[requests.holder]:
             del self._waiting_of[requests.holder]
+
+    @contextlib.asynccontextmanager
+    async def examine_alone(self, holder: str) -> AsyncIterator[None]:
+        """Waits until no other message of the caller is being examined."""
+        await self._examined.take_bytes(holder, 1)
+        try:
+            yield
+        finally:
+            self._examined.give_back(holder, 1)
 
     def count_message(self, context: _Context, size: int) -> None:
         """A message has been read."""
@@ -304,6 +322,7 @@ class Requests:
         data = await self._read_next()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
+        REQUEST.set(Request())
         self._reader.count_message(self._context, len(data))
         if self._holder and not self._try_take_bytes(len(data)):
             await self._take_bytes(len(data))
@@ -348,43 +367,37 @@ class Requests:
         return ProtocolViolation(f"{what} did not come within {number_text(self._reader.opening_max_s)} s")
 
     def _parse_small(self, data: bytes) -> Message | str | None:
-        """As `_parse`, for data that need no await: not compressed, and too short for too many fields; else None."""
-        rpc = self._reader.find_rpc(self._path)
-        if data[:2] == GZIP or len(data) > rpc.bytes_max or may_exceed(data, rpc.fields_max):
+        """As `_parse_message`, for data that need no await: small and not compressed; else None."""
+        if data[:2] == GZIP or len(data) > min(PARSED_AT_ONCE, self._reader.find_rpc(self._path).bytes_max):
             return None
-        return self._decode_message(data)
+        try:
+            return self._decode(data)
+        except DecodeError:
+            return _NO_MESSAGE
 
     async def _parse_message(self, data: bytes) -> Message | str:
         """The message, or the reason why the data are not one."""
         rpc = self._reader.find_rpc(self._path)
         if data[:2] == GZIP:
-            async with self._examine_alone():
-                unzipped = await _decompress(data, rpc.bytes_max)
+            async with self._reader.examine_alone(self._holder):
+                unzipped = await decompress(data, rpc.bytes_max)
             if isinstance(unzipped, str):
                 return unzipped
             data = unzipped
         if len(data) > rpc.bytes_max:
             return f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}"
         if may_exceed(data, rpc.fields_max):
-            async with self._examine_alone():
+            async with self._reader.examine_alone(self._holder):
                 if await _run_scan(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
-        return self._decode_message(data)
-
-    def _decode_message(self, data: bytes) -> Message | str:
         try:
-            return self._decode(data)
+            message = self._decode(b"")
+            for part in split_message(data, cast("Descriptor", message.DESCRIPTOR)):
+                message.MergeFromString(part)
+                await pause_if_due()
+            return message
         except DecodeError:
-            return "the bytes sent are not a message of this rpc's type"
-
-    @contextlib.asynccontextmanager
-    async def _examine_alone(self) -> AsyncIterator[None]:
-        """Waits until no other message of the caller is being examined."""
-        await self._reader.examined.take_bytes(self._holder, 1)
-        try:
-            yield
-        finally:
-            self._reader.examined.give_back(self._holder, 1)
+            return _NO_MESSAGE
 
     def _check_message(self, message: Message | str) -> Message:
         if isinstance(message, str):
@@ -420,14 +433,14 @@ async def _run_scan(scan: Generator[None, None, bool]) -> bool:
         await asyncio.sleep(_PAUSE_S)
 
 
-async def _decompress(data: bytes, bytes_max: int) -> bytes | str:
+async def decompress(data: bytes, bytes_max: int) -> bytes | str:
     """The decompressed data, or the reason why they cannot be decompressed."""
     member = zlib.decompressobj(_GZIP_WINDOW_BITS)
     try:
         found = member.decompress(data, min(bytes_max + 1, _INFLATED_AT_ONCE))
         if member.unconsumed_tail and len(found) <= bytes_max:
             rest = bytes_max + 1 - len(found)
-            found += await asyncio.to_thread(member.decompress, member.unconsumed_tail, rest)
+            found += await run_in_thread(partial(member.decompress, member.unconsumed_tail, rest))
     except zlib.error:
         return "the message is not in order: its gzip data cannot be decompressed"
     if len(found) > bytes_max:

@@ -19,7 +19,6 @@ from memstream_server.adapters.journal.database.migration_backups import BACKUPS
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
-from memstream_server.adapters.journal.readers import Readers
 from memstream_server.adapters.journal.sql import (
     answers,
     compact_vectors,
@@ -42,6 +41,7 @@ from memstream_server.adapters.journal.sql.vector_forms import Computing
 from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
+from memstream_server.engine.runtime.threads import Threads
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
@@ -88,7 +88,7 @@ class SqlJournal:
     ) -> None:
         self._database, self._clock_us = database, clock_us
         self._computing = computing or Computing()
-        self._readers = Readers(readers)
+        self._readers = Threads(readers, "journal-reader")
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._trial: asyncio.Task[None] | None = None

@@ -27,6 +27,7 @@ from memstream_server.core.unread import Unread
 from memstream_server.core.values import MemoryKind, Tier, Vector
 from memstream_server.core.weights import Weights
 from memstream_server.engine.requests import Query
+from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.models import EmbeddingModel
 
@@ -88,7 +89,7 @@ async def rank_in_ram(
         return rank(no_cosines(len(dense)) if vector is None else dense.cosines(vector), None, None)
     exact = dict[str, float]()
     with dense.scan(vector) as scan:
-        scanning = asyncio.get_running_loop().run_in_executor(None, scan.compute)
+        scanning = asyncio.ensure_future(run_in_thread(scan.compute))
         revision, legs = working.record.revision, working.legs(question.terms)
         await scanning
         unread: Unread | None = None

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +27,7 @@ from memstream_server.engine.memory.decide import effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import compares_content, enhances_short_term
 from memstream_server.engine.requests import Query, RecallAnswer
+from memstream_server.engine.runtime.turns import charge_callback
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.models import ModelError
@@ -40,6 +43,8 @@ CONTENT_VECTORS_BYTES_MAX = 32 << 20
 """Cached content vectors of recalled fragments, over all memories: a text rarely needs a second model call."""
 OFFERS_MAX = 64
 """Queued offers; when full, the oldest is dropped, so that recalls never build a backlog."""
+COUNTED_AT_ONCE = 128
+"""Accesses counted between two looks of the event loop for events: 1,000 take 2 to 5 ms."""
 WRITTEN_TOGETHER = 64
 """Fragments per write of access statistics, over one or several memories: each may touch another page of the journal,
 and observations wait for the write.
@@ -58,7 +63,8 @@ class Reinforcement:
         self._offers: asyncio.Queue[tuple[Actor, tuple[Fragment, ...]]] = asyncio.Queue(OFFERS_MAX)
         self._content: OrderedDict[tuple[str, str, int, str], Vector] = OrderedDict()
         """Vectors by memory, fragment, version and space; an imported memory has the fragment ids of its export."""
-        self._answers: deque[tuple[Actor, Query, RecallAnswer]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
+        """Work after answers, in order."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -70,8 +76,8 @@ class Reinforcement:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        while self._answers:
-            self._handle_next_answer()
+        while self._waiting:
+            self._work_on()
         await self._write_accesses()
 
     def queue_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
@@ -79,17 +85,20 @@ class Reinforcement:
 
         That is two event-loop iterations later: before the caller can react to the answer.
         """
-        self._answers.append((actor, query, answer))
+        self._waiting.append(partial(self._handle_answer, actor, query, answer))
         loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._handle_next_answer)  # a task would be resumed twice for each answer
+        loop.call_soon(loop.call_soon, self._work_on)  # a task would be resumed twice for each answer
 
-    def _handle_next_answer(self) -> None:
-        if not self._answers:
-            return  # handled earlier, by `stop` or `wait_for_offers`
+    def _work_on(self) -> None:
+        """Do the next piece of work, in the context of a call: its account pays."""
+        if not self._waiting:
+            return  # done earlier, by `stop` or `wait_for_offers`
+        began_s = perf_counter()
         try:
-            self._handle_answer(*self._answers.popleft())
+            self._waiting.popleft()()
         except Exception:  # one failing answer must not end all reinforcement
             log.exception("reinforcement_failed")
+        charge_callback(began_s)
 
     def _handle_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
         fragments = tuple(found.fragment for found in answer.recollections)
@@ -113,7 +122,11 @@ class Reinforcement:
         self._offers.put_nowait((actor, tuple(fragments)))
 
     def count_accesses(self, actor: Actor, ids: Sequence[str], now_us: int) -> None:
-        """Count an access of each fragment, in RAM now and in the journal later."""
+        """Count an access of each fragment, in RAM now and in the journal later; of many, the rest afterwards."""
+        ids, rest = ids[:COUNTED_AT_ONCE], ids[COUNTED_AT_ONCE:]
+        if rest:
+            self._waiting.append(partial(self.count_accesses, actor, rest, now_us))
+            asyncio.get_running_loop().call_soon(self._work_on)
         counts = self._accesses.setdefault((actor.uid, actor.working.record.epoch), {})
         for id_ in ids:
             count, _ = counts.get(id_, (0, 0))
@@ -139,8 +152,8 @@ class Reinforcement:
 
     async def wait_for_offers(self) -> None:
         """Wait until every earlier offer has been decided."""
-        while self._answers:
-            self._handle_next_answer()
+        while self._waiting:
+            self._work_on()
         await self._offers.join()
 
     async def _make_offer(self, actor: Actor, fragments: tuple[Fragment, ...]) -> None:

@@ -7,12 +7,29 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from itertools import count
 
 PRINCIPAL: contextvars.ContextVar[str] = contextvars.ContextVar("memstream_principal", default="")
 """Who called; empty without authentication, and for the server's own work."""
 Account = tuple[str, str]
 """(principal, namespace) that pays for work. Without authentication the connection is the principal."""
 ACCOUNT: contextvars.ContextVar[Account | None] = contextvars.ContextVar("memstream_account", default=None)
+"""None for work of the server that no call asked for."""
+_numbers = count(1)
+
+
+class Request:
+    """A call, or one message of a stream: what the server has computed for it so far."""
+
+    __slots__ = ("cost_s", "number")
+
+    def __init__(self) -> None:
+        self.cost_s = 0.0
+        self.number = next(_numbers)
+        """In order of arrival."""
+
+
+REQUEST: contextvars.ContextVar[Request | None] = contextvars.ContextVar("memstream_request", default=None)
 """None for work of the server that no call asked for."""
 Origin = contextvars.Context
 """The context variables at the time when the work was requested."""

@@ -4,7 +4,8 @@ Rule 1. Each step of a task, from one await to the next, is a turn of the accoun
 within it of a namespace. A step without an account (gRPC's accept loop, the order of receipt) never waits.
 Rule 2. Turns are ordered by start-time fair queueing (Goyal, Vin, Cheng 1996): each account has a virtual time, which
 its measured costs raise, and the waiting one with the least is next. One that was idle starts at the present minimum:
-it has neither saved up nor is it punished.
+it has neither saved up nor is it punished. Within an account small requests precede large ones, and older ones younger
+ones: large ones end one after the other, instead of all late and all in RAM.
 Rule 3. A step is never interrupted. A long computation calls `pause_if_due` in its loop, which ends the step after
 SLICE_S. What cannot be divided is charged all the same.
 Rule 4. Turns are granted only while the event loop has nothing else to do, and one at a time, or several that take
@@ -19,9 +20,12 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from memstream_server.engine.runtime.call_context import ACCOUNT, Account
+from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, Request
+
+if TYPE_CHECKING:
+    from memstream_server.engine.runtime.threads import Threads
 
 T = TypeVar("T")
 
@@ -42,6 +46,10 @@ DEFERRED_MAX_S = 0.005
 """How long turns may be deferred for whatever else the event loop has to do."""
 LOOKED_S = 0.0001
 """A turn is granted only if the event loop has looked for events since."""
+SMALL_S = 0.003
+"""Cost of a request up to which it counts as small."""
+LARGE_EACH = 4
+"""Of so many turns of an account, one is of a large request."""
 ACCOUNTS_MAX = 4_096
 """Accounts that are kept; beyond this, idle ones without debt are dropped."""
 
@@ -64,6 +72,34 @@ class _Principal(_Entrant):
         self.namespaces = _Order()
 
 
+class _Line(Generic[T]):
+    """Items of one account, in order of their requests."""
+
+    __slots__ = ("_entries", "_large", "_popped", "_small")
+
+    def __init__(self) -> None:
+        self._small: list[tuple[int, int, T]] = []
+        """Heaps of (number of the request, order of entry, item)."""
+        self._large: list[tuple[int, int, T]] = []
+        self._entries = self._popped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._small or self._large)
+
+    def push(self, request: Request | None, item: T) -> None:
+        """Add an item."""
+        self._entries += 1
+        large = request is not None and request.cost_s > SMALL_S
+        entry = (0 if request is None else request.number, self._entries, item)
+        heapq.heappush(self._large if large else self._small, entry)
+
+    def pop(self) -> T:
+        """Remove and return the next item. There must be one."""
+        self._popped += 1
+        large = self._large and (not self._small or self._popped % LARGE_EACH == 0)
+        return heapq.heappop(self._large if large else self._small)[2]
+
+
 class _Share(_Entrant, Generic[T]):
     """A namespace of a principal."""
 
@@ -73,7 +109,7 @@ class _Share(_Entrant, Generic[T]):
         super().__init__()
         self.account = account
         self.principal = principal
-        self.waiting: deque[T] = deque()
+        self.waiting: _Line[T] = _Line()
 
 
 class _Order:
@@ -138,10 +174,10 @@ class FairQueue(Generic[T]):
         self.waiting = 0
         """Number of items."""
 
-    def push(self, account: Account, item: T) -> None:
-        """Queue an item behind those of the same account."""
+    def push(self, account: Account, item: T, request: Request | None = None) -> None:
+        """Queue an item behind those of the same account whose requests precede this one."""
         share = self._share_of(account)
-        share.waiting.append(item)
+        share.waiting.push(request, item)
         share.principal.namespaces.enter(share)
         self._principals.enter(share.principal)
         self.waiting += 1
@@ -154,7 +190,7 @@ class FairQueue(Generic[T]):
         """As `pop`, with the account."""
         principal: _Principal = self._principals.pop()
         share: _Share[T] = principal.namespaces.pop()
-        item = share.waiting.popleft()
+        item = share.waiting.pop()
         self.waiting -= 1
         share.virtual_s += expected_s
         principal.virtual_s += expected_s
@@ -232,6 +268,8 @@ class Turns:
         """Of the latest step."""
         self._each_s = BUDGET_S
         """Moving average of the duration of a step that waited."""
+        self.threads: Threads | None = None
+        """Threads that compute for callers, once some have: see `run_in_thread`."""
         self.began_s = 0.0
         """When the present step began."""
         self.on_cost: Callable[[str, float], None] | None = None
@@ -261,7 +299,7 @@ class Turns:
     def wait(self, account: Account) -> asyncio.Future[None]:
         """A future that is done when a turn is granted; the step must then call `begin_granted` or `give_up`."""
         turn: asyncio.Future[None] = self._loop.create_future()
-        self._queue.push(account, turn)
+        self._queue.push(account, turn, REQUEST.get())
         self._schedule_grant()
         return turn
 
@@ -286,6 +324,8 @@ class Turns:
             self._each_s += (min(took_s, COST_MAX_S) - self._each_s) / 16
         if account is None:
             return
+        if (request := REQUEST.get()) is not None:
+            request.cost_s += took_s
         self.charge(account, took_s)
         if self._is_ahead:
             self._is_ahead, self._ahead_s = False, now_s
@@ -406,6 +446,13 @@ def find_turns() -> Turns | None:
     """The turns of the running event loop; None without any."""
     turns: object = asyncio.get_running_loop().get_task_factory()
     return turns if isinstance(turns, Turns) else None
+
+
+def charge_callback(began_s: float) -> None:
+    """Charge the account of the present callback, which is no step of a task, with its time since then."""
+    turns, account = find_turns(), ACCOUNT.get()
+    if turns is not None and account is not None:
+        turns.charge(account, perf_counter() - began_s)
 
 
 async def pause_if_due() -> None:

@@ -24,7 +24,7 @@ import grpc.aio
 import structlog
 
 from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
-from memstream_server.engine.runtime.call_context import ACCOUNT, PRINCIPAL
+from memstream_server.engine.runtime.call_context import ACCOUNT, PRINCIPAL, REQUEST, Request
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import Watched
@@ -180,6 +180,7 @@ class UnidentifiedCall:
         """Identifies the connection."""
         self._peer = context.peer()
         ACCOUNT.set((self._peer, ""))
+        REQUEST.set(Request())
         if self._on_account:
             requests.hold_for(self._peer)
 
@@ -257,6 +258,7 @@ class AuthorizedCall:
         account = ACCOUNT.get()
         if account is None or account[0] != principal:
             ACCOUNT.set((principal, ""))
+            REQUEST.set(Request())
 
     def end(self) -> None:
         """The call has ended."""

@@ -26,11 +26,20 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from memstream_server.engine.errors import CapabilityMissing, EngineError, InvalidField
-from memstream_server.engine.runtime.call_context import ACCOUNT
+from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Request
 from memstream_server.rpc.calls import REQUEST_ID
 from memstream_server.rpc.http.application import current_refusal, peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
-from memstream_server.rpc.http.codecs import JSON_BYTES_FACTOR, BinaryCodec, JsonCodec, Reply, write_json
+from memstream_server.rpc.http.codecs import (
+    JSON_BYTES_FACTOR,
+    BinaryCodec,
+    Gzip,
+    JsonCodec,
+    JsonReader,
+    JsonText,
+    Reply,
+    write_body,
+)
 from memstream_server.rpc.http.errors import connect_error, connect_error_of
 from memstream_server.rpc.request_reader import RequestReader
 from memstream_server.rpc.rpc_table import path_of
@@ -44,6 +53,7 @@ _OWN_REFUSALS: dict[Code, Callable[[str], EngineError]] = {
     Code.UNIMPLEMENTED: lambda message: CapabilityMissing(message, capability=""),
 }
 """Errors for what ConnectRPC refuses by itself, once the caller is identified."""
+_ACCEPTED = ("accept-encoding", "connect-accept-encoding", "grpc-accept-encoding")
 _ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 
 
@@ -111,6 +121,7 @@ class _Admission:
             call = HttpCall(headers, _peer_of_text(context.client_address), remaining_s, peer_uris())
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
             ACCOUNT.set((holder, ""))
+            REQUEST.set(Request())
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
         except Exception as error:
@@ -151,15 +162,16 @@ class Endpoints:
         self._reader = reader
         self._calls: dict[int, _Admitted] = {}
         methods = [method for service in services for method in service.methods]
-        paths = {GetMessageClass(each.input_type): path_of(each) for each in methods}
         made = {path_of(each): self._make_endpoint(each) for each in methods}
-        codecs: list[Any] = [BinaryCodec(), JsonCodec(reader, paths)]
+        self._json = JsonReader(reader)
+        codecs: list[Any] = [BinaryCodec(), JsonCodec()]
         self.application = _Application(
             service=None,
             endpoints=lambda _service: made,
             interceptors=[_Admission(identify, reader, self._calls)],
             read_max_bytes=JSON_BYTES_FACTOR * reader.message_bytes_max,
             codecs=codecs,
+            compressions=[Gzip()],
         )
 
     def _make_endpoint(self, method: MethodDescriptor) -> Any:
@@ -177,13 +189,13 @@ class Endpoints:
             idempotency_level=IdempotencyLevel.UNKNOWN,
             stream_type=kinds[method.client_streaming, method.server_streaming],
         )
-        path, reply = path_of(method), GetMessageClass(method.output_type)
+        path, types = path_of(method), (GetMessageClass(method.input_type), GetMessageClass(method.output_type))
 
         async def answer(message: bytes, context: _Context) -> Reply:
-            return await self._answer(path, reply, message, context)
+            return await self._answer(path, types, message, context)
 
         def stream(message: bytes, context: _Context) -> AsyncIterator[Reply]:
-            return self._stream(path, reply, message, context)
+            return self._stream(path, types, message, context)
 
         if method.client_streaming:
             return Endpoint.bidi_stream(info, _refuse_stream(method))
@@ -191,7 +203,7 @@ class Endpoints:
             return Endpoint.server_stream(info, stream)
         return Endpoint.unary(info, answer)
 
-    def _receive(self, message: bytes, context: _Context) -> HttpCall:
+    async def _receive(self, path: str, kind: Any, message: bytes, context: _Context) -> HttpCall:
         """The call of a request that has arrived; its account keeps the bytes of the message alone.
 
         A body of unknown size was charged as the largest one, and a watch lasts for hours.
@@ -201,27 +213,36 @@ class Endpoints:
         if surplus > 0:
             admitted.held -= surplus
             self._reader.budget.give_back(admitted.holder, surplus)
+        if isinstance(message, JsonText):
+            message = await self._json.read_json(message, kind, path, admitted.holder)
         admitted.call.receive(message)
         return admitted.call
 
-    async def _answer(self, path: str, reply: Any, message: bytes, context: _Context) -> Reply:
-        call = self._receive(message, context)
+    async def _answer(self, path: str, types: tuple[Any, Any], message: bytes, context: _Context) -> Reply:
+        call = await self._receive(path, types[0], message, context)
         with _errors_as_connect(call, context):
             handler = await self._dispatcher.find_handler(path, call)
-            made = Reply(reply, await handler.stream_unary(None, call))
-            if call.status is None and "json" in context.request_headers.get("content-type", ""):
-                return Reply(reply, b"", await write_json(made.parse()))
-            return made
+            made = Reply(types[1], await handler.stream_unary(None, call))
+            return made if call.status is not None else await write_body(made, *_form_of(context))
 
-    async def _stream(self, path: str, reply: Any, message: bytes, context: _Context) -> AsyncIterator[Reply]:
-        call = self._receive(message, context)
+    async def _stream(
+        self, path: str, types: tuple[Any, Any], message: bytes, context: _Context
+    ) -> AsyncIterator[Reply]:
+        call = await self._receive(path, types[0], message, context)
         with _errors_as_connect(call, context):
             handler = await self._dispatcher.find_handler(path, call)
             async with contextlib.aclosing(handler.stream_stream(None, call)) as responses:
                 async for response in responses:
                     for key, value in call.initial:
                         context.response_headers[key] = str(value)
-                    yield Reply(reply, response)
+                    yield await write_body(Reply(types[1], response), *_form_of(context))
+
+
+def _form_of(context: _Context) -> tuple[bool, bool]:
+    """(whether the body of the response is JSON, whether it may be compressed)."""
+    headers = context.request_headers
+    accepted = (headers.get(name, "") for name in _ACCEPTED)
+    return "json" in headers.get("content-type", ""), any("gzip" in each for each in accepted)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Counts the fields of a serialised message before it is parsed: each may cost a hundred times its bytes in RAM.
+"""Counts the fields of a serialised message before it is parsed: each may cost a hundred times its bytes in RAM. Splits
+a large one into parts that are parsed one by one.
 
 The scan walks the wire format in the order in which protobuf parses it, and enters only fields that the message type
 declares as messages. It stops at invalid bytes, where protobuf stops as well.
@@ -6,12 +7,16 @@ declares as messages. It stops at invalid bytes, where protobuf stops as well.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 STEP_FIELDS = 1_024
 """Fields counted between two pauses: half a millisecond."""
+PART_BYTES = 65_536
+"""About the size of a part of a message,"""
+PART_FIELDS = 2_048
+"""and its fields at most: a millisecond."""
 Table = dict[int, "Table"]
 """The tables of a message type's sub-messages, by field tag."""
 
@@ -87,6 +92,69 @@ def _exceeds_bounds(data: bytes, table: Table, fields_max: int) -> Generator[Non
             at += 8
         elif kind not in _GROUP_ENDS:
             return False
+
+
+def split_message(data: bytes, message: Descriptor) -> Iterator[bytes]:
+    """Parts of a serialised message, each of about PART_BYTES, or of PART_FIELDS fields: merged one after the other,
+    they are the whole message. An embedded message that is not repeated is split, too: parts of it merge.
+
+    From where the data are not in order, they are one part, as they are.
+    """
+    yield from _split_fields(data, 0, len(data), message)
+
+
+def _split_fields(data: bytes, at: int, end: int, message: Descriptor) -> Iterator[bytes]:
+    began = at
+    try:
+        while at < end:
+            fields = 0
+            while at < end and at - began <= PART_BYTES and fields < PART_FIELDS:
+                fields, field_at = fields + 1, at
+                tag, at = _varint(data, at)
+                body_at, at = _skip_value(data, at, end, tag)
+                if at - body_at > PART_BYTES and (inner := _embedded(message, tag)) is not None:
+                    if field_at > began:
+                        yield data[began:field_at]
+                    for part in _split_fields(data, body_at, at, inner):
+                        yield _write_varint(tag) + _write_varint(len(part)) + part
+                    began = at
+            if at > began:
+                yield data[began:at]
+            began = at
+    except IndexError:  # the message ends inside a field
+        yield data[began:end]
+
+
+def _skip_value(data: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
+    """(where the value's content begins, the position after it). Raises IndexError if it is not before `end`."""
+    kind, after = tag & 7, end + 1
+    if kind == _BYTES:
+        length, at = _varint(data, at)
+        after = at + length
+    elif kind == _VARINT:
+        after = _varint(data, at)[1]
+    elif kind in (_FIXED32, _FIXED64):
+        after = at + (4 if kind == _FIXED32 else 8)
+    if after > end:  # or a group, which no message of the contract has
+        raise IndexError("the message ends inside a field")
+    return at, after
+
+
+def _embedded(message: Descriptor, tag: int) -> Descriptor | None:
+    """The type of a field with one embedded message."""
+    field = message.fields_by_number.get(tag >> 3)
+    if field is None or tag & 7 != _BYTES or field.is_repeated:
+        return None
+    return field.message_type
+
+
+def _write_varint(value: int) -> bytes:
+    written = bytearray()
+    while value >= _CONTINUES:
+        written.append(value & 0x7F | _CONTINUES)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,68 +1,83 @@
-"""The threads that read: which caller's read is next, by what each has cost so far.
+"""Threads that work for callers: whose work is next, by what each caller has cost so far.
 
-Rule 1. A principal has at most `each_max` reads under way, and the threads are one more: the reads of one caller never
-keep all threads, and a read of another caller starts at once.
-Rule 2. Reads that wait for a thread take turns like steps of the event loop (engine/runtime/turns.py), and a read's CPU
-is charged to its caller there, too: threads and the event loop share the interpreter.
+Rule 1. A principal has at most `each_max` pieces of work under way, and the threads are one more: the work of one
+caller never keeps all threads, and that of another caller starts at once.
+Rule 2. Work that waits for a thread takes turns like steps of the event loop (engine/runtime/turns.py), and its CPU is
+charged to its caller there, too: threads and the event loop share the interpreter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from memstream_server.engine.runtime.call_context import ACCOUNT, Account
+from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, Request
 from memstream_server.engine.runtime.turns import FairQueue, find_turns
 
 T = TypeVar("T")
 SERVER: Account = ("", "")
-"""Who reads for work that no call asked for."""
+"""Who pays for work that no call asked for."""
 _Turn = asyncio.Future[None]
 
 
-class Readers:
-    """Runs reads in threads, in turns."""
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, computed in one of the event loop's threads, in turns.
 
-    def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="journal-reader")
+    For what takes milliseconds and cannot be divided: a thread hands the interpreter over within a switch interval, or
+    does not need it.
+    """
+    turns = find_turns()
+    if turns is None:
+        return await asyncio.to_thread(work)
+    if turns.threads is None:
+        turns.threads = Threads(max(2, os.cpu_count() or 1), "computing")
+    return await turns.threads.run(work)
+
+
+class Threads:
+    """Runs work in threads, in turns."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
         self._each_max = max(1, threads - 1)
         self._under_way: Counter[str] = Counter()
-        """Reads of a principal that run, or wait in `_queue`."""
+        """Pieces of work of a principal that run, or wait in `_queue`."""
         self._queue: FairQueue[_Turn] = FairQueue()
         self._parked: dict[str, FairQueue[_Turn]] = {}
-        """Further reads of a principal, each of an account (namespace, "")."""
+        """Further work of a principal, each piece of an account (namespace, "")."""
 
-    async def run(self, read: Callable[[], T]) -> T:
-        """The result of `read`. A cancelled caller leaves a running read to its end."""
-        account = ACCOUNT.get() or SERVER
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`. A cancelled caller leaves running work to its end."""
+        account, request = ACCOUNT.get() or SERVER, REQUEST.get()
         if self._under_way[account[0]] >= self._each_max or not self._free:
-            await self._wait(account)
+            await self._wait(account, request)
         else:
             self._under_way[account[0]] += 1
             self._free -= 1
-        work = _Read(read)
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work.run)
-        running.add_done_callback(lambda done: self._end(account, work, done))
+        timed = _Timed(work)
+        running = asyncio.get_running_loop().run_in_executor(self._executor, timed.run)
+        running.add_done_callback(lambda done: self._end(account, request, timed, done))
         return await asyncio.shield(running)
 
     def close(self) -> None:
-        """Returns once all reads have ended."""
+        """Returns once all work has ended."""
         self._executor.shutdown()
 
-    async def _wait(self, account: Account) -> None:
+    async def _wait(self, account: Account, request: Request | None) -> None:
         """Returns once the account has a thread."""
         turn: _Turn = asyncio.get_running_loop().create_future()
         principal, namespace = account
         if self._under_way[principal] >= self._each_max:
-            self._parked.setdefault(principal, FairQueue()).push((namespace, ""), turn)
+            self._parked.setdefault(principal, FairQueue()).push((namespace, ""), turn, request)
         else:
             self._under_way[principal] += 1
-            self._queue.push(account, turn)
+            self._queue.push(account, turn, request)
         try:
             await turn
         except asyncio.CancelledError:
@@ -70,8 +85,10 @@ class Readers:
                 self._pass_on(account)
             raise
 
-    def _end(self, account: Account, work: _Read[T], done: asyncio.Future[T]) -> None:
+    def _end(self, account: Account, request: Request | None, work: _Timed[T], done: asyncio.Future[T]) -> None:
         cost_s = work.cost_s
+        if request is not None:
+            request.cost_s += cost_s
         if not done.cancelled():
             done.exception()  # marks it as retrieved: the caller may have left
         self._queue.charge(account, cost_s)
@@ -109,19 +126,19 @@ class Readers:
             del self._parked[principal]
 
 
-class _Read(Generic[T]):
-    """One read, and the CPU that it took."""
+class _Timed(Generic[T]):
+    """One piece of work, and the CPU that it took."""
 
-    __slots__ = ("_read", "cost_s")
+    __slots__ = ("_work", "cost_s")
 
-    def __init__(self, read: Callable[[], T]) -> None:
-        self._read = read
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
         self.cost_s = 0.0
 
     def run(self) -> T:
         """In a thread."""
         began_s = time.thread_time()
         try:
-            return self._read()
+            return self._work()
         finally:
             self.cost_s = time.thread_time() - began_s
