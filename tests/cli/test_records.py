@@ -23,6 +23,56 @@ def test_first_line_with_object_selects_jsonl() -> None:
     assert isinstance(reader.read_line(b"plain words\n"), Malformed)
 
 
+def test_text_is_stored_as_it_is() -> None:
+    reader = RecordReader(Format.AUTO)
+    read = [reader.read_line(line) for line in (b"def f():\n", b"    return 1  \r\n", b"\t \n", b"\tx")]
+    assert read == [Observation("def f():"), Observation("    return 1  "), None, Observation("\tx")]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("[08.05.26, 12:00:01] Ann: hello", "WhatsApp"),
+        ("\u200e[08/05/2026, 12:00:01 PM] Ann: hello", "WhatsApp"),
+        ("5/8/26, 12:00\u202fPM - Ann: hello", "WhatsApp"),
+        ("2026-05-08, 12:00 - Messages are end-to-end encrypted", "WhatsApp"),
+        ("time,speaker,text", "CSV"),
+        ('"id";"content";"who"', "CSV"),
+        ("message\tdate", "CSV"),
+        ("<!DOCTYPE html>", "HTML"),
+        ('<?xml version="1.0"?>', "XML"),
+        ("WEBVTT", "subtitles"),
+        ("From ann@example.org Fri May  8 12:00:00 2026", "mbox"),
+        ("%PDF-1.7", "PDF"),
+        ("PK\x03\x04...", "ZIP"),
+        ("SQLite format 3\x00", "adopt"),
+        ('{"type":"export","format":"memstream-export","version":1}', "memstream import"),
+        ("\udc1f\udc8b", "gzip"),
+    ],
+)
+def test_file_of_something_else_is_rejected_as_a_whole(first: str, said: str) -> None:
+    line = b"\x1f\x8b\x08" if said == "gzip" else first.encode()
+    reader = RecordReader(Format.AUTO)
+    problem = reader.read_line(line)
+    assert isinstance(problem, Malformed)
+    assert said in problem.problem
+    if said != "gzip":
+        assert reader.read_line(b"Bob: and more") == problem
+        assert RecordReader(Format.LINES).read_line(line) == Observation(first)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("Bob, Ann and the time, as always", "text", "hello, text", "time: noon", "message; date with Ann"),
+        *("2026-05-08 12:00 Ann: hello", "[12:03] joy: hi", "<b>bold</b>", "From Ann, with love 2026", "12. 5. 2026"),
+        *("08.05.2026: Bob moves in", "[note] the text,date problem", "webvttx"),
+    ],
+)
+def test_text_that_looks_like_a_file_is_text(line: str) -> None:
+    assert RecordReader(Format.AUTO).read_line(line.encode()) == Observation(line)
+
+
 @pytest.mark.parametrize(
     "line", [b"{not json", b"[1]", b'"text"', b"[" * 100_000, b"[12:03] joy: hi", b"{braces} are text", b"[] is empty"]
 )

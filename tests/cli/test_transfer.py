@@ -31,8 +31,14 @@ def test_export_and_import_restore_a_memory(server: ServerProcess, tmp_path: Pat
         "the train leaves at noon",
     ]
 
-    done = call("import", str(file), "moved", "--memory", "bob", target=server.address)
+    bob = ("import", str(file), "moved", "--memory", "bob", "--request-id", "one")
+    done = call(*bob, target=server.address)
     assert done.stdout == f"imported 2 fragments of {file} into moved/bob\n"
+    done = call(*bob, target=server.address)
+    assert (done.returncode, done.stdout[:21]) == (0, "nothing was imported:")
+    done = call("observe", "moving/joy", str(file), target=server.address)
+    assert done.returncode == 2
+    assert "use memstream import" in done.stderr
 
     again = call("export", "moving/joy", "-o", str(tmp_path / "again.jsonl"), "--json", target=server.address)
     assert json.loads(again.stdout)["fragments"] == 2

@@ -73,7 +73,10 @@ _NEAR_MISSES = 10
 )
 @as_of_option
 @click.option(
-    "--token-budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens in the whole answer."
+    "--token-budget",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Maximum number of tokens in the whole answer; 0: no limit.",
 )
 @click.option("--min-revision", type=click.IntRange(min=0), default=0, help="Wait until this revision is visible.")
 @click.option(

@@ -40,6 +40,29 @@ _DOCUMENT_PROBLEM = (
     "begins a JSON document, but the input needs one JSON object per line: convert it, for example with "
     "jq -c '.[]', or pass --format lines to send each line as text"
 )
+_CONVERT = 'convert it to JSON Lines ({"text": ..., "speaker": ..., "time": ...}), or pass --format lines'
+_COLUMNS = "text|content|message|body|speaker|author|timestamp|time|date"
+_FOREIGN = tuple(
+    (re.compile(pattern, re.IGNORECASE), problem)
+    for pattern, problem in (
+        (
+            r"\u200e?\[?\d{1,4}[./-]\d{1,2}[./-]\d{2,4},? \d{1,2}[:.]\d\d([:.]\d\d)?(\s[ap]\.?m\.?)?(\]| [-\u2013]) \S",
+            f"begins a WhatsApp export, whose speakers and times would be lost: {_CONVERT}",
+        ),
+        (
+            rf'(?=.*[,;\t])(?=(.*[,;\t])?"?({_COLUMNS})"?([,;\t]|$))("?\w+"?[,;\t])+"?\w+"?$',
+            f"begins a table (CSV), whose columns would become one text: {_CONVERT}",
+        ),
+        (r"<(!doctype|html|\?xml)\b", f"begins HTML or XML: {_CONVERT}"),
+        (r"WEBVTT\b", f"begins subtitles, whose times would be lost: {_CONVERT}"),
+        (r"From \S+@\S+ .*\d{4}$", f"begins a mailbox (mbox): {_CONVERT}"),
+        (r"%PDF-\d", "begins a PDF file: extract its text first"),
+        (r"PK\x03\x04", "begins a ZIP archive: unpack it first"),
+        (r"SQLite format 3\x00", "begins a SQLite database: memstream adopt reads stores of text and vectors"),
+        (r'\{"type": ?"export"', "begins an export of memstream: use memstream import"),
+    )
+)
+"""First lines of files that hold something else than observations, and what to do."""
 
 
 class RecordReader:
@@ -48,26 +71,39 @@ class RecordReader:
     def __init__(self, form: Format) -> None:
         self._form = form
         self._first = True
+        self._foreign = ""
 
     def read_line(self, line: bytes) -> Observation | Malformed | None:
         """Parses a line; None for a blank one."""
         if self._first:
             line = line.removeprefix(b"\xef\xbb\xbf")
-        line = line.strip()
-        if not line:
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if not line.strip():
             return None
         self._first = False
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            return Malformed(f"is not UTF-8 at byte {error.start + 1}")
+            packed = line.startswith(b"\x1f\x8b")
+            return Malformed(
+                "begins a gzip file: unpack it first" if packed else f"is not UTF-8 at byte {error.start + 1}"
+            )
         if self._form is Format.AUTO:
-            is_object = _is_object(text)
-            is_document = not is_object and _DOCUMENT.fullmatch(text) is not None
-            self._form = Format.JSONL if is_object or is_document else Format.LINES
-            if is_document:
-                return Malformed(_DOCUMENT_PROBLEM)
+            self._form, self._foreign = _recognize_form(text)
+        if self._foreign:
+            return Malformed(self._foreign)
         return Observation(text) if self._form is Format.LINES else parse_record(text)
+
+
+def _recognize_form(text: str) -> tuple[Format, str]:
+    """The form of an input with this first line, and why it is no input."""
+    for pattern, problem in _FOREIGN:
+        if pattern.match(text):
+            return Format.LINES, problem
+    start = text.strip()
+    if _is_object(start):
+        return Format.JSONL, ""
+    return Format.LINES, _DOCUMENT_PROBLEM if _DOCUMENT.fullmatch(start) else ""
 
 
 def _is_object(text: str) -> bool:

@@ -132,10 +132,14 @@ def import_command(
     if not os.access(file, os.R_OK):
         raise Misuse(f"{file} cannot be read")
 
+    repeated = False
+
     async def work(client: Client) -> Operation:
+        nonlocal repeated
         started = await client.import_(
             namespace, file, memory=memory, request_id=request_id, validate_only=validate_only
         )
+        repeated = started.end_time is not None
         if validate_only or not wait:
             return started
         with continuing_operation(started), progress_bar("importing") as (progress, task):
@@ -150,6 +154,11 @@ def import_command(
         print_line(f"{file} is valid and can be imported: {operation.total:,} fragments")
     elif operation.end_time is None:
         print_line(f"started the import as operation {operation.id}")
+    elif repeated and operation.state.value == "succeeded":
+        print_line(
+            f"nothing was imported: operation {operation.id} with this --request-id has imported "
+            f"{operation.done:,} fragments before"
+        )
     elif operation.state.value == "succeeded":
         where = f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace
         print_line(f"imported {operation.done:,} fragments of {file} into {where}")
