@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import memstream
 from memstream_server.rpc.connections import _LOOK_S, source_of
 from tests.server.conftest import MakeServer, started
+from tests.support.journals import environment
 from tests.support.metrics import scrape_metrics
 from tests.support.server import free_address
 from tests.support.waiting import until
@@ -134,9 +136,12 @@ async def cramped(tmp_path: Path) -> AsyncIterator[tuple[str, str, Path]]:
     grpc, http, log = free_address(), free_address(), tmp_path / "log"
     command = [sys.executable, "-m", "memstream_server", "serve", "--data", str(tmp_path / "data")]
     command += ["--listen", grpc, "--http-listen", http, "--port-file", str(tmp_path / "port")]
+    place = environment(["serve", "--data", str(tmp_path / "data")])
     limited = ["bash", "-c", 'ulimit -Sn 256; ulimit -Hn 1024; exec "$@"', "bash", *command]
     with log.open("wb") as output:
-        process = await asyncio.to_thread(subprocess.Popen, limited, stdout=output, stderr=output)
+        process = await asyncio.to_thread(
+            subprocess.Popen, limited, env=os.environ | place, stdout=output, stderr=output
+        )
 
     async def ready() -> bool:
         assert process.poll() is None, log.read_text()

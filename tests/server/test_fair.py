@@ -18,6 +18,7 @@ from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import Account
 from memstream_server.engine.runtime.turns import Turns, find_turns
 from memstream_server.settings import Settings
+from tests.support.journals import only_sqlite
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the table of arguments is the benchmark's
 
@@ -95,6 +96,7 @@ def test_every_rpc_has_its_largest_arguments() -> None:
     assert find_missing() == []
 
 
+@only_sqlite("turns of the loop, slowed down so much that leases end")
 async def test_a_small_call_waits_for_one_turn_beside_each_rpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns_module, "BUDGET_S", 0.0)  # no two turns share an iteration of the loop
     settings = Settings(data_dir=tmp_path, listen="127.0.0.1:0", http_listen="")

@@ -56,6 +56,14 @@ class IndexReconciler:
         return len(entries)
 
 
+async def differs_from_journal(storage: Storage, models: EngineModels) -> bool:
+    """Whether the index of some memory lacks fragments, or has others. Changes nothing; any process may call it."""
+    async for uid in _list_uids(storage):
+        if await _find_differences(uid, storage, models):
+            return True
+    return False
+
+
 async def _find_differences(uid: str, storage: Storage, models: EngineModels) -> list[IndexEntry]:
     journal = storage.journal
     there = set(await storage.index.list_ids(uid, models.embedding_model.name))

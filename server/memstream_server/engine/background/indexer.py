@@ -22,7 +22,7 @@ import structlog
 
 from memstream_server.engine.background.index_follower import IndexFollower, mark_indexed
 from memstream_server.engine.background.index_overlays import IndexOverlays
-from memstream_server.engine.background.index_reconciler import IndexReconciler
+from memstream_server.engine.background.index_reconciler import IndexReconciler, differs_from_journal
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Indexable, IndexEntry
@@ -75,6 +75,8 @@ class Indexer:
         self._full = asyncio.Event()
         self._open = False
         self._missing = False
+        self._fills = False
+        """Whether the open index is new or was empty, and is not known to have all rows."""
         self._reconciler = IndexReconciler(storage, models)
         self._leads = True
         """Whether this process wrote the index in the last cycle; before the first one the comparison is new anyway."""
@@ -235,6 +237,7 @@ class Indexer:
         wanted = list(self._wanted)
         to_fill = await self._storage.index.open(*wanted)
         self._open_spaces = [space.model for space in wanted]
+        self._fills = to_fill
         if to_fill:
             self.degraded = REBUILDING  # until the first cycle has filled it
             await self._refill_outbox()
@@ -273,10 +276,12 @@ class Indexer:
             return
         if not led:  # a leader without an index may have dropped rows
             self._reconciler = IndexReconciler(self._storage, self._models)
+            if self._fills:
+                await self._refill_outbox()
         await self._drain_outbox()
         if self._registry.ownership.shared:
             self.overlays.add_indexed(await self._follower.check_outbox())  # rows that another process wrote earlier
-        self.degraded = ""
+        self.degraded, self._fills = "", False
         self._rebuilt = dropped
 
     async def _follow_leader(self, dropped: int) -> None:
@@ -287,9 +292,12 @@ class Indexer:
         # needed again if this process becomes the leader
         self._reconciler = IndexReconciler(self._storage, self._models)
         self.overlays.add_indexed(await self._follower.check_outbox())
-        if (self.degraded or self._rebuilt < dropped) and not await self._storage.journal.outbox_size():
-            self.degraded = ""
-            self._rebuilt = dropped
+        if not (self.degraded or self._rebuilt < dropped) or await self._storage.journal.outbox_size():
+            return
+        if self._fills and await differs_from_journal(self._storage, self._models):
+            return  # the leader has no index, and has dropped the rows
+        self.degraded, self._fills = "", False
+        self._rebuilt = dropped
 
     async def _drop_if_asked(self) -> None:
         """Start a requested rebuild. A crash after it leaves an empty index, which the next open fills."""
