@@ -75,6 +75,25 @@ def test_follow_rejects_unsupported_flags() -> None:
         assert (done.returncode, "--follow" in done.stderr) == (2, True)
 
 
+def test_recall_prints_a_reply_under_its_message(server: ServerProcess, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"text": "how do I reach the harbour?", "role": "user"}),
+        json.dumps({"text": "take the tram over the iron bridge", "role": "assistant"}),
+        json.dumps({"text": "who sells ladders?", "role": "butler"}),
+    ]
+    file = written(tmp_path, "chat", *lines[:2])
+    assert call("observe", "--create", "replies/a", "--session", "s", file, target=server.address).returncode == 0
+    asked = ("recall", "replies/a", "which tram reaches the harbour?")
+    done = call(*asked, target=server.address)
+    assert re.search(r"reach the harbour\?.*\n.*reply: .*\n?.*take the tram", done.stdout), done.stdout
+    (hit,) = json.loads(call(*asked, "--json", target=server.address).stdout)["recollections"]
+    assert hit["companion"]["fragment"]["content"] == "take the tram over the iron bridge"
+    wrong = call("observe", "replies/a", written(tmp_path, "wrong", lines[2]), target=server.address)
+    assert wrong.returncode != 0
+    assert "role" in wrong.stderr
+    assert len(held(server, "replies/a")) == 2
+
+
 def test_observe_then_recall_with_reasons(server: ServerProcess, tmp_path: Path) -> None:
     file = written(
         tmp_path,

@@ -48,6 +48,19 @@ def test_met_expectations_exit_with_0(server: ServerProcess, tmp_path: Path) -> 
     assert call("list", "check", target=server.address).stdout.count("check/") == 0, "the memory of the check is left"
 
 
+def test_a_reply_is_at_the_place_of_its_message(server: ServerProcess, tmp_path: Path) -> None:
+    text = """\
+observations:
+  - {id: asked, text: "how do I reach the harbour?", speaker: user, session: s}
+  - {id: told, text: take the tram over the iron bridge, speaker: assistant, session: s}
+questions:
+  - question: how do I reach the harbour?
+    expect: [{id: told, first: 1}, {contains: IRON BRIDGE}]
+"""
+    done = call("check", str(write(tmp_path, text)), "--address", server.address, "--json")
+    assert [result["place"] for result in json.loads(done.stdout)["results"]] == [1, 1], done.stderr
+
+
 def test_failed_expectations_exit_with_1_and_show_answers(server: ServerProcess, tmp_path: Path) -> None:
     text = GOOD.replace("id: train, first: 1", "id: bees").replace("id: bees, absent", "id: train, absent")
     junit = tmp_path / "results.xml"

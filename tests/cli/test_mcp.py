@@ -243,6 +243,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("observe", {}, "content is required"),
     ("observe", {"content": ""}, "content is required"),
     ("observe", {"content": None}, "content is required"),
+    ("observe", {"content": "x", "role": "butler"}, "role"),
     ("observe", {"content": 7}, "content must be a valid string, not 7 (int)"),
     ("observe", {"content": " "}, "observations[0].content: is empty"),
     ("observe", {"content": "x", "importance": 7}, "importance must be less than or equal to 1, not 7 (int)"),

@@ -11,26 +11,30 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from memstream_server.adapters.journal.sql import codec
 from memstream_server.app.models import Models
 from memstream_server.core import arrays, dense
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
+from memstream_server.core.ranking import FORMULA
 from memstream_server.core.values import MemoryKind, Tier
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, EngineError, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.recall.recall_receipts import DifferenceType, Replay
+from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
 from memstream_server.engine.requests import MemoryChange, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, events_of, hasty
+from tests.engine.conftest import open_engine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_erasing import erased
 from tests.engine.test_fragments import create, live, observe
 from tests.engine.test_past import POLICIES, STEPS, Walk, plain
 from tests.support.faulty_journal import Fault
+from tests.support.journals import change_rows
 from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder
 from tests.support.waiting import until
 
@@ -171,6 +175,27 @@ async def test_a_receipt_changes_no_ranking(engine: Engine) -> None:
     scored = [[one.scored for one in each.recollections] for each in (plain_answer, with_receipt, again)]
     assert scored[0] == scored[1] == scored[2]
     assert (plain_answer.receipt_id, again.revision) == ("", with_receipt.revision + 1)
+
+
+@pytest.mark.parametrize("formula", ["absolute/4", "absolute/5", "absolute/6"])
+async def test_a_receipt_of_an_older_formula_names_it(tmp_path: Path, formula: str) -> None:
+    """As an older server wrote it: without the fields that came later, with the weights of its day."""
+    async with open_engine(tmp_path) as engine:
+        await create(engine)
+        ids = await observe(engine, "the otter eats fish", "the otter sleeps")
+        id_ = await recalled(engine)
+        (kept,) = await receipts(engine)
+    old = replace(kept, formula=formula, analyzer=1, weights=tuple((0.02, *row[1:]) for row in kept.weights))
+    payload = codec.encode_recall_receipt(old)
+    assert b"analyzer" not in payload
+    assert change_rows(tmp_path, "UPDATE recall_receipts SET payload = ?", payload) == 1
+    async with open_engine(tmp_path) as engine:
+        assert await receipts(engine) == [old]
+        replayed = await replay(engine, id_)
+        assert not replayed.same
+        assert replayed.differences == (Difference(DifferenceType.FORMULA, recorded=formula, present=FORMULA),)
+        assert replayed.answer is not None
+        assert [one.fragment.id for one in replayed.answer.recollections] == ids
 
 
 async def test_the_policy_bounds_the_receipts(engine: Engine) -> None:

@@ -47,6 +47,14 @@ def test_foreign_host_is_refused(host: str, http_server: Server) -> None:
     assert call(http_server[1], host=host).status_code in {400, 403}
 
 
+@pytest.mark.parametrize("role", ["ROLE_BUTLER", "butler", 9, "", -1, {}])
+def test_a_role_that_is_none_is_refused_by_name(role: object, http_server: Server) -> None:
+    body = {"namespace": "ns", "memory": "roles", "observations": [{"content": "hello", "role": role}]}
+    answer = call(http_server[1], "/memstream.v1.StreamService/ObserveBatch", json.dumps(body))
+    assert "role" in answer.text.lower(), answer.text
+    assert answer.status_code == 400 or answer.json()["rejections"], answer.text
+
+
 def test_page_of_another_origin_is_refused(http_server: Server) -> None:
     address = http_server[1]
     assert call(address, origin="https://evil.example").status_code == 403

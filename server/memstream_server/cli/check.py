@@ -170,9 +170,11 @@ def _judge(asked: Question, answer: Answer, ids: dict[str, set[str]], current: s
 
 
 def _matches(expectation: Expectation, hit: Recollection, ids: dict[str, set[str]]) -> bool:
+    """A reply is at the place of its message."""
     if expectation.id is not None:
-        return not ids.get(expectation.id, set()).isdisjoint({hit.fragment.id, *hit.folded_ids})
-    return (expectation.contains or "").casefold() in fragment_text(hit.fragment).casefold()
+        shown = {one.id for one in hit.fragments} | {*hit.folded_ids}
+        return not ids.get(expectation.id, set()).isdisjoint(shown)
+    return any((expectation.contains or "").casefold() in fragment_text(one).casefold() for one in hit.fragments)
 
 
 def _describe(expectation: Expectation, within: int) -> str:

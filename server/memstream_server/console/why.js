@@ -28,6 +28,11 @@ export async function findFragment(memory, key, signal, asOf = {}) {
   return (await call("MemoryService/GetFragment", { ...memory, ...asOf, externalId: key }, signal)).fragment;
 }
 
+/** The recollections of an answer, each followed by its reply. */
+function shownIn(answer) {
+  return (answer.recollections?.recollections ?? []).flatMap((each) => (each.companion ? [each, each.companion] : [each]));
+}
+
 /** Finds a fragment by id, external_id, or a piece of its text. `asOf` as above. */
 export async function findByText(memory, key, signal, asOf, limitMax) {
   try {
@@ -38,7 +43,7 @@ export async function findByText(memory, key, signal, asOf, limitMax) {
   const query = { ...asOf, text: key, truth: "TRUTH_ALL", limit: Math.min(TEXTS_MAX, limitMax), minRelevance: 0, fold: false, interpretTime: false, reinforce: false, omitWorkingMemory: true };
   const answer = await call("StreamService/RecallOnce", { ...memory, query }, signal);
   const wanted = key.toLowerCase();
-  const found = (answer.recollections?.recollections ?? []).find(({ fragment }) => textOf(fragment).toLowerCase().includes(wanted));
+  const found = shownIn(answer).find(({ fragment }) => textOf(fragment).toLowerCase().includes(wanted));
   if (!found) throw new Error("No fragment has this id or external id, and none of those that a recall finds has this text.");
   return found.fragment;
 }
@@ -54,6 +59,8 @@ export async function explainAbsence(memory, query, fragment, shown, limitMax, s
   const ranked = whole.recollections?.recollections ?? [];
   const found = ranked.find((each) => each.fragment.id === fragment.id);
   if (found) return { stage: found.rank > shown ? "limit" : "", rank: found.rank, recollection: found };
+  const message = ranked.find((each) => each.companion?.fragment.id === fragment.id);
+  if (message) return { stage: message.rank > shown ? "limit" : "", rank: message.rank, recollection: message.companion };
   const folding = ranked.find((each) => (each.foldedIds ?? []).includes(fragment.id));
   const newer = ranked.find((each) => (each.suspicions ?? []).some((one) => one.folded && one.olderId === fragment.id));
   const miss = (whole.done?.nearMisses ?? []).find((each) => each.fragmentId === fragment.id);
@@ -77,7 +84,7 @@ async function stageOf(ask, query, fragment) {
 
 async function askAlone(ask, fragment) {
   const answer = await ask({ filter: { ...moment(fragment), tiers: [fragment.tier] }, truth: "TRUTH_ALL", limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
-  return (answer.recollections?.recollections ?? []).find((each) => each.fragment.id === fragment.id);
+  return shownIn(answer).find((each) => each.fragment.id === fragment.id);
 }
 
 async function passesFilter(ask, query, fragment) {
@@ -86,5 +93,5 @@ async function passesFilter(ask, query, fragment) {
   if (filter.observeTimeMin && new Date(filter.observeTimeMin) > new Date(fragment.observeTime)) return false;
   if (filter.observeTimeMax && new Date(filter.observeTimeMax) <= new Date(fragment.observeTime)) return false;
   const answer = await ask({ filter: { ...filter, ...within }, truth: query.truth, limit: 1_000, tokenBudget: 0, minRelevance: 0, fold: false, nearMisses: 0 });
-  return (answer.recollections?.recollections ?? []).some((each) => each.fragment.id === fragment.id);
+  return shownIn(answer).some((each) => each.fragment.id === fragment.id);
 }

@@ -120,6 +120,24 @@ async def test_each_score_is_a_bar_that_is_its_sum(visit: Visit) -> None:
     assert re.search(r"server, ms .*score \d+\.\d", summary), "timings of the steps"
 
 
+async def test_recall_shows_a_reply_under_its_message(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/replies")
+    chat = [
+        Observation("how do I reach the harbour?", role=memstream.Role.USER),
+        Observation("take the tram over the iron bridge", role=memstream.Role.ASSISTANT),
+    ]
+    await memory.observe_batch(chat, session="s")
+    page = await visit.sign_in("m/shop/replies/recall")
+    await page.get_by_label("Query", exact=True).fill("which tram reaches the harbour?")
+    await page.keyboard.press("Enter")
+    first = page.locator(".ranking > li")
+    await first.get_by_role("list", name="reply").get_by_text("iron bridge").wait_for()
+    assert await first.count() == 1, "the reply takes no place"
+    await page.get_by_label("Why not this one?").fill("iron bridge")
+    await page.get_by_role("button", name="Explain", exact=True).click()
+    await page.get_by_text("It is in the answer").wait_for()
+
+
 async def test_recall_marks_folded_weak_and_near_misses(visit: Visit) -> None:
     memory = await fill(visit.console, "marks")
     await memory.observe_batch([Observation(TEA[0], speaker="Bob", session="tuesday")])
