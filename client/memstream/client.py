@@ -27,7 +27,7 @@ from memstream.errors import MemstreamError
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
-from memstream.resource_codec import memory_from_wire, operation_from_wire, server_info_from_wire
+from memstream.resource_codec import memory_from_wire, namespace_from_wire, operation_from_wire, server_info_from_wire
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
 from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import memory_service_pb2 as pb
@@ -185,7 +185,7 @@ class Client:
         async def fetch(token: str) -> tuple[list[Namespace], str]:
             request = pb.ListNamespacesRequest(page_size=page_size, page_token=token)
             answer = await self._link.call(self._link.memories.ListNamespaces, request)
-            return [Namespace(wire.name, wire.memories) for wire in answer.namespaces], answer.next_page_token
+            return [namespace_from_wire(wire) for wire in answer.namespaces], answer.next_page_token
 
         async for namespace in iterate_pages(fetch):
             yield namespace

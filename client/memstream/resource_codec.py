@@ -12,11 +12,13 @@ from memstream.resources import (
     MemoryStats,
     ModelStatus,
     ModelUsage,
+    Namespace,
     Operation,
     ServerInfo,
+    StoredBytes,
 )
 from memstream.status import error_from_status
-from memstream.v1 import memory_pb2, operation_pb2, server_service_pb2
+from memstream.v1 import memory_pb2, memory_service_pb2, operation_pb2, server_service_pb2
 from memstream.values import Capability, MemoryKind, ModelState, OperationState
 from memstream.wiretypes import duration_from_wire, members_by_number, optional_timestamp_from_wire
 
@@ -24,6 +26,12 @@ _MEMORY_KINDS = members_by_number(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
 _CAPABILITIES = members_by_number(Capability, server_service_pb2.Capability.DESCRIPTOR)
 _MODEL_STATES = members_by_number(ModelState, server_service_pb2.ModelState.DESCRIPTOR)
 _STATES = members_by_number(OperationState, operation_pb2.OperationState.DESCRIPTOR)
+
+
+def namespace_from_wire(wire: memory_service_pb2.Namespace) -> Namespace:
+    """Converts a namespace."""
+    counts = {each.name: getattr(wire.stored, each.name) for each in fields(StoredBytes)}
+    return Namespace(wire.name, wire.memories, StoredBytes(**counts), wire.bytes_max, wire.receipts_bytes_max)
 
 
 def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:

@@ -156,11 +156,29 @@ class MemoryStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """Bytes that a namespace stores: values and 64 bytes for each row, without the database's own overhead."""
+
+    total: int = 0
+    fragments: int = 0
+    history: int = 0
+    """Versions of fragments, and events."""
+    receipts: int = 0
+    """Receipts of recalls."""
+    conversations: int = 0
+    requests: int = 0
+    """Answers to request ids, and hashes of received batches."""
+
+
+@dataclass(frozen=True, slots=True)
 class Namespace:
-    """A namespace and its number of memories."""
+    """A namespace: its number of memories, what it stores, and its quotas of that (0: none)."""
 
     name: str
     memories: int
+    stored: StoredBytes = StoredBytes()
+    bytes_max: int = 0
+    receipts_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,9 @@ class Metrics:
         self.active_bytes = self._gauge("active_bytes", "Estimated bytes of the memories held in RAM.")
         self.backlog = self._gauge("backlog", "Observations received and not yet stored.")
         self.unvectored = self._gauge("unvectored_fragments", "Fragments without a vector, which words alone find.")
+        self.quota_used = self._gauge(
+            "quota_used_ratio", "Of a quota of stored bytes, the part that the fullest namespace uses.", "quota"
+        )
         self.outbox_depth = self._gauge("outbox_depth", "Rows waiting for the vector index.")
         self.journal_writable = self._gauge("journal_writable", "1 while the journal can be written, else 0.")
         self.index_up = self._gauge("index_up", "1 while the vector index answers, else 0.")

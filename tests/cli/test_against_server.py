@@ -345,9 +345,15 @@ def test_broken_pipe_ends_the_command_quietly(server: ServerProcess) -> None:
 
 def test_list_show_stats_info(server: ServerProcess) -> None:
     call("observe", "--create", "shelf/one", "--profile", "dbgpt", stdin="alpha\nbeta\ngamma\n", target=server.address)
-    assert {"name": "shelf", "memories": 1} in [
-        json.loads(line) for line in call("list", "--json", target=server.address).stdout.splitlines()
-    ]
+    (shelf,) = (
+        one
+        for one in map(json.loads, call("list", "--json", target=server.address).stdout.splitlines())
+        if one["name"] == "shelf"
+    )
+    assert (shelf["memories"], shelf["receipts_bytes_max"], shelf["stored"]["receipts"]) == (1, 1 << 30, 0)
+    assert 0 < shelf["stored"]["fragments"] < shelf["stored"]["total"]
+    row = next(line for line in call("list", target=server.address).stdout.splitlines() if "shelf" in line)
+    assert row.split() == ["shelf", "1", f"{shelf['stored']['total']:,}", "no", "limit", "0", "0%"]
     assert "shelf/one" in call("list", "shelf", target=server.address).stdout
     assert "no memory with these labels" in call("list", "shelf", "--label", "team=core", target=server.address).stderr
     assert "there are more" in call("list", "shelf/one", "--limit", "2", target=server.address).stderr

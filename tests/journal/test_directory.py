@@ -167,7 +167,8 @@ def test_migrations_match_tables_of_new_journal(tmp_path: Path) -> None:
                 migrate.HEAD
             ]
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-            found.append(tables(connection))
+            triggers = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
+            found.append({**tables(connection), "triggers": connection.exec_driver_sql(triggers).all()})
         engine.dispose()
     assert found[0] == found[1]
     assert found[0]["fragments"][1]["fragments_external_id"][3] == "external_id IS NOT NULL"
@@ -192,19 +193,25 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
-async def test_a_migrated_memory_is_found_by_its_labels(data_dir: Path) -> None:
+async def test_migration_keeps_labels_and_counts_bytes(data_dir: Path) -> None:
     labels = (("team", 'co"re 茶'), ("tier", "gold"))
     journal = await filled(data_dir)
     await journal.commit(transition(2, labels=labels))
+    before = await journal.read_bytes(["comedy"])
     await journal.close()
     engine = sqlite.writer_engine(data_dir / "journal.db")
     with engine.begin() as connection:
+        for (trigger,) in connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'").all():
+            connection.exec_driver_sql(f"DROP TRIGGER {trigger}")
+        connection.exec_driver_sql("DROP TABLE namespace_bytes")
+        connection.exec_driver_sql("ALTER TABLE deletions DROP COLUMN namespace")
         connection.exec_driver_sql("DROP TABLE memory_labels")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0014'")
     engine.dispose()
     migrated = await opened(data_dir)
     for label in labels:
         assert [one.name for one in await migrated.list_memories("comedy", "", 9, "", (label,))] == ["joy"]
+    assert await migrated.read_bytes(["comedy"]) == before
     await migrated.close()
 
 

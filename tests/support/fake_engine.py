@@ -79,11 +79,15 @@ class FakeSession:
             yield Missed(refusal.sequence, (refusal,))
         yield Missed(self.opened.received)
 
+    async def find_full(self) -> None:
+        """The scripted engine has no quota of bytes."""
+
     def submit(
         self,
         first_sequence: int,
         items: Sequence[NewObservation | Refusal],
         _awaited: AckLevel = AckLevel.RECEIVED,
+        full: None = None,
     ) -> asyncio.Future[None]:
         if self._error is not None:
             raise self._error

@@ -38,7 +38,7 @@ from memstream_server.engine.requests import (
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, Version
+from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, NamespaceBytes, Version
 from tests.support.fake_state import FakeMemory
 
 if TYPE_CHECKING:
@@ -130,6 +130,13 @@ class FakeMemories:
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         spaces = [space for space, _ in self._engine.held]
         return [(space, spaces.count(space)) for space in sorted(set(spaces)) if space > after][:limit]
+
+    byte_quotas = 1_000, 100
+
+    async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
+        """A namespace stores ten bytes of each kind for every memory."""
+        spaces = [space for space, _ in self._engine.held]
+        return {space: NamespaceBytes(*[10 * spaces.count(space)] * 5) for space in namespaces}
 
     async def update(
         self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None

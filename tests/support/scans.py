@@ -43,6 +43,7 @@ _VALUES = {
     "outbox.memory": "'u' || m",
     "operations.memory": "'n' || m",
     "namespace": "'ns' || (m % 20)",
+    "namespace_bytes.namespace": "'only' || m",
     "name": _NAMED,
     "producers.name": "'p' || i",
     "meta.name": _NAMED,
@@ -115,6 +116,7 @@ _BOUNDS = {  # statements that may scan a table, and what bounds the rows that e
     r"^UPDATE anchors SET vector=CASE": "the end of a re-embedding: all anchors",
     r"^SELECT count\(\*\) AS count_1 FROM vectors WHERE vectors.model": "the progress of a re-embedding: all vectors",
     r"^SELECT count\(\*\) AS count_1 FROM fragments$": "the progress of a re-embedding: all fragments",
+    r"max\(.*FROM namespace_bytes GROUP BY": "once a minute with a quota: a row of each namespace",
 }
 _BOUNDS_OF = {
     "sqlite": {

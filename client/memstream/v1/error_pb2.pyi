@@ -79,7 +79,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
     """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
     memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-    objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+    objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
     that is not read: where to watch again).
     """
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
@@ -200,7 +200,7 @@ ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
 """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
 memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
 that is not read: where to watch again).
 """
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18

@@ -615,23 +615,81 @@ class Namespace(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     MEMORIES_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    RECEIPTS_BYTES_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     memories: _builtins.int
     """How many memories it has."""
+    bytes_max: _builtins.int
+    """Quota of `stored.total`: from there on, calls that store content fail with QUOTA_EXCEEDED; 0 for none."""
+    receipts_bytes_max: _builtins.int
+    """Quota of `stored.receipts`: from there on, recalls are answered without a receipt; 0 for none."""
+    @_builtins.property
+    def stored(self) -> Global___StoredBytes:
+        """What it stores now."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         memories: _builtins.int = ...,
+        stored: Global___StoredBytes | None = ...,
+        bytes_max: _builtins.int = ...,
+        receipts_bytes_max: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memories", b"memories", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "memories", b"memories", "name", b"name", "receipts_bytes_max", b"receipts_bytes_max", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Namespace: _TypeAlias = Namespace  # noqa: Y015
+
+@_typing.final
+class StoredBytes(_message.Message):
+    """Bytes that a namespace stores, as of the last commit: values and 64 bytes for each row, without the database's own
+    overhead and its indexes. What was erased or deleted no longer counts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    RECEIPTS_FIELD_NUMBER: _builtins.int
+    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """The sum."""
+    fragments: _builtins.int
+    """Fragments with their vectors, including forgotten ones and observations that are not stored yet."""
+    history: _builtins.int
+    """Versions of fragments, and events."""
+    receipts: _builtins.int
+    """Receipts of recalls."""
+    conversations: _builtins.int
+    """Messages and plans of conversations."""
+    requests: _builtins.int
+    """Answers to request ids, and hashes of batches that were received."""
+    def __init__(
+        self,
+        *,
+        total: _builtins.int = ...,
+        fragments: _builtins.int = ...,
+        history: _builtins.int = ...,
+        receipts: _builtins.int = ...,
+        conversations: _builtins.int = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "fragments", b"fragments", "history", b"history", "receipts", b"receipts", "requests", b"requests", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredBytes: _TypeAlias = StoredBytes  # noqa: Y015
 
 @_typing.final
 class GetMemoryStatsRequest(_message.Message):

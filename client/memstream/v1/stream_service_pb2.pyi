@@ -757,8 +757,8 @@ class RecallQuery(_message.Message):
     receipt: _builtins.bool
     """Keep a receipt of this recall: query, policy, revision, ranking and scores. `RecallDone.receipt_id` names it;
     ListRecallReceipts lists it, ReplayRecall ranks the same again. It is durable before `done`, and changes no ranking.
-    Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`). Not with
-    `subscribe` or `as_of`.
+    Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`), or if a
+    quota of the namespace is used up (`Namespace.receipts_bytes_max`). Not with `subscribe` or `as_of`.
     """
     as_of_revision: _builtins.int
     """As of this revision; expiry counts at the time when it was committed."""
@@ -1400,7 +1400,9 @@ class RecallDone(_message.Message):
     Memory probably has nothing about this query then. The recollections are returned all the same.
     """
     receipt_id: _builtins.str
-    """Of a query with `receipt`: the id of the receipt; empty if the policy keeps none."""
+    """Of a query with `receipt`: the id of the receipt; empty if the policy keeps none, or if a quota of the namespace is
+    used up, which `degraded` then says.
+    """
     as_of_revision: _builtins.int
     """Of a query with `as_of`: the revision that was ranked; else 0."""
     @_builtins.property

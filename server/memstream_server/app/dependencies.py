@@ -110,6 +110,8 @@ def build_limits(settings: Settings) -> Limits:
         vector_retry_s=settings.embedding_missing_interval_s,
         namespace_memories_max=settings.namespace_memories_max,
         memory_fragments_max=settings.memory_fragments_max,
+        namespace_bytes_max=settings.namespace_bytes_max,
+        namespace_receipts_bytes_max=settings.namespace_receipts_bytes_max,
         standing_max=settings.standing_queries_max,
         memory_standing_max=settings.memory_standing_queries_max,
         caller_standing_max=settings.caller_standing_queries_max if settings.authenticates else 0,

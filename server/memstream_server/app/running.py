@@ -40,6 +40,8 @@ ADDRESS_FILE = "address"
 """In the data directory, for memstream.local. A killed server leaves it behind; the directory's lock says which."""
 OUTBOX_LOOK_S = 10.0
 """Interval at which pending rows of the index are counted."""
+QUOTAS_LOOK_S = 60.0
+"""Interval at which the fullest namespace is looked for, which reads a row of each."""
 UNVECTORED_LOOK_S = 60.0
 """Interval at which fragments without a vector are counted, which takes longer the more there are."""
 
@@ -89,7 +91,8 @@ async def run_server(
         images = await stack.enter_async_context(open_images(settings, metrics))
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)
         engine = await _start_engine(stack, parts, space, journal, used, settings)
-        conversations = Conversations(journal.conversations, journal, clock, parts.storage.poll_interval_s)
+        poll_s = parts.storage.poll_interval_s
+        conversations = Conversations(journal.conversations, journal, clock, poll_s, parts.runtime.limits)
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         stack.push_async_callback(server.stop, settings.drain_grace_s)
@@ -106,6 +109,7 @@ async def run_server(
             _watch_engine(engine, metrics),
             _watch_count(journal.outbox_size, metrics.outbox_depth, OUTBOX_LOOK_S),
             _watch_count(journal.count_unvectored, metrics.unvectored, UNVECTORED_LOOK_S),
+            _watch_quotas(journal, metrics, settings),
         ):
             stack.callback(asyncio.create_task(watching).cancel)
         yield Running(address, engine, metrics, http_url)
@@ -226,6 +230,20 @@ async def _watch_count(count: Callable[[], Awaitable[int]], gauge: Gauge, interv
         with contextlib.suppress(JournalError):  # the health service reports that the journal does not answer
             gauge.set(await count())
         await asyncio.sleep(interval_s)
+
+
+async def _watch_quotas(journal: SqlJournal, metrics: Metrics, settings: Settings) -> None:
+    """Samples how full the fullest namespace is, for each quota of bytes that is set."""
+    quotas = settings.namespace_bytes_max, settings.namespace_receipts_bytes_max
+    while any(quotas):
+        with contextlib.suppress(JournalError):
+            sizes = await journal.largest_bytes()
+            for name, most, size in zip(
+                ("namespace_bytes_max", "namespace_receipts_bytes_max"), quotas, sizes, strict=True
+            ):
+                if most:
+                    metrics.quota_used.labels(name).set(size / most)
+        await asyncio.sleep(QUOTAS_LOOK_S)
 
 
 def _address_files(settings: Settings) -> list[Path]:

@@ -83,15 +83,24 @@ def list_command(
 
 
 def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
-    grid = create_table("namespace", "memories", numbers=["memories"])
+    numbers = ["memories", "stored bytes", "of quota", "receipts", "of their quota"]
+    grid = create_table("namespace", *numbers, numbers=numbers)
 
     async def list_rows(client: Client) -> bool:
         def add_row(item: Namespace) -> None:
-            grid.add_row(item.name, f"{item.memories:,}")
+            stored = item.stored
+            shares = _share(stored.total, item.bytes_max), _share(stored.receipts, item.receipts_bytes_max)
+            sizes = f"{stored.total:,}", shares[0], f"{stored.receipts:,}", shares[1]
+            grid.add_row(item.name, f"{item.memories:,}", *sizes)
 
         return await emit_items(client.list_namespaces(page_size=page_size(most)), most, as_json, add_row)
 
     print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
+
+
+def _share(stored: int, most: int) -> str:
+    """How much of a quota is used, for display."""
+    return f"{stored / most:.0%}" if most else "no limit"
 
 
 def _list_memories(server: Server, namespace: str, labels: Mapping[str, str], most: int, as_json: bool) -> None:

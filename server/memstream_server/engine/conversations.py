@@ -10,11 +10,13 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, TypeVar
 
+from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     ConversationNotFound,
     write_error,
 )
 from memstream_server.engine.runtime.clock import Clock
+from memstream_server.engine.settings import Limits
 from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
@@ -32,23 +34,32 @@ from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
+NO_LIMITS = Limits()
 PAGE = 256
 """Messages that a watch reads at once."""
 
 
 class Conversations:
-    """All conversations. Methods raise ConversationNotFound, StorageIsFull, JournalUnavailable.
+    """All conversations. Methods raise ConversationNotFound, StorageIsFull, QuotaExceeded, JournalUnavailable.
 
     They raise JournalUnavailable also if a concurrent call has answered the request_id: rpc/idempotency.py then returns
     that answer.
     """
 
-    def __init__(self, store: ConversationStore, journal: Journal, clock: Clock, quiet_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        store: ConversationStore,
+        journal: Journal,
+        clock: Clock,
+        quiet_s: float = 5.0,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
         """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one."""
         self._store = store
         self._journal = journal
         self._clock = clock
         self._quiet_s = quiet_s
+        self._limits = limits
         self._waiting: dict[ConversationName, set[asyncio.Event]] = defaultdict(set)
         self._writing: set[asyncio.Task[Any]] = set()
 
@@ -60,6 +71,7 @@ class Conversations:
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
         """The message with its number and times. Wakes the watches."""
+        await self._check_bytes(conversation)
         writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
         return await self._write_shielded(conversation, writing)
 
@@ -85,6 +97,7 @@ class Conversations:
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
     ) -> tuple[Plan, ...]:
         """The plans with their times. A plan with an existing number replaces it."""
+        await self._check_bytes(conversation)
         return await _map_errors(self._store.save_plans(conversation, plans, self._clock.now_us(), answer))
 
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
@@ -95,6 +108,7 @@ class Conversations:
         self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
     ) -> Plan:
         """The changed plan."""
+        await self._check_bytes(conversation)
         return await _map_errors(self._store.change_plan(conversation, number, change, self._clock.now_us(), answer))
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
@@ -132,6 +146,9 @@ class Conversations:
             self._waiting[conversation].discard(news)
             if not self._waiting[conversation]:
                 del self._waiting[conversation]
+
+    async def _check_bytes(self, conversation: ConversationName) -> None:
+        await check_bytes(self._journal, self._limits, conversation.namespace)
 
     async def _read_page(self, conversation: ConversationName, after: int, status: Status) -> list[Message]:
         if status.last_number <= after:

@@ -12,6 +12,7 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
 from memstream_server.engine import lifecycle, putting, supersession, versions
+from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
@@ -128,6 +129,7 @@ class Fragments:
     ) -> Put:
         """Observe, or update the fragment with that external_id. Raises EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
+            await check_bytes(self._journal, self._runtime.limits, namespace)
             return await putting.put(actor, new, etag, self._storage, self._models, self._runtime, once)
 
     async def update(
@@ -135,6 +137,7 @@ class Fragments:
     ) -> tuple[Fragment, int]:
         """(the changed fragment, revision). Raises FragmentNotFound, EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
+            await check_bytes(self._journal, self._runtime.limits, namespace)
             return await lifecycle.update(actor, change, self._storage, self._models, self._runtime, once)
 
     async def read_history(
@@ -156,6 +159,7 @@ class Fragments:
     ) -> tuple[Fragment, int]:
         """(the fragment with the content of that version, revision). Raises FragmentNotFound, EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
+            await check_bytes(self._journal, self._runtime.limits, namespace)
             parts = self._storage, self._models, self._runtime
             return await versions.restore_version(actor, id, version, etag, *parts, once)
 

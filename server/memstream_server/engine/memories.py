@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.retention import is_expired
 from memstream_server.core.values import FragmentKind, Tier
+from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, map_write_errors
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.ports.journal.errors import AlreadyExists
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord
+from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, NamespaceBytes
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
@@ -46,6 +47,7 @@ class Memories:
         """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded, CapabilityMissing."""
         existing = await self._journal.get_memory(new.namespace, new.name)
         if existing is None:
+            await check_bytes(self._journal, self._runtime.limits, new.namespace)
             await self._models.prepare_language(new.policy)
             record = self._new_record(new)
             made = (Event(EventType.MEMORY_CREATED, ""),)
@@ -105,6 +107,16 @@ class Memories:
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, number of memories), in order of namespace, after `after`."""
         return await self._journal.list_namespaces(after, limit)
+
+    async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
+        """What those of the namespaces store that store anything."""
+        return await self._journal.read_bytes(namespaces)
+
+    @property
+    def byte_quotas(self) -> tuple[int, int]:
+        """(bytes that a namespace may store, bytes of receipts); 0 is no limit."""
+        limits = self._runtime.limits
+        return limits.namespace_bytes_max, limits.namespace_receipts_bytes_max
 
     async def update(
         self, namespace: str, name: str, change: MemoryChange, answer: AnswerOf | None = None

@@ -46,6 +46,10 @@ class Limits:
     """Memories per namespace; 0: no limit."""
     memory_fragments_max: int = 0
     """Fragments per memory, including forgotten ones; 0: no limit."""
+    namespace_bytes_max: int = 0
+    """Bytes that a namespace stores,"""
+    namespace_receipts_bytes_max: int = 0
+    """and bytes of its receipts of recalls; 0: no limit."""
     standing_max: int = 1_024
     """Standing queries open in this process,"""
     memory_standing_max: int = 512

@@ -83,7 +83,12 @@ RETRY_S: dict[str, float] = {
 
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Controls the built-in retries of gRPC clients (gRFC A6): milliseconds to wait; negative: do not retry."""
-NOT_GIVEN_BACK = ("namespace_memories_max", "memory_fragments_max")
+NOT_GIVEN_BACK = (
+    "namespace_memories_max",
+    "memory_fragments_max",
+    "namespace_bytes_max",
+    "namespace_receipts_bytes_max",
+)
 """Quotas of stored data: waiting does not free them, so clients must not retry automatically."""
 _ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
 """Codes that retry policies commonly name although some of their reasons do not pass with time."""

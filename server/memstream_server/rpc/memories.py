@@ -183,8 +183,12 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
 
         after = page_tokens.read_name(request)
         namespaces = await list_readable(self._engine.memories.list_namespaces, after, size + 1, name, name)
+        stored = await self._engine.memories.read_bytes([each for each, _ in namespaces[:size]])
         return pb.ListNamespacesResponse(
-            namespaces=[pb.Namespace(name=name, memories=count) for name, count in namespaces[:size]],
+            namespaces=[
+                policies.namespace_message(each, count, stored.get(each), self._engine.memories.byte_quotas)
+                for each, count in namespaces[:size]
+            ],
             next_page_token=page_tokens.make_token(request, namespaces[size - 1][0]) if len(namespaces) > size else "",
         )
 

@@ -25,6 +25,7 @@ from memstream_server.engine.errors import (
     BacklogFull,
     EngineError,
     ProtocolViolation,
+    QuotaExceeded,
     WindowExceeded,
 )
 from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Refusal
@@ -212,9 +213,10 @@ class ObserveStream:
             list(batch.observations), self._opening.session, self._limits, self._dimension
         )
         self._check_window(count, size)
-        received = self._submit_batch(batch.first_sequence, items)
+        full = await self._session.find_full()
+        received = self._submit_batch(batch.first_sequence, items, full)
         if isinstance(received, BacklogFull):
-            received = await self._submit_later(received, batch.first_sequence, items)
+            received = await self._submit_later(received, batch.first_sequence, items, full)
         last = batch.first_sequence + count - 1
         self._in_flight.append(_InFlight(last, count, size, last <= self._received, received))
         self._observations_in_flight += count
@@ -243,29 +245,33 @@ class ObserveStream:
                 )
 
     def _submit_batch(
-        self, first: int, items: Sequence[NewObservation | Refusal]
+        self, first: int, items: Sequence[NewObservation | Refusal], full: QuotaExceeded | None
     ) -> asyncio.Future[None] | BacklogFull:
         """Submits the batch to the engine."""
         try:
-            return self._session.submit(first, items, self._opening.level)
+            return self._session.submit(first, items, self._opening.level, full=full)
         except BacklogFull as full:
             return full
 
     async def _submit_later(
-        self, full: BacklogFull, first: int, items: Sequence[NewObservation | Refusal]
+        self,
+        backlog: BacklogFull,
+        first: int,
+        items: Sequence[NewObservation | Refusal],
+        full: QuotaExceeded | None,
     ) -> asyncio.Future[None]:
         """Retries while the backlog is full, for a limited time, and throttles the client."""
         deadline = asyncio.get_running_loop().time() + self._limits.backlog_wait_s
         while True:
-            delay_s = max(0.01, full.retry_after_s or RETRY_S[full.reason])
+            delay_s = max(0.01, backlog.retry_after_s or RETRY_S[backlog.reason])
             if asyncio.get_running_loop().time() + delay_s > deadline:
-                raise full
+                raise backlog
             self._throttle_client(delay_s, "the memory's backlog is full")
             await asyncio.sleep(delay_s)
-            received = self._submit_batch(first, items)
+            received = self._submit_batch(first, items, full)
             if not isinstance(received, BacklogFull):
                 return received
-            full = received
+            backlog = received
 
     def _accept_flush(self, flush: pb.ObserveFlush) -> None:
         if flush.flush_id < 1:

@@ -92,6 +92,22 @@ class AccessSettings(BaseModel):
     namespace_memories_max: int = setting(
         0, "memories of one namespace, created by any caller; 0 is no limit", "memories", 0, 1_000_000_000
     )
+    namespace_bytes_max: int = setting(
+        0,
+        "bytes at which a namespace stores no more content: fragments, versions, events, receipts, conversations, "
+        "answers to request ids; 0 is no limit",
+        "bytes",
+        0,
+        1_000_000_000_000_000,
+    )
+    namespace_receipts_bytes_max: int = setting(
+        1_073_741_824,
+        "bytes of receipts of recalls at which a namespace keeps no more; recalls are then answered without; "
+        "0 is no limit",
+        "bytes",
+        0,
+        1_000_000_000_000_000,
+    )
     memory_fragments_max: int = setting(
         0,
         "fragments at which a memory takes no more observations, including forgotten ones until they are erased; "

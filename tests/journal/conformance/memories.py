@@ -44,7 +44,7 @@ class Memories:
         assert [type(result) for result in results] == [type(None)] * 2 + [NamespaceFull] * 4
         with pytest.raises(AlreadyExists):
             await journal.create_memory(record("y", "m0"), (), None, 3)
-        await journal.create_memory(record("y", namespace="drama"), (), None, 1)
+        await journal.create_memory(record("y", namespace=""), (), None, 1)
         await journal.own_memory("y")
         renaming = replace(transition(1, name=("comedy", "moved"), namespace_max=3), memory="y")
         with pytest.raises(NamespaceFull):
@@ -117,12 +117,14 @@ class Memories:
         async def named(namespace: str, labels: Labels) -> list[str]:
             return [one.name for one in await journal.list_memories(namespace, "", 9, "", labels)]
 
-        await journal.commit(transition(1, labels=blue))
-        await journal.commit(transition(2, name=("drama", "sorrow"), namespace_max=0))
-        assert (await named("comedy", blue), await named("drama", blue)) == ([], ["sorrow"])
-        await journal.commit(transition(3, labels=red))
+        await journal.create_memory(replace(record("u0", "staged", ""), labels=blue), ())
+        await journal.own_memory("u0")
+        renaming = transition(1, name=("drama", "sorrow"), namespace_max=0)
+        await journal.commit(replace(renaming, memory="u0"))
+        assert (await named("", blue), await named("drama", blue)) == ([], ["sorrow"])
+        await journal.commit(replace(transition(2, labels=red), memory="u0"))
         assert (await named("drama", blue), await named("drama", red)) == ([], ["sorrow"])
-        await journal.delete_memory("u1")
+        await journal.delete_memory("u0")
         await journal.create_memory(replace(record("u2", "sorrow", "drama"), labels=blue), ())
         assert (await named("drama", blue), await named("drama", red)) == (["sorrow"], [])
 

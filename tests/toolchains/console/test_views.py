@@ -32,6 +32,8 @@ async def test_memories_show_labels_sizes_and_pages(visit: Visit) -> None:
     memory = await client.create_memory("many/z-filled")
     await memory.observe_batch(TEA)
     page = await visit.sign_in("namespace/many")
+    stored = await page.locator("[data-stored]").text_content()
+    assert re.fullmatch(r"Stores [\d.]+ KB: fragments [\d.]+ KB, history [\d.]+ KB, requests [\d.]+ KB", stored), stored
     rows = page.locator("table.memories tbody tr")
     assert await rows.count() == 100
     await page.route("**/memstream.v1.MemoryService/ListMemories", lambda route: route.abort(), times=1)

@@ -80,7 +80,7 @@ const (
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
 	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
 	// memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-	// objects, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
+	// objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
 	// that is not read: where to watch again).
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
 	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.

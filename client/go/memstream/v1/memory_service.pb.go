@@ -1096,9 +1096,15 @@ type Namespace struct {
 	// Its name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// How many memories it has.
-	Memories      int64 `protobuf:"varint,2,opt,name=memories,proto3" json:"memories,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Memories int64 `protobuf:"varint,2,opt,name=memories,proto3" json:"memories,omitempty"`
+	// What it stores now.
+	Stored *StoredBytes `protobuf:"bytes,3,opt,name=stored,proto3" json:"stored,omitempty"`
+	// Quota of `stored.total`: from there on, calls that store content fail with QUOTA_EXCEEDED; 0 for none.
+	BytesMax int64 `protobuf:"varint,4,opt,name=bytes_max,json=bytesMax,proto3" json:"bytes_max,omitempty"`
+	// Quota of `stored.receipts`: from there on, recalls are answered without a receipt; 0 for none.
+	ReceiptsBytesMax int64 `protobuf:"varint,5,opt,name=receipts_bytes_max,json=receiptsBytesMax,proto3" json:"receipts_bytes_max,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
@@ -1145,6 +1151,119 @@ func (x *Namespace) GetMemories() int64 {
 	return 0
 }
 
+func (x *Namespace) GetStored() *StoredBytes {
+	if x != nil {
+		return x.Stored
+	}
+	return nil
+}
+
+func (x *Namespace) GetBytesMax() int64 {
+	if x != nil {
+		return x.BytesMax
+	}
+	return 0
+}
+
+func (x *Namespace) GetReceiptsBytesMax() int64 {
+	if x != nil {
+		return x.ReceiptsBytesMax
+	}
+	return 0
+}
+
+// Bytes that a namespace stores, as of the last commit: values and 64 bytes for each row, without the database's own
+// overhead and its indexes. What was erased or deleted no longer counts.
+type StoredBytes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The sum.
+	Total int64 `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`
+	// Fragments with their vectors, including forgotten ones and observations that are not stored yet.
+	Fragments int64 `protobuf:"varint,2,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// Versions of fragments, and events.
+	History int64 `protobuf:"varint,3,opt,name=history,proto3" json:"history,omitempty"`
+	// Receipts of recalls.
+	Receipts int64 `protobuf:"varint,4,opt,name=receipts,proto3" json:"receipts,omitempty"`
+	// Messages and plans of conversations.
+	Conversations int64 `protobuf:"varint,5,opt,name=conversations,proto3" json:"conversations,omitempty"`
+	// Answers to request ids, and hashes of batches that were received.
+	Requests      int64 `protobuf:"varint,6,opt,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredBytes) Reset() {
+	*x = StoredBytes{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredBytes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredBytes) ProtoMessage() {}
+
+func (x *StoredBytes) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredBytes.ProtoReflect.Descriptor instead.
+func (*StoredBytes) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *StoredBytes) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetFragments() int64 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetHistory() int64 {
+	if x != nil {
+		return x.History
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetReceipts() int64 {
+	if x != nil {
+		return x.Receipts
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetConversations() int64 {
+	if x != nil {
+		return x.Conversations
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetRequests() int64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
 // Names a memory to count.
 type GetMemoryStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1158,7 +1277,7 @@ type GetMemoryStatsRequest struct {
 
 func (x *GetMemoryStatsRequest) Reset() {
 	*x = GetMemoryStatsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1289,7 @@ func (x *GetMemoryStatsRequest) String() string {
 func (*GetMemoryStatsRequest) ProtoMessage() {}
 
 func (x *GetMemoryStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1302,7 @@ func (x *GetMemoryStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetMemoryStatsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetMemoryStatsRequest) GetNamespace() string {
@@ -1211,7 +1330,7 @@ type GetMemoryStatsResponse struct {
 
 func (x *GetMemoryStatsResponse) Reset() {
 	*x = GetMemoryStatsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1342,7 @@ func (x *GetMemoryStatsResponse) String() string {
 func (*GetMemoryStatsResponse) ProtoMessage() {}
 
 func (x *GetMemoryStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1355,7 @@ func (x *GetMemoryStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetMemoryStatsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetMemoryStatsResponse) GetStats() *MemoryStats {
@@ -1275,7 +1394,7 @@ type GetFragmentRequest struct {
 
 func (x *GetFragmentRequest) Reset() {
 	*x = GetFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1406,7 @@ func (x *GetFragmentRequest) String() string {
 func (*GetFragmentRequest) ProtoMessage() {}
 
 func (x *GetFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1419,7 @@ func (x *GetFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentRequest.ProtoReflect.Descriptor instead.
 func (*GetFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetFragmentRequest) GetNamespace() string {
@@ -1416,7 +1535,7 @@ type GetFragmentResponse struct {
 
 func (x *GetFragmentResponse) Reset() {
 	*x = GetFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1547,7 @@ func (x *GetFragmentResponse) String() string {
 func (*GetFragmentResponse) ProtoMessage() {}
 
 func (x *GetFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1560,7 @@ func (x *GetFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentResponse.ProtoReflect.Descriptor instead.
 func (*GetFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetFragmentResponse) GetFragment() *Fragment {
@@ -1490,7 +1609,7 @@ type ListFragmentsRequest struct {
 
 func (x *ListFragmentsRequest) Reset() {
 	*x = ListFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1621,7 @@ func (x *ListFragmentsRequest) String() string {
 func (*ListFragmentsRequest) ProtoMessage() {}
 
 func (x *ListFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1634,7 @@ func (x *ListFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListFragmentsRequest) GetNamespace() string {
@@ -1627,7 +1746,7 @@ type ListFragmentsResponse struct {
 
 func (x *ListFragmentsResponse) Reset() {
 	*x = ListFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1758,7 @@ func (x *ListFragmentsResponse) String() string {
 func (*ListFragmentsResponse) ProtoMessage() {}
 
 func (x *ListFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1771,7 @@ func (x *ListFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListFragmentsResponse) GetFragments() []*Fragment {
@@ -1702,7 +1821,7 @@ type PutFragmentRequest struct {
 
 func (x *PutFragmentRequest) Reset() {
 	*x = PutFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1833,7 @@ func (x *PutFragmentRequest) String() string {
 func (*PutFragmentRequest) ProtoMessage() {}
 
 func (x *PutFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1846,7 @@ func (x *PutFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFragmentRequest.ProtoReflect.Descriptor instead.
 func (*PutFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutFragmentRequest) GetNamespace() string {
@@ -1780,7 +1899,7 @@ type PutFragmentResponse struct {
 
 func (x *PutFragmentResponse) Reset() {
 	*x = PutFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1911,7 @@ func (x *PutFragmentResponse) String() string {
 func (*PutFragmentResponse) ProtoMessage() {}
 
 func (x *PutFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1924,7 @@ func (x *PutFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFragmentResponse.ProtoReflect.Descriptor instead.
 func (*PutFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutFragmentResponse) GetFragment() *Fragment {
@@ -1849,7 +1968,7 @@ type UpdateFragmentRequest struct {
 
 func (x *UpdateFragmentRequest) Reset() {
 	*x = UpdateFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1980,7 @@ func (x *UpdateFragmentRequest) String() string {
 func (*UpdateFragmentRequest) ProtoMessage() {}
 
 func (x *UpdateFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1993,7 @@ func (x *UpdateFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFragmentRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UpdateFragmentRequest) GetNamespace() string {
@@ -1925,7 +2044,7 @@ type UpdateFragmentResponse struct {
 
 func (x *UpdateFragmentResponse) Reset() {
 	*x = UpdateFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2056,7 @@ func (x *UpdateFragmentResponse) String() string {
 func (*UpdateFragmentResponse) ProtoMessage() {}
 
 func (x *UpdateFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2069,7 @@ func (x *UpdateFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFragmentResponse.ProtoReflect.Descriptor instead.
 func (*UpdateFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UpdateFragmentResponse) GetFragment() *Fragment {
@@ -1987,7 +2106,7 @@ type GetFragmentHistoryRequest struct {
 
 func (x *GetFragmentHistoryRequest) Reset() {
 	*x = GetFragmentHistoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2118,7 @@ func (x *GetFragmentHistoryRequest) String() string {
 func (*GetFragmentHistoryRequest) ProtoMessage() {}
 
 func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2131,7 @@ func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentHistoryRequest.ProtoReflect.Descriptor instead.
 func (*GetFragmentHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetFragmentHistoryRequest) GetNamespace() string {
@@ -2087,7 +2206,7 @@ type GetFragmentHistoryResponse struct {
 
 func (x *GetFragmentHistoryResponse) Reset() {
 	*x = GetFragmentHistoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2218,7 @@ func (x *GetFragmentHistoryResponse) String() string {
 func (*GetFragmentHistoryResponse) ProtoMessage() {}
 
 func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2231,7 @@ func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentHistoryResponse.ProtoReflect.Descriptor instead.
 func (*GetFragmentHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetFragmentHistoryResponse) GetFragment() *Fragment {
@@ -2157,7 +2276,7 @@ type FragmentVersion struct {
 
 func (x *FragmentVersion) Reset() {
 	*x = FragmentVersion{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2288,7 @@ func (x *FragmentVersion) String() string {
 func (*FragmentVersion) ProtoMessage() {}
 
 func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2301,7 @@ func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FragmentVersion.ProtoReflect.Descriptor instead.
 func (*FragmentVersion) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FragmentVersion) GetVersion() int64 {
@@ -2241,7 +2360,7 @@ type RestoreFragmentVersionRequest struct {
 
 func (x *RestoreFragmentVersionRequest) Reset() {
 	*x = RestoreFragmentVersionRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2372,7 @@ func (x *RestoreFragmentVersionRequest) String() string {
 func (*RestoreFragmentVersionRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2385,7 @@ func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentVersionRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentVersionRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestoreFragmentVersionRequest) GetNamespace() string {
@@ -2326,7 +2445,7 @@ type RestoreFragmentVersionResponse struct {
 
 func (x *RestoreFragmentVersionResponse) Reset() {
 	*x = RestoreFragmentVersionResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2457,7 @@ func (x *RestoreFragmentVersionResponse) String() string {
 func (*RestoreFragmentVersionResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2470,7 @@ func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentVersionResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentVersionResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RestoreFragmentVersionResponse) GetFragment() *Fragment {
@@ -2385,7 +2504,7 @@ type ListRecallReceiptsRequest struct {
 
 func (x *ListRecallReceiptsRequest) Reset() {
 	*x = ListRecallReceiptsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2516,7 @@ func (x *ListRecallReceiptsRequest) String() string {
 func (*ListRecallReceiptsRequest) ProtoMessage() {}
 
 func (x *ListRecallReceiptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2529,7 @@ func (x *ListRecallReceiptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecallReceiptsRequest.ProtoReflect.Descriptor instead.
 func (*ListRecallReceiptsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListRecallReceiptsRequest) GetNamespace() string {
@@ -2454,7 +2573,7 @@ type ListRecallReceiptsResponse struct {
 
 func (x *ListRecallReceiptsResponse) Reset() {
 	*x = ListRecallReceiptsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2585,7 @@ func (x *ListRecallReceiptsResponse) String() string {
 func (*ListRecallReceiptsResponse) ProtoMessage() {}
 
 func (x *ListRecallReceiptsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2598,7 @@ func (x *ListRecallReceiptsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecallReceiptsResponse.ProtoReflect.Descriptor instead.
 func (*ListRecallReceiptsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListRecallReceiptsResponse) GetReceipts() []*RecallReceipt {
@@ -2530,7 +2649,7 @@ type RecallReceipt struct {
 
 func (x *RecallReceipt) Reset() {
 	*x = RecallReceipt{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2661,7 @@ func (x *RecallReceipt) String() string {
 func (*RecallReceipt) ProtoMessage() {}
 
 func (x *RecallReceipt) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2674,7 @@ func (x *RecallReceipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallReceipt.ProtoReflect.Descriptor instead.
 func (*RecallReceipt) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecallReceipt) GetId() string {
@@ -2661,7 +2780,7 @@ type RankedFragment struct {
 
 func (x *RankedFragment) Reset() {
 	*x = RankedFragment{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2673,7 +2792,7 @@ func (x *RankedFragment) String() string {
 func (*RankedFragment) ProtoMessage() {}
 
 func (x *RankedFragment) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2686,7 +2805,7 @@ func (x *RankedFragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankedFragment.ProtoReflect.Descriptor instead.
 func (*RankedFragment) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RankedFragment) GetFragmentId() string {
@@ -2739,7 +2858,7 @@ type ReplayRecallRequest struct {
 
 func (x *ReplayRecallRequest) Reset() {
 	*x = ReplayRecallRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2751,7 +2870,7 @@ func (x *ReplayRecallRequest) String() string {
 func (*ReplayRecallRequest) ProtoMessage() {}
 
 func (x *ReplayRecallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2764,7 +2883,7 @@ func (x *ReplayRecallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRecallRequest.ProtoReflect.Descriptor instead.
 func (*ReplayRecallRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReplayRecallRequest) GetNamespace() string {
@@ -2808,7 +2927,7 @@ type ReplayRecallResponse struct {
 
 func (x *ReplayRecallResponse) Reset() {
 	*x = ReplayRecallResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2939,7 @@ func (x *ReplayRecallResponse) String() string {
 func (*ReplayRecallResponse) ProtoMessage() {}
 
 func (x *ReplayRecallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2952,7 @@ func (x *ReplayRecallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRecallResponse.ProtoReflect.Descriptor instead.
 func (*ReplayRecallResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReplayRecallResponse) GetReceipt() *RecallReceipt {
@@ -2889,7 +3008,7 @@ type ReplayDifference struct {
 
 func (x *ReplayDifference) Reset() {
 	*x = ReplayDifference{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +3020,7 @@ func (x *ReplayDifference) String() string {
 func (*ReplayDifference) ProtoMessage() {}
 
 func (x *ReplayDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +3033,7 @@ func (x *ReplayDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDifference.ProtoReflect.Descriptor instead.
 func (*ReplayDifference) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReplayDifference) GetType() ReplayDifferenceType {
@@ -2968,7 +3087,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3099,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2993,7 +3112,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListSessionsRequest) GetNamespace() string {
@@ -3061,7 +3180,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3192,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3205,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionSummary {
@@ -3132,7 +3251,7 @@ type SessionSummary struct {
 
 func (x *SessionSummary) Reset() {
 	*x = SessionSummary{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3263,7 @@ func (x *SessionSummary) String() string {
 func (*SessionSummary) ProtoMessage() {}
 
 func (x *SessionSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3276,7 @@ func (x *SessionSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionSummary.ProtoReflect.Descriptor instead.
 func (*SessionSummary) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SessionSummary) GetSession() string {
@@ -3219,7 +3338,7 @@ type ListStandingQueriesRequest struct {
 
 func (x *ListStandingQueriesRequest) Reset() {
 	*x = ListStandingQueriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3350,7 @@ func (x *ListStandingQueriesRequest) String() string {
 func (*ListStandingQueriesRequest) ProtoMessage() {}
 
 func (x *ListStandingQueriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3363,7 @@ func (x *ListStandingQueriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStandingQueriesRequest.ProtoReflect.Descriptor instead.
 func (*ListStandingQueriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListStandingQueriesRequest) GetNamespace() string {
@@ -3288,7 +3407,7 @@ type ListStandingQueriesResponse struct {
 
 func (x *ListStandingQueriesResponse) Reset() {
 	*x = ListStandingQueriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3419,7 @@ func (x *ListStandingQueriesResponse) String() string {
 func (*ListStandingQueriesResponse) ProtoMessage() {}
 
 func (x *ListStandingQueriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3432,7 @@ func (x *ListStandingQueriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStandingQueriesResponse.ProtoReflect.Descriptor instead.
 func (*ListStandingQueriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListStandingQueriesResponse) GetQueries() []*OpenStandingQuery {
@@ -3356,7 +3475,7 @@ type OpenStandingQuery struct {
 
 func (x *OpenStandingQuery) Reset() {
 	*x = OpenStandingQuery{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3487,7 @@ func (x *OpenStandingQuery) String() string {
 func (*OpenStandingQuery) ProtoMessage() {}
 
 func (x *OpenStandingQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3500,7 @@ func (x *OpenStandingQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStandingQuery.ProtoReflect.Descriptor instead.
 func (*OpenStandingQuery) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OpenStandingQuery) GetId() string {
@@ -3459,7 +3578,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3590,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3603,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -3535,7 +3654,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3666,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3679,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -3596,7 +3715,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3727,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3740,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -3673,7 +3792,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +3804,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +3817,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -3741,7 +3860,7 @@ type SupersedeFragmentsRequest struct {
 
 func (x *SupersedeFragmentsRequest) Reset() {
 	*x = SupersedeFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3872,7 @@ func (x *SupersedeFragmentsRequest) String() string {
 func (*SupersedeFragmentsRequest) ProtoMessage() {}
 
 func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3885,7 @@ func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SupersedeFragmentsRequest) GetNamespace() string {
@@ -3861,7 +3980,7 @@ type SupersedeFragmentsResponse struct {
 
 func (x *SupersedeFragmentsResponse) Reset() {
 	*x = SupersedeFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3873,7 +3992,7 @@ func (x *SupersedeFragmentsResponse) String() string {
 func (*SupersedeFragmentsResponse) ProtoMessage() {}
 
 func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3886,7 +4005,7 @@ func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
@@ -3922,7 +4041,7 @@ type ListConflictsRequest struct {
 
 func (x *ListConflictsRequest) Reset() {
 	*x = ListConflictsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3934,7 +4053,7 @@ func (x *ListConflictsRequest) String() string {
 func (*ListConflictsRequest) ProtoMessage() {}
 
 func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3947,7 +4066,7 @@ func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
 func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListConflictsRequest) GetNamespace() string {
@@ -3998,7 +4117,7 @@ type ListConflictsResponse struct {
 
 func (x *ListConflictsResponse) Reset() {
 	*x = ListConflictsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4129,7 @@ func (x *ListConflictsResponse) String() string {
 func (*ListConflictsResponse) ProtoMessage() {}
 
 func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4142,7 @@ func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
 func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
@@ -4064,7 +4183,7 @@ type ResolveConflictRequest struct {
 
 func (x *ResolveConflictRequest) Reset() {
 	*x = ResolveConflictRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4076,7 +4195,7 @@ func (x *ResolveConflictRequest) String() string {
 func (*ResolveConflictRequest) ProtoMessage() {}
 
 func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4089,7 +4208,7 @@ func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
 func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ResolveConflictRequest) GetNamespace() string {
@@ -4154,7 +4273,7 @@ type ResolveConflictResponse struct {
 
 func (x *ResolveConflictResponse) Reset() {
 	*x = ResolveConflictResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4285,7 @@ func (x *ResolveConflictResponse) String() string {
 func (*ResolveConflictResponse) ProtoMessage() {}
 
 func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4298,7 @@ func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
 func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
@@ -4215,7 +4334,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4346,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4359,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -4289,7 +4408,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4301,7 +4420,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4314,7 +4433,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -4339,7 +4458,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4470,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4483,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -4399,7 +4518,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +4530,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +4543,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{58}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -4449,7 +4568,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4580,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4593,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{59}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -4513,7 +4632,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4525,7 +4644,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4538,7 +4657,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{60}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -4578,7 +4697,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4590,7 +4709,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4603,7 +4722,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{61}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -4666,7 +4785,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4797,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4810,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{62}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -4733,7 +4852,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4864,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4877,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{63}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -4849,10 +4968,20 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x17.memstream.v1.NamespaceR\n" +
 	"namespaces\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\";\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xb9\x01\n" +
 	"\tNamespace\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
-	"\bmemories\x18\x02 \x01(\x03R\bmemories\"M\n" +
+	"\bmemories\x18\x02 \x01(\x03R\bmemories\x121\n" +
+	"\x06stored\x18\x03 \x01(\v2\x19.memstream.v1.StoredBytesR\x06stored\x12\x1b\n" +
+	"\tbytes_max\x18\x04 \x01(\x03R\bbytesMax\x12,\n" +
+	"\x12receipts_bytes_max\x18\x05 \x01(\x03R\x10receiptsBytesMax\"\xb9\x01\n" +
+	"\vStoredBytes\x12\x14\n" +
+	"\x05total\x18\x01 \x01(\x03R\x05total\x12\x1c\n" +
+	"\tfragments\x18\x02 \x01(\x03R\tfragments\x12\x18\n" +
+	"\ahistory\x18\x03 \x01(\x03R\ahistory\x12\x1a\n" +
+	"\breceipts\x18\x04 \x01(\x03R\breceipts\x12$\n" +
+	"\rconversations\x18\x05 \x01(\x03R\rconversations\x12\x1a\n" +
+	"\brequests\x18\x06 \x01(\x03R\brequests\"M\n" +
 	"\x15GetMemoryStatsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"I\n" +
@@ -5181,7 +5310,7 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(ReplayDifferenceType)(0),              // 0: memstream.v1.ReplayDifferenceType
 	(*CreateMemoryRequest)(nil),            // 1: memstream.v1.CreateMemoryRequest
@@ -5201,198 +5330,200 @@ var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*ListNamespacesRequest)(nil),          // 15: memstream.v1.ListNamespacesRequest
 	(*ListNamespacesResponse)(nil),         // 16: memstream.v1.ListNamespacesResponse
 	(*Namespace)(nil),                      // 17: memstream.v1.Namespace
-	(*GetMemoryStatsRequest)(nil),          // 18: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),         // 19: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),             // 20: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),            // 21: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),           // 22: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),          // 23: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),             // 24: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),            // 25: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),          // 26: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),         // 27: memstream.v1.UpdateFragmentResponse
-	(*GetFragmentHistoryRequest)(nil),      // 28: memstream.v1.GetFragmentHistoryRequest
-	(*GetFragmentHistoryResponse)(nil),     // 29: memstream.v1.GetFragmentHistoryResponse
-	(*FragmentVersion)(nil),                // 30: memstream.v1.FragmentVersion
-	(*RestoreFragmentVersionRequest)(nil),  // 31: memstream.v1.RestoreFragmentVersionRequest
-	(*RestoreFragmentVersionResponse)(nil), // 32: memstream.v1.RestoreFragmentVersionResponse
-	(*ListRecallReceiptsRequest)(nil),      // 33: memstream.v1.ListRecallReceiptsRequest
-	(*ListRecallReceiptsResponse)(nil),     // 34: memstream.v1.ListRecallReceiptsResponse
-	(*RecallReceipt)(nil),                  // 35: memstream.v1.RecallReceipt
-	(*RankedFragment)(nil),                 // 36: memstream.v1.RankedFragment
-	(*ReplayRecallRequest)(nil),            // 37: memstream.v1.ReplayRecallRequest
-	(*ReplayRecallResponse)(nil),           // 38: memstream.v1.ReplayRecallResponse
-	(*ReplayDifference)(nil),               // 39: memstream.v1.ReplayDifference
-	(*ListSessionsRequest)(nil),            // 40: memstream.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),           // 41: memstream.v1.ListSessionsResponse
-	(*SessionSummary)(nil),                 // 42: memstream.v1.SessionSummary
-	(*ListStandingQueriesRequest)(nil),     // 43: memstream.v1.ListStandingQueriesRequest
-	(*ListStandingQueriesResponse)(nil),    // 44: memstream.v1.ListStandingQueriesResponse
-	(*OpenStandingQuery)(nil),              // 45: memstream.v1.OpenStandingQuery
-	(*ForgetFragmentsRequest)(nil),         // 46: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),        // 47: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),        // 48: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil),       // 49: memstream.v1.RestoreFragmentsResponse
-	(*SupersedeFragmentsRequest)(nil),      // 50: memstream.v1.SupersedeFragmentsRequest
-	(*SupersedeFragmentsResponse)(nil),     // 51: memstream.v1.SupersedeFragmentsResponse
-	(*ListConflictsRequest)(nil),           // 52: memstream.v1.ListConflictsRequest
-	(*ListConflictsResponse)(nil),          // 53: memstream.v1.ListConflictsResponse
-	(*ResolveConflictRequest)(nil),         // 54: memstream.v1.ResolveConflictRequest
-	(*ResolveConflictResponse)(nil),        // 55: memstream.v1.ResolveConflictResponse
-	(*EraseFragmentsRequest)(nil),          // 56: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),         // 57: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),           // 58: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),          // 59: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),          // 60: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),         // 61: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),          // 62: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                     // 63: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),         // 64: memstream.v1.ImportMemoriesResponse
-	nil,                                    // 65: memstream.v1.CreateMemoryRequest.LabelsEntry
-	nil,                                    // 66: memstream.v1.ListMemoriesRequest.LabelsEntry
-	(MemoryKind)(0),                        // 67: memstream.v1.MemoryKind
-	(*Policy)(nil),                         // 68: memstream.v1.Policy
-	(*Memory)(nil),                         // 69: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),          // 70: google.protobuf.FieldMask
-	(Tier)(0),                              // 71: memstream.v1.Tier
-	(*MemoryStats)(nil),                    // 72: memstream.v1.MemoryStats
-	(*timestamppb.Timestamp)(nil),          // 73: google.protobuf.Timestamp
-	(*Fragment)(nil),                       // 74: memstream.v1.Fragment
-	(*FragmentFilter)(nil),                 // 75: memstream.v1.FragmentFilter
-	(Truth)(0),                             // 76: memstream.v1.Truth
-	(*Observation)(nil),                    // 77: memstream.v1.Observation
-	(EventType)(0),                         // 78: memstream.v1.EventType
-	(*RecallQuery)(nil),                    // 79: memstream.v1.RecallQuery
-	(*ScorePart)(nil),                      // 80: memstream.v1.ScorePart
-	(*Recollection)(nil),                   // 81: memstream.v1.Recollection
-	(*RecallDone)(nil),                     // 82: memstream.v1.RecallDone
-	(*ConflictRecord)(nil),                 // 83: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 84: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 85: memstream.v1.Operation
+	(*StoredBytes)(nil),                    // 18: memstream.v1.StoredBytes
+	(*GetMemoryStatsRequest)(nil),          // 19: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),         // 20: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),             // 21: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),            // 22: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),           // 23: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),          // 24: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),             // 25: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),            // 26: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),          // 27: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),         // 28: memstream.v1.UpdateFragmentResponse
+	(*GetFragmentHistoryRequest)(nil),      // 29: memstream.v1.GetFragmentHistoryRequest
+	(*GetFragmentHistoryResponse)(nil),     // 30: memstream.v1.GetFragmentHistoryResponse
+	(*FragmentVersion)(nil),                // 31: memstream.v1.FragmentVersion
+	(*RestoreFragmentVersionRequest)(nil),  // 32: memstream.v1.RestoreFragmentVersionRequest
+	(*RestoreFragmentVersionResponse)(nil), // 33: memstream.v1.RestoreFragmentVersionResponse
+	(*ListRecallReceiptsRequest)(nil),      // 34: memstream.v1.ListRecallReceiptsRequest
+	(*ListRecallReceiptsResponse)(nil),     // 35: memstream.v1.ListRecallReceiptsResponse
+	(*RecallReceipt)(nil),                  // 36: memstream.v1.RecallReceipt
+	(*RankedFragment)(nil),                 // 37: memstream.v1.RankedFragment
+	(*ReplayRecallRequest)(nil),            // 38: memstream.v1.ReplayRecallRequest
+	(*ReplayRecallResponse)(nil),           // 39: memstream.v1.ReplayRecallResponse
+	(*ReplayDifference)(nil),               // 40: memstream.v1.ReplayDifference
+	(*ListSessionsRequest)(nil),            // 41: memstream.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),           // 42: memstream.v1.ListSessionsResponse
+	(*SessionSummary)(nil),                 // 43: memstream.v1.SessionSummary
+	(*ListStandingQueriesRequest)(nil),     // 44: memstream.v1.ListStandingQueriesRequest
+	(*ListStandingQueriesResponse)(nil),    // 45: memstream.v1.ListStandingQueriesResponse
+	(*OpenStandingQuery)(nil),              // 46: memstream.v1.OpenStandingQuery
+	(*ForgetFragmentsRequest)(nil),         // 47: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 48: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 49: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 50: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),      // 51: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil),     // 52: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),           // 53: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),          // 54: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),         // 55: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),        // 56: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),          // 57: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 58: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 59: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 60: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 61: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 62: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 63: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 64: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 65: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 66: memstream.v1.CreateMemoryRequest.LabelsEntry
+	nil,                                    // 67: memstream.v1.ListMemoriesRequest.LabelsEntry
+	(MemoryKind)(0),                        // 68: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 69: memstream.v1.Policy
+	(*Memory)(nil),                         // 70: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 71: google.protobuf.FieldMask
+	(Tier)(0),                              // 72: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 73: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 74: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 75: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 76: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 77: memstream.v1.Truth
+	(*Observation)(nil),                    // 78: memstream.v1.Observation
+	(EventType)(0),                         // 79: memstream.v1.EventType
+	(*RecallQuery)(nil),                    // 80: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 81: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 82: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 83: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 84: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 85: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 86: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	67, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	68, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	65, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	69, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	69, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	66, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
-	69, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	69, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	70, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	69, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	69, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	71, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	68, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	69, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	66, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	70, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	70, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	67, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
+	70, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	70, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	71, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	70, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	70, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	72, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
 	17, // 12: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	72, // 13: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	73, // 14: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	74, // 15: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	75, // 16: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	76, // 17: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	73, // 18: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	74, // 19: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	77, // 20: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	74, // 21: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	74, // 22: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	70, // 23: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	74, // 24: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	74, // 25: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
-	30, // 26: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	74, // 27: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	73, // 28: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	78, // 29: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	74, // 30: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
-	35, // 31: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
-	73, // 32: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
-	79, // 33: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
-	68, // 34: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
-	36, // 35: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
-	80, // 36: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
-	35, // 37: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
-	81, // 38: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
-	82, // 39: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
-	39, // 40: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
-	0,  // 41: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
-	73, // 42: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
-	73, // 43: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
-	42, // 44: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
-	73, // 45: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
-	73, // 46: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
-	45, // 47: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
-	79, // 48: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
-	73, // 49: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
-	73, // 50: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
-	75, // 51: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	75, // 52: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	83, // 53: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	84, // 54: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	83, // 55: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	75, // 56: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	85, // 57: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	85, // 58: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	63, // 59: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	85, // 60: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 61: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 62: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	5,  // 63: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	7,  // 64: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	9,  // 65: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	11, // 66: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	13, // 67: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	15, // 68: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	18, // 69: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	20, // 70: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	22, // 71: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	24, // 72: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	26, // 73: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	46, // 74: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	48, // 75: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	50, // 76: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	52, // 77: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	54, // 78: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	28, // 79: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	31, // 80: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	33, // 81: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	37, // 82: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	40, // 83: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
-	43, // 84: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
-	56, // 85: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	58, // 86: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	60, // 87: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	62, // 88: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 89: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 90: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	6,  // 91: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	8,  // 92: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	10, // 93: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	12, // 94: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	14, // 95: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	16, // 96: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	19, // 97: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	21, // 98: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	23, // 99: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	25, // 100: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	27, // 101: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	47, // 102: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	49, // 103: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	51, // 104: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	53, // 105: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	55, // 106: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	29, // 107: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	32, // 108: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	34, // 109: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	38, // 110: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	41, // 111: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
-	44, // 112: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
-	57, // 113: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	59, // 114: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	61, // 115: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	64, // 116: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	89, // [89:117] is the sub-list for method output_type
-	61, // [61:89] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	18, // 13: memstream.v1.Namespace.stored:type_name -> memstream.v1.StoredBytes
+	73, // 14: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	74, // 15: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	75, // 16: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	76, // 17: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	77, // 18: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	74, // 19: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	75, // 20: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	78, // 21: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	75, // 22: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	75, // 23: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	71, // 24: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	75, // 25: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	75, // 26: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	31, // 27: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	75, // 28: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	74, // 29: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	79, // 30: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	75, // 31: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	36, // 32: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
+	74, // 33: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	80, // 34: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	69, // 35: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	37, // 36: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
+	81, // 37: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	36, // 38: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
+	82, // 39: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	83, // 40: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	40, // 41: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
+	0,  // 42: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
+	74, // 43: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
+	74, // 44: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
+	43, // 45: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
+	74, // 46: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
+	74, // 47: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
+	46, // 48: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
+	80, // 49: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
+	74, // 50: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
+	74, // 51: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
+	76, // 52: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	76, // 53: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	84, // 54: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	85, // 55: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	84, // 56: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	76, // 57: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	86, // 58: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	86, // 59: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	64, // 60: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	86, // 61: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 62: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 63: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	5,  // 64: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	7,  // 65: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	9,  // 66: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	11, // 67: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	13, // 68: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	15, // 69: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	19, // 70: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	21, // 71: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	23, // 72: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	25, // 73: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	27, // 74: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	47, // 75: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	49, // 76: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	51, // 77: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	53, // 78: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	55, // 79: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	29, // 80: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	32, // 81: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	34, // 82: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	38, // 83: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	41, // 84: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	44, // 85: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	57, // 86: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	59, // 87: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	61, // 88: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	63, // 89: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 90: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 91: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	6,  // 92: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	8,  // 93: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	10, // 94: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	12, // 95: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	14, // 96: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	16, // 97: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	20, // 98: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	22, // 99: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	24, // 100: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	26, // 101: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	28, // 102: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	48, // 103: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	50, // 104: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	52, // 105: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	54, // 106: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	56, // 107: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	30, // 108: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	33, // 109: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	35, // 110: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	39, // 111: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	42, // 112: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	45, // 113: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	58, // 114: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	60, // 115: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	62, // 116: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	65, // 117: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	90, // [90:118] is the sub-list for method output_type
+	62, // [62:90] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -5405,25 +5536,25 @@ func file_memstream_v1_memory_service_proto_init() {
 	file_memstream_v1_memory_proto_init()
 	file_memstream_v1_operation_proto_init()
 	file_memstream_v1_stream_service_proto_init()
-	file_memstream_v1_memory_service_proto_msgTypes[19].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[20].OneofWrappers = []any{
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
 		(*GetFragmentRequest_AsOfTime)(nil),
 		(*GetFragmentRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[21].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[22].OneofWrappers = []any{
 		(*ListFragmentsRequest_AsOfTime)(nil),
 		(*ListFragmentsRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[27].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[28].OneofWrappers = []any{
 		(*GetFragmentHistoryRequest_Id)(nil),
 		(*GetFragmentHistoryRequest_ExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[49].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[50].OneofWrappers = []any{
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[61].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[62].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -5433,7 +5564,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1470,8 +1470,8 @@ type RecallQuery struct {
 	InterpretTime *bool `protobuf:"varint,27,opt,name=interpret_time,json=interpretTime,proto3,oneof" json:"interpret_time,omitempty"`
 	// Keep a receipt of this recall: query, policy, revision, ranking and scores. `RecallDone.receipt_id` names it;
 	// ListRecallReceipts lists it, ReplayRecall ranks the same again. It is durable before `done`, and changes no ranking.
-	// Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`). Not with
-	// `subscribe` or `as_of`.
+	// Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`), or if a
+	// quota of the namespace is used up (`Namespace.receipts_bytes_max`). Not with `subscribe` or `as_of`.
 	Receipt bool `protobuf:"varint,25,opt,name=receipt,proto3" json:"receipt,omitempty"`
 	// Rank the memory as it was, as far as the policy keeps it (`Policy.history`): the fragments with their content,
 	// tier, importance and expiry of that time, by the present policy, with the present access statistics; recency counts
@@ -2661,7 +2661,8 @@ type RecallDone struct {
 	// policy set `weak_below`: whether the best relevance, without the speaker bonus and the part "time", is below it.
 	// Memory probably has nothing about this query then. The recollections are returned all the same.
 	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
-	// Of a query with `receipt`: the id of the receipt; empty if the policy keeps none.
+	// Of a query with `receipt`: the id of the receipt; empty if the policy keeps none, or if a quota of the namespace is
+	// used up, which `degraded` then says.
 	ReceiptId string `protobuf:"bytes,12,opt,name=receipt_id,json=receiptId,proto3" json:"receipt_id,omitempty"`
 	// The phrases of time in the query's text and the times that they were taken for, in order. Empty if there are none,
 	// or if nothing was interpreted.

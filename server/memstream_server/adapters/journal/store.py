@@ -21,6 +21,7 @@ from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses
 from memstream_server.adapters.journal.sql import (
     answers,
+    byte_counts,
     compact_vectors,
     conflicts,
     export_reads,
@@ -60,6 +61,7 @@ from memstream_server.ports.journal.records import (
     Job,
     Labels,
     MemoryRecord,
+    NamespaceBytes,
     Producer,
     Recorded,
     Version,
@@ -259,6 +261,12 @@ class SqlJournal:
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         return await self._read(reads.list_namespaces, after, limit)
+
+    async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
+        return await self._read(byte_counts.read_bytes, namespaces)
+
+    async def largest_bytes(self) -> tuple[int, int]:
+        return await self._read(byte_counts.read_largest)
 
     async def own_memory(self, uid: str) -> MemoryRecord:
         return await self._write(_take_ownership, 1, False, uid)

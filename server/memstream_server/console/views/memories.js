@@ -2,7 +2,7 @@
 
 import { call } from "../api.js";
 import { field, given, h, notify, select, show, table, visible } from "../dom.js";
-import { count, enumName, link, time } from "../format.js";
+import { bytes, count, enumName, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 
 const NAMESPACES_MAX = 1_000;
@@ -24,7 +24,8 @@ export async function render({ place, signal, query }) {
   const form = h("form", { class: "filters", role: "search" }, field("Namespace", namespace), field("Name begins with", prefix),
     field("Label", label, "Enter adds it"), h("button", { type: "submit" }, "Show"));
   const chosen = h("p", { class: "labels", "aria-label": "Chosen labels", role: "group", hidden: true });
-  show(place, form, chosen, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
+  const chosenSpace = namespaces.find(({ name }) => name === namespace.value);
+  show(place, form, chosenSpace && sizeOf(chosenSpace), chosen, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
 
   const counts = countsOf(signal);
   const labels = new Map();
@@ -67,6 +68,18 @@ export async function render({ place, signal, query }) {
   prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(reopen, TYPING_MS); });
   form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); submit(); });
   return open();
+}
+
+const NEAR = 0.9;
+
+/** What a namespace stores, and how near it is to its quotas. */
+function sizeOf({ stored = {}, bytesMax, receiptsBytesMax }) {
+  const kinds = ["fragments", "history", "receipts", "conversations", "requests"].filter((kind) => Number(stored[kind] ?? 0));
+  const part = (name, size, most) => h("span", { class: Number(size) >= NEAR * Number(most) && Number(most) ? "warn" : null },
+    `${name}${bytes(size)}${Number(most) ? ` of ${bytes(most)} (${Math.round(100 * Number(size) / Number(most))} %)` : ""}`);
+  const parts = kinds.map((kind) => part(`${kind} `, stored[kind] ?? 0, kind === "receipts" ? receiptsBytesMax : 0));
+  return h("p", { class: "quiet", "data-stored": "" }, "Stores ", part("", stored.total ?? 0, bytesMax),
+    parts.length ? ": " : ".", parts.flatMap((one, at) => (at ? [", ", one] : [one])));
 }
 
 function rowOf(memory, counts, choose) {

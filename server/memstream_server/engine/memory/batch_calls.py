@@ -136,7 +136,8 @@ class BatchCalls:
             session = actor.ingest.open_anonymous()
         try:
             self._ask_index(session)
-            received = session.submit(first, batch.items, batch.level, answer)
+            full = await session.find_full()
+            received = session.submit(first, batch.items, batch.level, answer, full)
             if call is not None:
                 call.submitted = True
             await received

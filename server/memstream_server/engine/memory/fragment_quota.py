@@ -40,6 +40,11 @@ def refuse_excess(
     return list(_refuse_beyond(items, new, max(0, room), quota_error(most)))
 
 
+def refuse_all(items: Sequence[NewObservation | Refusal], error: QuotaExceeded) -> list[NewObservation | Refusal]:
+    """All items refused, updates too: the namespace may store no more."""
+    return [item if isinstance(item, Refusal) else _refuse(item, error) for item in items]
+
+
 def quota_error(most: int) -> QuotaExceeded:
     """The error for an observation beyond the quota."""
     return QuotaExceeded(
@@ -73,5 +78,9 @@ def _refuse_beyond(
                 room -= 1
             else:
                 refused.update({item.external_id} - {""})
-                item = Refusal(_RESOURCE_EXHAUSTED, error.reason, error.message, item.digest, error.details)
+                item = _refuse(item, error)
         yield item
+
+
+def _refuse(item: NewObservation, error: QuotaExceeded) -> Refusal:
+    return Refusal(_RESOURCE_EXHAUSTED, error.reason, error.message, item.digest, error.details)

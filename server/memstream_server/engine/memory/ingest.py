@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.values import Fragment
+from memstream_server.engine.byte_quota import find_full
 from memstream_server.engine.errors import (
     NOT_READ,
     NOT_WRITTEN,
@@ -27,6 +28,7 @@ from memstream_server.engine.errors import (
     EngineError,
     JournalUnavailable,
     ProducerSuperseded,
+    QuotaExceeded,
     write_error,
 )
 from memstream_server.engine.memory import fragment_quota
@@ -167,6 +169,11 @@ class Ingest:
             return items
         return fragment_quota.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
 
+    async def find_full(self) -> QuotaExceeded | None:
+        """See ObserveSession.find_full."""
+        namespace = self._decider.working.record.namespace
+        return await find_full(self._storage.journal, self._runtime.limits, namespace)
+
     # ---- receipts
     def submit(
         self,
@@ -175,6 +182,7 @@ class Ingest:
         items: Sequence[NewObservation | Refusal],
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
+        full: QuotaExceeded | None = None,
     ) -> asyncio.Future[None]:
         """Number, order and write a batch; see ObserveSession.submit."""
         self._decider.raise_if_failed()
@@ -192,6 +200,10 @@ class Ingest:
         given, fresh = fresh, self._admit_items(fresh, most)
         if state.whole and fresh is not given:
             raise fragment_quota.quota_error(most)
+        if full is not None:
+            if state.whole and fresh:
+                raise full
+            fresh = fragment_quota.refuse_all(fresh, full)
         fresh = refuse_unknown(fresh, self._decider.working, self._list_waiting, self._runtime.clock.now_us())
         if state.whole and fresh is not given:
             raise superseding_error(fresh)

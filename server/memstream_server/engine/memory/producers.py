@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from memstream_server.engine.errors import EngineError, SequenceConflict, SequenceGap
+from memstream_server.engine.errors import EngineError, QuotaExceeded, SequenceConflict, SequenceGap
 from memstream_server.engine.memory.resume_streams import Resumption, begin_resumption
 from memstream_server.engine.requests import AckLevel, Opened, Progress
 from memstream_server.ports.journal.records import Answer
@@ -110,7 +110,10 @@ class SubmissionTarget(Protocol):
         items: Sequence[NewObservation | Refusal],
         awaited: AckLevel,
         answer: Answer | None,
+        full: QuotaExceeded | None,
     ) -> asyncio.Future[None]: ...
+
+    async def find_full(self) -> QuotaExceeded | None: ...
 
     def release_session(self, state: ProducerState) -> None: ...
 
@@ -135,15 +138,20 @@ class ObserveSession:
         items: Sequence[NewObservation | Refusal],
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
+        full: QuotaExceeded | None = None,
     ) -> asyncio.Future[None]:
         """Submit a batch; the future completes when the journal has received it.
 
         awaited: the level that the client waits for; above RECEIVED, the batch may skip its receipt. answer: stored
-        with the receipt. Raises SequenceGap, SequenceConflict, BacklogFull or the session's error, at once or in the
-        future.
+        with the receipt. full: of `find_full`, refuses what is not a repeat. Raises SequenceGap, SequenceConflict,
+        BacklogFull or the session's error, at once or in the future.
         """
         self._raise_if_ended()
-        return self._target.submit(self._state, first_sequence, items, awaited, answer)
+        return self._target.submit(self._state, first_sequence, items, awaited, answer, full)
+
+    async def find_full(self) -> QuotaExceeded | None:
+        """Why the namespace may store no more now; None if it may. Raises JournalUnavailable."""
+        return await self._target.find_full()
 
     async def resume(self, known: int) -> Resumption:
         """The rejections and outcomes after number `known`. Raises JournalUnavailable."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.scores import Scored
 from memstream_server.core.timeline import Loss
+from memstream_server.engine.byte_quota import find_receipts_full
 from memstream_server.engine.errors import NOT_READ, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.build_commit import pack_vector
 from memstream_server.engine.memory.decision import Decision
@@ -105,12 +106,18 @@ class RecallReceipts:
     async def recall_and_keep(
         self, actor: Actor, query: Query, rank: Callable[[], Awaitable[RecallAnswer]]
     ) -> RecallAnswer:
-        """The answer of `rank` with its receipt, which is durable; without one if the policy keeps none."""
+        """The answer of `rank` with its receipt, which is durable; without one if the policy keeps none, or if the
+        namespace's quota is used up: then `degraded` says so."""
         while True:
             answer = await rank()
             receipt = self._make_receipt(actor, query, answer)
             if receipt is None:
                 return answer
+            full = await find_receipts_full(self._journal, self._runtime.limits, actor.working.record.namespace)
+            if full is not None:
+                return replace(
+                    answer, degraded="; ".join(filter(None, (answer.degraded, f"no receipt: {full.message}")))
+                )
             is_outdated, is_kept = False, False
 
             def decide(now: Actor, receipt: RecallReceipt = receipt) -> Decision | None:

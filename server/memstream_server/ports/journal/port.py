@@ -35,6 +35,7 @@ from memstream_server.ports.journal.records import (
     Job,
     Labels,
     MemoryRecord,
+    NamespaceBytes,
     Producer,
     Recorded,
     Version,
@@ -164,6 +165,14 @@ class Journal(Protocol):
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
         """(namespace, number of memories), ascending."""
+        ...
+
+    async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
+        """What those namespaces store now, as of the last commit; a namespace that stores nothing may be missing."""
+        ...
+
+    async def largest_bytes(self) -> tuple[int, int]:
+        """(the most bytes that a namespace stores, the most bytes of receipts that one stores)."""
         ...
 
     async def own_memory(self, uid: str) -> MemoryRecord:

@@ -89,6 +89,31 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceBytes:
+    """Bytes that a namespace stores, by kind: of rows, without the database's own overhead."""
+
+    fragments: int = 0
+    """Fragments with their vectors, forgotten and received ones included."""
+    history: int = 0
+    """Versions and events."""
+    receipts: int = 0
+    """Receipts of recalls."""
+    conversations: int = 0
+    requests: int = 0
+    """Answers to request ids, and hashes of received batches."""
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.fragments + self.history + self.receipts + self.conversations + self.requests
+
+
+def staged_name(name: str) -> str:
+    """The name under which the bytes of an unpublished memory or conversation count, which has no namespace yet."""
+    return f"\n{name}"
+
+
+@dataclass(frozen=True, slots=True)
 class IndexEntry:
     """An outbox row: work for the vector index. `id` is 0 until the journal assigns one."""
 

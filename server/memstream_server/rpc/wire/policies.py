@@ -16,12 +16,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from memstream.v1 import memory_pb2 as pb
-from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest, Namespace, StoredBytes
 from memstream_server.core import policy as core
 from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, iterate_tunables, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
-from memstream_server.ports.journal.records import Labels, MemoryRecord
+from memstream_server.ports.journal.records import Labels, MemoryRecord, NamespaceBytes
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
@@ -175,6 +175,25 @@ def stats_message(statistics: Statistics) -> pb.MemoryStats:
         unvectored=counts.unvectored,
         active=statistics.active,
         active_bytes=statistics.active_bytes,
+    )
+
+
+def namespace_message(name: str, memories: int, stored: NamespaceBytes | None, quotas: tuple[int, int]) -> Namespace:
+    """A namespace with what it stores; `quotas` are of all bytes and of receipts."""
+    counts = stored or NamespaceBytes()
+    return Namespace(
+        name=name,
+        memories=memories,
+        stored=StoredBytes(
+            total=counts.total,
+            fragments=counts.fragments,
+            history=counts.history,
+            receipts=counts.receipts,
+            conversations=counts.conversations,
+            requests=counts.requests,
+        ),
+        bytes_max=quotas[0],
+        receipts_bytes_max=quotas[1],
     )
 
 

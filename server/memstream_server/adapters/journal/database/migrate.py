@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal.sql import schema
+from memstream_server.adapters.journal.sql import byte_counts, schema
 from memstream_server.ports.journal.errors import Unreadable
 
 SCRIPTS = Path(__file__).parent.parent / "migrations"
@@ -49,6 +49,8 @@ def upgrade_tables(connection: Connection) -> None:
 def create_tables(connection: Connection) -> None:
     """Create the tables of a new journal on SQLite, at revision HEAD."""
     schema.metadata.create_all(connection, checkfirst=False)
+    for trigger in byte_counts.list_triggers("sqlite"):
+        connection.exec_driver_sql(trigger)
     connection.exec_driver_sql(_VERSION)
     connection.exec_driver_sql("INSERT INTO alembic_version (version_num) VALUES (?)", (HEAD,))
 

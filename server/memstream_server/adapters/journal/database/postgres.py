@@ -41,6 +41,8 @@ LOCK_PAUSE_S = 0.1
 SINGLE, MIGRATING, LEADING, NAMING = 0x6D656D73, 0x6D656D6D, 0x6D656D6C, 0x6D656D6E
 """First keys of the advisory locks: of servers that write, of a migration, of the leader among several servers, and of
 naming a memory in a namespace with a limit. The second key is the schema's hash."""
+COUNTING, SHARDS = 0x6D656D63, 64
+"""First key of the locks of shards of byte counts, and how many there are; the second key is the shard."""
 SCHEMA = "hashtext(coalesce(current_schema(), ''))"
 PREPARED_MAX = 500
 """Prepared statements per connection: bulk.py has some 40 texts a table."""
@@ -194,6 +196,7 @@ class PostgresDatabase:
                     raise Unreadable(_in_use_text(_read_holder(raw)))
                 self._end_former_session(raw)
                 time.sleep(LOCK_PAUSE_S)
+            _take_shard(raw)
             self.session = Session(raw)
         except BaseException:
             raw.close()
@@ -320,6 +323,12 @@ def _try_lock(raw: Any, lock: str) -> bool:
         (taken,) = cursor.fetchone()
     raw.commit()
     return bool(taken)
+
+
+def _take_shard(raw: Any) -> None:
+    """Give a writer's session the first free shard of byte counts; those beyond SHARDS wait for each other."""
+    free = (shard for shard in range(SHARDS) if _try_lock(raw, f"pg_try_advisory_lock({COUNTING}, {shard})"))
+    _run_statements(raw, f"SET memstream.shard = {next(free, SHARDS)}")
 
 
 def _in_use_text(holder: str) -> str:

@@ -89,6 +89,18 @@ deletions = Table(  # deleted memories whose rows are not all removed yet
     metadata,
     Column("number", BIG_KEY, primary_key=True, autoincrement=False),
     Column("uid", TEXT, nullable=False),
+    Column("namespace", TEXT, nullable=False, server_default=""),  # under which its bytes count (byte_counts.py)
+)
+
+namespace_bytes = Table(  # counted by triggers (byte_counts.py); the sum over the shards is the count
+    "namespace_bytes",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("shard", BigInteger, primary_key=True, autoincrement=False),
+    *(
+        Column(kind, BigInteger, nullable=False)
+        for kind in ("fragments", "history", "receipts", "conversations", "requests")
+    ),
 )
 
 producers = Table(

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BindParameter,
     Connection,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -89,6 +90,14 @@ _CUTS_AND_DELETIONS = tuple(
     for t in KEYED_TABLES
 )
 _BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in NUMBERED_TABLES)
+_NOTE_DELETION = insert(deletions).from_select(
+    ["number", "uid", "namespace"],
+    select(
+        memories.c.number,
+        memories.c.uid,
+        case((memories.c.namespace == "", "\n" + memories.c.name), else_=memories.c.namespace),  # see byte_counts.py
+    ).where(memories.c.number == _number),
+)
 _DELETED = (
     select(deletions.c.number, deletions.c.uid)
     .order_by(deletions.c.number)
@@ -224,8 +233,8 @@ def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch
     """Delete the memory; `purge` removes its rows later."""
     number = find_number(connection, uid) if epoch is None else find_owned(connection, uid, epoch)
     drop_labels(connection, number)  # at once: another memory may get the name before the other rows are removed
+    connection.execute(_NOTE_DELETION, {"m": number})
     connection.execute(_DELETE_MEMORY, {"m": number})
-    connection.execute(insert(deletions), {"number": number, "uid": uid})
     put_answer(connection, answer)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal.sql import codec, reads
+from memstream_server.adapters.journal.sql import byte_counts, codec, reads
 from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
@@ -34,7 +34,7 @@ from memstream_server.adapters.journal.verify.recall_receipts import check_recal
 from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.adapters.journal.verify.versions import check_versions
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes
 from memstream_server.ports.journal.spaces import Space
 
 
@@ -70,6 +70,7 @@ def verify_journal(
             check_operations(connection, report)
             _check_strays(connection, report, (*KEYED_TABLES, *NUMBERED_TABLES), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
+            _check_bytes(connection, report)
     except DBAPIError as error:
         report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
     return report
@@ -121,6 +122,18 @@ def _check_store(connection: Connection, report: Report) -> Space | None:
     except JournalError as error:
         report.add_violation("store", f"the embedding space in force cannot be read: {error}")
         return None
+
+
+def _check_bytes(connection: Connection, report: Report) -> None:
+    """What a namespace stores is what its rows sum up to."""
+    sums = byte_counts.list_sums(connection.dialect.name)
+    expected = byte_counts.sum_up((kind, connection.exec_driver_sql(text)) for kind, text in sums)
+    counted = byte_counts.read_bytes(connection, list(expected))
+    report.count_checked("store", len(expected))
+    for namespace, counts in expected.items():
+        if counted.get(namespace) != counts:
+            found = counted.get(namespace, NamespaceBytes())
+            report.add_violation("store", f"namespace {namespace} counts {found.total} bytes, its rows {counts.total}")
 
 
 def _check_strays(

@@ -20,6 +20,7 @@ import structlog
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.suspicions import Suspicion
+from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     QUOTA_RETRY_S,
     JournalUnavailable,
@@ -50,7 +51,7 @@ from memstream_server.engine.operations.transfer.upload import Upload, invalid_f
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord, staged_name
 from memstream_server.ports.journal.writing import Resolution
 from memstream_server.ports.operations import Operation
 
@@ -137,7 +138,8 @@ class Importer:
         return True
 
     async def check_target(self, intake: Upload, summary: Summary, target: Target) -> None:
-        """Raises MemoryExists if other data has a name already."""
+        """Raises MemoryExists if other data has a name already, QuotaExceeded if the namespace is full."""
+        await check_bytes(self._journal, self._runtime.limits, target.namespace)
         await _map_errors(
             self._check_job(_Job("", intake.path, target, _old_name(target, summary), summary.fragments)), target
         )
@@ -269,15 +271,21 @@ class Importer:
         async with self._registry.use_uid(staged.uid) as actor:
             suspected: list[tuple[str, ConflictLine]] = []
             while batch := await reader.read_body(FragmentLine, BATCH):
+                await self._check_bytes(job, staged.name)
                 suspected += [(one.id, conflict) for one in batch for conflict in one.conflicts]
                 await self._import_fragments(actor, batch, progress, done, job.total)
                 done += len(batch)
                 await _report_done(progress, done, job.total)
+            await self._check_bytes(job, staged.name)
             target = job.target.namespace, job.target.name_of(line, job.renamed)
             renamed, most = Event(EventType.MEMORY_UPDATED, ""), self._runtime.limits.namespace_memories_max
             last = Decision(name=target, namespace_max=most)
             await actor.run(lambda now: _with_conflicts(replace(last, events=(renamed,)), now, suspected))
             self._registry.record_rename(actor, staged.namespace, staged.name)
+
+    async def _check_bytes(self, job: _Job, staged: str) -> None:
+        """Raises QuotaExceeded; the unpublished part counts."""
+        await check_bytes(self._journal, self._runtime.limits, job.target.namespace, staged_name(staged))
 
     async def _stage_memory(self, job: _Job, line: MemoryLine) -> MemoryRecord:
         """The memory under its temporary name: new, or from an earlier run."""
@@ -325,9 +333,12 @@ class Importer:
         staged = f"{job.id}.{line.name}"
         await self._conversations.stage_rows(staged, line.create_time_us, (), ())
         while messages := await reader.read_messages(BATCH):
+            await self._check_bytes(job, staged)
             await self._conversations.stage_rows(staged, line.create_time_us, [message_of(one) for one in messages], ())
         while plans := await reader.read_plans(BATCH):
+            await self._check_bytes(job, staged)
             await self._conversations.stage_rows(staged, line.create_time_us, (), [plan_of(one) for one in plans])
+        await self._check_bytes(job, staged)
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
         await self._conversations.publish_staged(staged, named, status)

@@ -937,8 +937,8 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
   /**
    * Keep a receipt of this recall: query, policy, revision, ranking and scores. `RecallDone.receipt_id` names it;
    * ListRecallReceipts lists it, ReplayRecall ranks the same again. It is durable before `done`, and changes no ranking.
-   * Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`). Not with
-   * `subscribe` or `as_of`.
+   * Nothing is kept, and `receipt_id` is empty, if the policy turns receipts off (`HistoryPolicy.receipts`), or if a
+   * quota of the namespace is used up (`Namespace.receipts_bytes_max`). Not with `subscribe` or `as_of`.
    *
    * @generated from field: bool receipt = 25;
    */
@@ -1557,7 +1557,8 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   weak: boolean;
 
   /**
-   * Of a query with `receipt`: the id of the receipt; empty if the policy keeps none.
+   * Of a query with `receipt`: the id of the receipt; empty if the policy keeps none, or if a quota of the namespace is
+   * used up, which `degraded` then says.
    *
    * @generated from field: string receipt_id = 12;
    */

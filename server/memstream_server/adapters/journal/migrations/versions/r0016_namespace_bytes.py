@@ -1,0 +1,30 @@
+"""Bytes of each namespace: a table that triggers keep, with the counts of the rows that are there."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from memstream_server.adapters.journal.sql.byte_counts import list_first_counts, list_triggers
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def upgrade() -> None:
+    op.add_column("deletions", sa.Column("namespace", TEXT, nullable=False, server_default=""))
+    op.create_table(
+        "namespace_bytes",
+        sa.Column("namespace", TEXT, primary_key=True),
+        sa.Column("shard", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("fragments", sa.BigInteger(), nullable=False),
+        sa.Column("history", sa.BigInteger(), nullable=False),
+        sa.Column("receipts", sa.BigInteger(), nullable=False),
+        sa.Column("conversations", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+    )
+    connection = op.get_bind()
+    for statement in (*list_first_counts(connection.dialect.name), *list_triggers(connection.dialect.name)):
+        connection.exec_driver_sql(statement)
