@@ -30,7 +30,9 @@ async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
     settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
     with ServerProcess(tmp_path / "data", http_listen=address, **settings) as server:
         body = '{"namespace": "a", "memory": "joy"}'
-        assert call(address, CREATE, body).status_code == 401
+        unknown = call(address, CREATE, body)
+        assert (unknown.status_code, unknown.headers["www-authenticate"]) == (401, "Bearer")
+        assert unknown.json()["details"][0]["debug"]["reason"] == "UNAUTHENTICATED"
         assert call(address, CREATE, body, authorization="Bearer nonsense").status_code == 401
         assert call(address, CREATE, body, authorization=f"Bearer {keys['bob']}").status_code == 403
         assert call(address, CREATE, body, authorization=f"Bearer {keys['alice']}").status_code == 200
@@ -40,6 +42,22 @@ async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
         assert server.stop() == 0
         check_log(server)
         assert not any(key in server.log() for key in keys.values())
+
+
+async def test_refused_call_says_when_to_try_again(tmp_path: Path) -> None:
+    keys_file, policy_file, keys = guarded_files(tmp_path / "access")
+    address = free_address()
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, caller_requests_per_s=1.0, **settings):
+        body, key = '{"namespace": "a", "memory": "joy", "existOk": true}', f"Bearer {keys['alice']}"
+        calls = (asyncio.to_thread(call, address, CREATE, body, authorization=key) for _ in range(16))
+        answers = await asyncio.gather(*calls)
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    details = {each["type"]: each["debug"] for each in refused.json()["details"]}
+    assert details["google.rpc.ErrorInfo"]["reason"] == "QUOTA_EXCEEDED"
+    assert details["google.rpc.ErrorInfo"]["metadata"]["quota"] == "caller_requests_per_s"
+    assert details["google.rpc.RetryInfo"]["retryDelay"].endswith("s")
 
 
 async def test_compressed_bodies_of_one_caller_take_turns(tmp_path: Path) -> None:

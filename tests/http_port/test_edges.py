@@ -80,7 +80,16 @@ def test_malformed_body_is_explained(body: str | bytes, problem: str, http_serve
     assert answer.status_code == 400
     assert answer.json()["code"] == "invalid_argument"
     assert problem in answer.json()["message"]
-    assert answer.json()["details"][0]["type"] == "google.rpc.ErrorInfo"
+    details = {each["type"]: each["debug"] for each in answer.json()["details"]}
+    assert details["google.rpc.ErrorInfo"]["reason"] == "INVALID_FIELD"
+
+
+def test_invalid_field_is_readable_without_protobuf(http_server: Server) -> None:
+    answer = call(http_server[1], RECALL, '{"namespace": "a", "memory": "b", "query": {"limit": -1}}')
+    details = {each["type"]: each["debug"] for each in answer.json()["details"]}
+    fields = [each["field"] for each in details["google.rpc.BadRequest"]["fieldViolations"]]
+    assert "query.limit" in fields
+    assert "retry-after" not in answer.headers
 
 
 def reason_of(answer: httpx2.Response) -> tuple[int, str, str]:

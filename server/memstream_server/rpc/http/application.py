@@ -55,7 +55,10 @@ _HEALTH = {
     "/healthz/write": ("memstream.journal.write", "writes are refused; reads may work\n"),
 }
 """By path: the service of grpc.health.v1 that must serve, and what an answer of 503 says."""
-_EXPOSED = ("x-request-id", "grpc-status", "grpc-message", "grpc-status-details-bin", "connect-content-encoding")
+_EXPOSED = (
+    *("x-request-id", "retry-after", "www-authenticate", "grpc-status", "grpc-message", "grpc-status-details-bin"),
+    "connect-content-encoding",
+)
 
 
 @dataclass(frozen=True, slots=True)

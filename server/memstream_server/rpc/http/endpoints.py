@@ -40,7 +40,7 @@ from memstream_server.rpc.http.codecs import (
     Reply,
     write_body,
 )
-from memstream_server.rpc.http.errors import connect_error, connect_error_of
+from memstream_server.rpc.http.errors import connect_error, connect_error_of, set_error_headers
 from memstream_server.rpc.request_reader import RequestReader
 from memstream_server.rpc.rpc_table import path_of
 
@@ -113,8 +113,8 @@ class _Admission:
         """Identifies the caller, and waits for room on the account. Raises ConnectError."""
         method = context.method
         try:
-            if (refusal := current_refusal()) is not None:
-                raise refusal
+            if (refused := current_refusal()) is not None:
+                raise refused
             headers = metadata_of(context.request_headers.allitems())
             remaining_ms = context.timeout_ms
             remaining_s = None if remaining_ms is None else remaining_ms / 1e3
@@ -125,16 +125,22 @@ class _Admission:
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
         except Exception as error:
-            raise connect_error(error) from None
+            refusal = connect_error(error)
+            set_error_headers(refusal, context.response_headers)
+            raise refusal from None
         admitted = self._calls[id(context)] = _Admitted(call, holder, size)
         return admitted
 
     async def on_end(self, admitted: _Admitted, context: _Context, error: Exception | None) -> None:
-        """Gives the bytes back. Raises the error with a reason if it is one of ConnectRPC's own."""
+        """Gives the bytes back, and sets the headers of an error. Raises it with a reason if ConnectRPC made it."""
         del self._calls[id(context)]
         self._reader.budget.give_back(admitted.holder, admitted.held)
-        if isinstance(error, ConnectError) and not error.details and error.code in _OWN_REFUSALS:
-            raise connect_error(_OWN_REFUSALS[error.code](error.message)) from None
+        if not isinstance(error, ConnectError):
+            return
+        if error.details or error.code not in _OWN_REFUSALS:
+            set_error_headers(error, context.response_headers)
+            return
+        raise connect_error(_OWN_REFUSALS[error.code](error.message)) from None
 
     def _body_bytes(self, context: _Context) -> int:
         """Of the body as it arrives; of the largest one if its size is unknown, because it is compressed or chunked."""
