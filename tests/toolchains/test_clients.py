@@ -103,6 +103,30 @@ def test_go_test() -> None:
     assert "no tests to run" not in go.go("test", ".")
 
 
+IN_NODE, SECURE = "client/typescript/src/test/options.test.ts", "client/typescript/src/conformance/secure.ts"
+EFFECTS = {
+    "pingIntervalMs": (IN_NODE, "a server that answers no ping is noticed"),
+    "pingTimeoutMs": (IN_NODE, "a server that answers no ping is noticed"),
+    "readMaxBytes": (IN_NODE, "an answer may have some megabytes, and no more than 64"),
+    "writeMaxBytes": (IN_NODE, "a message over writeBytesMax is not sent"),
+    "ca": (SECURE, "mutual TLS and a token"),
+    "cert": (SECURE, "no certificate"),
+    "key": (SECURE, "mutual TLS and a token"),
+    "servername": (IN_NODE, "the server gets the name that the client was given"),
+}
+"""The options of the TypeScript client's transport, and the test of the effect of each."""
+
+
+def test_each_typescript_option_has_a_test_of_its_effect() -> None:
+    text = (ROOT / "client/typescript/src/link.ts").read_text("utf-8")
+    made = text[text.index("new Http2SessionManager(") : text.index("return { sessions")]
+    given = text[text.index("function tlsOptions(") :]
+    found = set(re.findall(r"\b(\w+): ", made)) | set(re.findall(r"&& { (\w+)", given))
+    assert found - {"sessionManager"} == set(EFFECTS)
+    for file, test in EFFECTS.values():
+        assert test in (ROOT / file).read_text("utf-8"), f"{file} has no test {test!r}"
+
+
 def test_typescript_lint() -> None:
     try:
         languages.node().npm("lint")

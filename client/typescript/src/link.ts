@@ -1,4 +1,5 @@
 /** The connection to a server: its settings and its generated clients. */
+import { EventEmitter } from "node:events";
 import type { SecureClientSessionOptions } from "node:http2";
 
 import type { Duration } from "@bufbuild/protobuf/wkt";
@@ -20,6 +21,8 @@ import { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 
 /** Bytes that a server accepts in one message by default. */
 export const WRITE_BYTES_MAX = 16 << 20;
+/** How long the answer of a ping may take; the tests shorten it. */
+export const pings = { timeoutMs: 20_000 };
 
 /** PEM text or bytes; an array for several. */
 export type Pem = string | Uint8Array | readonly (string | Uint8Array)[];
@@ -114,7 +117,7 @@ export class Link {
     this.connections = new Connections(() => {
       const sessions = new Http2SessionManager(
         baseUrl,
-        { pingIntervalMs: settings.keepaliveMs ?? 60_000, pingTimeoutMs: 20_000 },
+        { pingIntervalMs: settings.keepaliveMs ?? 60_000, pingTimeoutMs: pings.timeoutMs },
         tls ? tlsOptions(tls) : {},
       );
       const transport = createGrpcTransport({
@@ -123,7 +126,7 @@ export class Link {
         readMaxBytes: 64 << 20,
         writeMaxBytes: settings.writeBytesMax ?? WRITE_BYTES_MAX,
       });
-      return { sessions, transport, calls: 0 };
+      return { sessions: { abort: () => { abortSessions(sessions); } }, transport, calls: 0 };
     });
     const { timeoutMs, retry, closed } = this;
     const transport = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
@@ -144,6 +147,16 @@ export class Link {
     this.endController.abort(new ClosedError());
     this.connections.abort();
   }
+}
+
+/**
+ * Ends a connection. A session that a missing ping has destroyed emits its error a moment later; the manager's listeners
+ * are gone by then, and an error without a listener would end the process.
+ */
+function abortSessions(sessions: Http2SessionManager): void {
+  const { conn } = (sessions as unknown as { s?: { conn?: unknown } }).s ?? {};
+  if (conn instanceof EventEmitter) conn.once("error", () => undefined);
+  sessions.abort();
 }
 
 function tlsOptions({ ca, cert, key, servername }: Tls): SecureClientSessionOptions {
