@@ -2,7 +2,7 @@
 
     python benchmarks/quality.py --data DIR [--model-dir MODEL] [--reranker-dir MODEL]
 
-DIR holds the measure (`locomo_eval.py`) and its conversations (`locomo3.json`); neither is part of this project. MODEL
+DIR holds the measure (`locomo_eval.py`) and its conversations (`locomo6.json`); neither is part of this project. MODEL
 is a sentence-transformers export (docs/models.md explains how to get all-MiniLM-L6-v2); without it vectors are hashed.
 The reranker's MODEL is a cross-encoder; without it nothing is reranked. The program starts its own server. It exits
 with 1 when a score is below its bar, a turn is lost, or a turn cannot be recalled.
@@ -32,9 +32,9 @@ from memstream import EventType
 LIMIT = 50
 OWN_LIMIT = 50
 """A turn counts as recallable if its own words find it within this depth."""
-BARS = {"recall@4": 0.72, "recall@10": 0.81, "recall@20": 0.865}
+BARS = {"recall@4": 0.685, "recall@10": 0.775, "recall@20": 0.83}
 MODEL_BARS = {"recall@4": 0.73, "recall@10": 0.82, "recall@20": 0.875}
-"""With the vectors of all-MiniLM-L6-v2."""
+"""With the vectors of all-MiniLM-L6-v2; of three conversations, on which the others reached 0.73, 0.81 and 0.87."""
 _IN_FLIGHT = 32
 _WORD = re.compile(r"\w")
 
@@ -145,15 +145,17 @@ class Retriever:
                 async with free:
                     answer = await stream.query(turn.text, **options)
                 # The same words in another session are an equally good answer.
-                good = (n for n, hit in enumerate(answer) if _matches_turn(hit.fragment, of_turn[turn.id], turn.text))
+                good = (n for n, hit in enumerate(answer) if _matches_turn(hit, of_turn[turn.id], turn.text))
                 return next(good, None)
 
             places = await asyncio.gather(*(find_place(turn) for turn in fragments))
         return Found(len(fragments), len(listed), held.counted_elsewhere, set(listed) == set(held.turns), places)
 
 
-def _matches_turn(fragment: memstream.Fragment, fragment_id: str, text: str) -> bool:
-    return fragment.id == fragment_id or fragment.content == text
+def _matches_turn(hit: memstream.Recollection, fragment_id: str, text: str) -> bool:
+    """Whether the hit, its reply or one that is folded into it is the turn."""
+    shown = any(one.id == fragment_id or one.content == text for one in hit.fragments)
+    return shown or fragment_id in hit.folded_ids
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def load_measure(directory: Path) -> Any:
 
 def load_conversations(directory: Path) -> Sequence[Any]:
     """The conversations in `directory`, parsed by the measure."""
-    loaded: Sequence[Any] = load_measure(directory).load_locomo(str(directory / "locomo3.json"))
+    loaded: Sequence[Any] = load_measure(directory).load_locomo(str(directory / "locomo6.json"))
     return loaded
 
 

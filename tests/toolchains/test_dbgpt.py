@@ -186,6 +186,10 @@ def test_the_scope_decides_who_shares_a_memory(found: dict[str, Any]) -> None:
     }
 
 
+def test_a_reply_follows_the_message_that_it_answers(found: dict[str, Any]) -> None:
+    assert found["replies"] == ["how do I reach the harbour?", "take the tram over the iron bridge"]
+
+
 def test_importances_are_converted_to_our_scale(found: dict[str, Any]) -> None:
     """Given 0.3, 1, 8 and none; then scored 7, 1 and 0, which is DB-GPT's score for an unreadable reply."""
     assert found["importances"] == [0.3, 1.0, 0.8, 0.5, 0.7, 0.1, 0.5]

@@ -207,6 +207,20 @@ async def weights(client: Client) -> Any:
     ]
 
 
+async def replies(client: Client) -> Any:
+    """An assistant's reply, stored by another way in, comes after the user's message that it answers."""
+    path = new_path()
+    memory = RemoteLongTermMemory(client, path)
+    await memory.write(Said("a ladder is in the shed"))
+    chat = [
+        memstream.Observation("how do I reach the harbour?", role=memstream.Role.USER),
+        memstream.Observation("take the tram over the iron bridge", role=memstream.Role.ASSISTANT),
+    ]
+    client.memory(path).update(policy={"recall": {"ranking": "absolute"}})
+    client.memory(path).observe_batch(chat, session="s")
+    return (await words(memory, "which tram reaches the harbour?"))[:2]
+
+
 def loops(address: str) -> Any:
     """A memory outlives the event loops it is used from."""
     with memstream.sync.connect(address) as client:
@@ -225,6 +239,7 @@ CHECKS: tuple[Callable[[Client], Awaitable[Any]], ...] = (
     merged,
     kinds,
     weights,
+    replies,
     gpts,
 )
 
