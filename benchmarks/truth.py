@@ -9,7 +9,9 @@ memory of its own; it is asked through the gRPC client.
     current@1   share of questions whose first recollection is the newer statement
     stale@5     share of questions with the older statement among the first five recollections
 
-memstream runs with suspicions turned off (plain), with `supersedes` named by the client, and with suspicions alone.
+memstream runs with twins turned off (plain), with `supersedes` named by the client, with twins alone, and with a client
+that supersedes the first related statement of the update's outcome (related). A statement is in the one session of the
+memory, or in its own.
 With --peers, mem0 (`infer=False`) and LangGraph's SqliteStore answer the same questions over the same vectors.
 """
 
@@ -21,7 +23,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,7 +32,8 @@ from typing import Any
 import memstream
 
 CASES = Path(__file__).parent / "truth_cases"
-MODES = ("plain", "supersedes", "suspicions", "folded")
+MODES = ("plain", "supersedes", "twins", "related")
+SESSIONS = ("one", "own")
 HALVES = ("tuned", "held_out")
 STEMMERS = {"en": "english", "de": "german", "fr": "french", "es": "spanish", "zh": "english"}
 """The policy's language of each language; Chinese is split into characters under any."""
@@ -99,27 +102,27 @@ def score_case(case: Case, found: Sequence[str]) -> Score:
     return Score(case, bool(found) and found[0] == case.newer, case.older in found[:FIRST])
 
 
-async def ask_memstream(target: str, cases: Sequence[Case], mode: str, conflicts: Mapping[str, Any]) -> list[Score]:
-    """Every case in a memory of its own. Mode: plain, supersedes, suspicions, which takes the policy `conflicts`, or
-    folded, which folds the older ones too."""
+async def ask_memstream(target: str, cases: Sequence[Case], mode: str, sessions: str) -> list[Score]:
+    """Every case in a memory of its own."""
     async with memstream.connect(target) as client:
-        return [await _ask_case(client, case, mode, conflicts) for case in cases]
+        return [await _ask_case(client, case, mode, sessions) for case in cases]
 
 
-async def _ask_case(client: memstream.Client, case: Case, mode: str, conflicts: Mapping[str, Any]) -> Score:
-    policy: dict[str, Any] = {"language": STEMMERS[case.language]}
-    policies = {"suspicions": conflicts, "folded": {**conflicts, "fold": True}}
-    policy["conflicts"] = policies.get(mode, {"suspect": False})
-    memory = await client.create_memory(f"truth/{mode}-{case.name}", policy=policy)
+async def _ask_case(client: memstream.Client, case: Case, mode: str, sessions: str) -> Score:
+    policy: dict[str, Any] = {"language": STEMMERS[case.language], "conflicts": {"suspect": mode == "twins"}}
+    memory = await client.create_memory(f"truth/{mode}-{sessions}-{case.name}", policy=policy)
     ids: dict[str, str] = {}
-    async with memory.observe(producer="truth", outcomes=True) as stream:
-        for text, when in case.timeline():
+    async with memory.observe(producer="truth", outcomes=True, related=1) as stream:
+        for number, (text, when) in enumerate(case.timeline()):
             more = {"supersedes": [ids[case.older]]} if mode == "supersedes" and text == case.newer else {}
-            one = await stream.send(text, speaker=case.speaker, session="s", observe_time=when, **more)
+            session = "s" if sessions == "one" else f"s{number}"
+            one = await stream.send(text, speaker=case.speaker, session=session, observe_time=when, **more)
             await stream.flush()
             outcome = (await one).outcome
             assert outcome is not None, "the stream was opened with outcomes"
             ids[text] = outcome.fragment_id
+            if mode == "related" and text == case.newer and outcome.related:
+                await memory.supersede([outcome.related[0].fragment_id], newer_id=outcome.fragment_id)
     answer = await memory.recall_once(
         case.question, now=case.now, limit=_LIMIT, reinforce=False, omit_working_memory=True
     )
@@ -180,13 +183,12 @@ def main() -> int:
     parser.add_argument("--half", choices=HALVES, help="one half only (default: both)")
     parser.add_argument("--mode", nargs="*", choices=MODES, default=list(MODES), help="of memstream")
     parser.add_argument("--model-dir", type=Path, help="directory of a local embedding model (default: hashing)")
-    parser.add_argument("--margin", type=float, help="policy.conflicts.margin (default: the server's)")
+    parser.add_argument("--sessions", choices=SESSIONS, default="one", help="of the statements of a case")
     parser.add_argument("--peers", action="store_true", help="measure mem0 and LangGraph, too")
     parser.add_argument("--failures", action="store_true", help="list failed cases of the tuned half")
     parser.add_argument("--json", type=Path, help="write every score here")
     arguments = parser.parse_args()
     model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
-    conflicts = {"margin": arguments.margin}
     every: dict[str, list[dict[str, Any]]] = {}
     for half in [arguments.half] if arguments.half else HALVES:
         cases = load_cases(half)
@@ -194,7 +196,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             with BenchServer(Path(scratch) / "data", **model) as server:
                 found = {
-                    f"memstream, {mode}": asyncio.run(ask_memstream(server.address, cases, mode, conflicts))
+                    f"memstream, {mode}": asyncio.run(ask_memstream(server.address, cases, mode, arguments.sessions))
                     for mode in arguments.mode
                 }
             if arguments.peers:
@@ -203,7 +205,7 @@ def main() -> int:
             _print_scores(title, scores)
             every[f"{half}: {title}"] = [asdict(one) for one in scores]
         if arguments.failures and half == "tuned":
-            for one in found.get("memstream, suspicions", []):
+            for one in found.get("memstream, twins", []):
                 if not one.current or one.stale:
                     print(f"    {one.case.name} {one.case.kind}: {one.current}/{one.stale} {one.case.newer}")
     if arguments.json:

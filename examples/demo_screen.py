@@ -31,7 +31,6 @@ MEANINGS = {
     EventType.DROPPED: "left the memory by policy",
     EventType.REPEATED: "repeated a stored letter: counted there, not kept",
     EventType.ECHOED: "repeated a recent recollection: not kept",
-    EventType.CONFLICT_SUSPECTED: "may contradict an earlier letter",
 }
 
 
@@ -184,8 +183,6 @@ def _event_details(event: Event, others: Mapping[str, str]) -> str:
         return f"{len(event.sources)} sources"
     if event.type is EventType.OBSERVED:
         return f"importance {event.importance:.2f}"
-    if event.type is EventType.CONFLICT_SUSPECTED:
-        return f"{event.conflict_reason} differs from: {_shorten(others.get(event.other_id, ''), 60)}"
     return ""
 
 

@@ -1,7 +1,7 @@
 """Make the pictures of docs/console.md: `make screenshots` runs this with Playwright and an installed Chromium.
 
-`memstream dev` serves the letters of the demo, and a small memory with suspicions; calls as JSON add memories with
-labels, a conversation with a plan, and operations. Chromium opens the console's views. Pictures are small enough to
+`memstream dev` serves the letters of the demo; calls as JSON add memories with labels and one with suspicions, a
+conversation with a plan, and operations. Chromium opens the console's views. Pictures are small enough to
 keep in the repository.
 """
 
@@ -39,6 +39,12 @@ MESSAGES = [
     ("planner", "writer", "Write one paragraph with both dates and their letters."),
     ("writer", "planner", "Done: the signals began in spring and ended with the Great Fire in October."),
 ]
+STATEMENTS = [
+    "My workshop is in Boston, near the harbour.",
+    "The balance of the clock costs nine dollars.",
+    "My workshop is in Chicago, near the river.",
+    "The balance of the clock costs eleven dollars.",
+]
 PLANS = [
     ("Search the letters", "archivist", "PLAN_STATE_COMPLETE", "2 letters"),
     ("Write the paragraph", "writer", "PLAN_STATE_RUNNING", ""),
@@ -67,10 +73,15 @@ def send_call(console: str, method: str, request: dict[str, Any]) -> None:
 
 
 def fill_server(console: str) -> None:
-    """Memories with labels, a conversation with a plan, and a purge."""
+    """Memories with labels and one with suspicions, a conversation with a plan, and a purge."""
     for name, labels in LABELS:
         request = {"namespace": "demo", "memory": f"notes-{name}", "labels": labels}
         send_call(console, "MemoryService/CreateMemory", request)
+    facts = {"namespace": "demo", "memory": "facts"}
+    send_call(console, "MemoryService/CreateMemory", facts | {"policy": {"conflicts": {"askLlm": True}}})
+    for content in STATEMENTS:
+        said = {"content": content, "speaker": "Ann", "externalId": content[:20] + content[-20:]}
+        send_call(console, "MemoryService/PutFragment", facts | {"observation": said})
     for sender, receiver, content in MESSAGES:
         message = {"conversation": "clocks", "sender": sender, "receiver": receiver, "content": content}
         send_call(console, "ConversationService/AppendMessage", {"namespace": "demo", "message": message})
@@ -126,7 +137,7 @@ def take_memory(page: Any, memory: str) -> None:
     page.locator("table.steps tbody tr").nth(3).wait_for()
     take(page, "live")
     page.set_viewport_size(SIZE)
-    page.goto(f"{memory}/conflicts")
+    page.goto(f"{memory.rpartition('/')[0]}/facts/conflicts")
     page.locator("ol.conflicts > li").nth(1).wait_for()
     take(page, "conflicts")
     page.goto(f"{memory}/timeline")

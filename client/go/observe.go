@@ -23,6 +23,9 @@ type ObserveOptions struct {
 	AckLevel v1.AckLevel
 	// Outcomes requests the outcome of each observation.
 	Outcomes bool
+	// Related names up to this many earlier statements near to the observation in each outcome, at most 10; it implies
+	// Outcomes.
+	Related int32
 	// KnownSequence is for a process that continues an earlier process of the producer: the last number up to which that
 	// process had every rejection and, with Outcomes, every outcome; 0 if it had none. The server resends those of later
 	// numbers, and [ObserveStream.Resumption] returns them. Nil requests none.
@@ -321,7 +324,8 @@ func (s *ObserveStream) openConnection(ctx context.Context) (v1.StreamService_Ob
 	// Send on a broken stream returns io.EOF; Recv returns the status.
 	_ = call.Send(&v1.ObserveRequest{Message: &v1.ObserveRequest_Open{Open: &v1.ObserveOpen{
 		Namespace: s.memory.Namespace, Memory: s.memory.Name, Producer: s.producer, Session: s.options.Session,
-		AckLevel: level, Outcomes: s.options.Outcomes, KnownSequence: known,
+		AckLevel: level, Outcomes: s.options.Outcomes || s.options.Related > 0, KnownSequence: known,
+		Related: s.options.Related,
 	}}})
 	response, err := readAnswerToOpen(call)
 	if err != nil {

@@ -20,7 +20,7 @@ here.
 #   errors: the exception tree.
 #   memory, fragment_listing, observe, recall, standing, watch: the handle of a memory and its streams.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
-#   conflict_values: suspicions and their decisions.
+#   conflict_values: suspicions and their decisions, related statements.
 #   receipt_values: receipts of recalls, and their replays.
 #   listed_values: sessions, and open standing queries.
 #   conversations, conversation_values: conversations, and their messages and plans.

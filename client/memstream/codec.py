@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeAlias, Unpack
 
 from memstream.argument_types import Moment, Several
-from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
 from memstream.resources import Cursor, Event, FragmentVersion, ImportedFragment, ModelUse
 from memstream.status import error_from_status
 from memstream.v1 import (
@@ -354,6 +354,7 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
         status=_TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
         chain=tuple(map(_chain_link, wire.chain)) if wire.chain else (),
+        later_id=wire.later_id,
         companion=_recollection(wire.companion) if wire.HasField("companion") else None,
     )
 
@@ -373,7 +374,6 @@ def suspicion_from_wire(wire: fragment_pb2.Suspicion) -> Suspicion:
         older_id=wire.older_id,
         reason=wire.reason,
         create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
-        folded=wire.folded,
     )
 
 
@@ -420,7 +420,8 @@ def rejected_from_wire(wire: stream_service_pb2.RejectedObservation) -> Rejected
 def outcome_from_wire(wire: stream_service_pb2.ObservationOutcome) -> Outcome:
     """Converts the outcome of an observation."""
     type_ = _EVENT_TYPES.get(wire.type, EventType.UNKNOWN)
-    return Outcome(wire.sequence, wire.fragment_id, type_, wire.other_id, _TIERS.get(wire.tier))
+    related = tuple(Related(one.fragment_id, one.share) for one in wire.related)
+    return Outcome(wire.sequence, wire.fragment_id, type_, wire.other_id, _TIERS.get(wire.tier), related)
 
 
 def batch_result_from_wire(wire: stream_service_pb2.Ack) -> BatchResult:

@@ -1,4 +1,4 @@
-"""Suspicions: fragments that may not be true together, and their decisions."""
+"""Fragments that may not be true together, their decisions, and earlier statements near to an observation."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ class ConflictDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Two fragments of one speaker that may not be true together.
-
-    `reason`: number, date, name, place, polarity or change. `folded`: in a recollection, the older fragment takes no
-    place in the answer.
-    """
+    """Two fragments of one speaker that may not be true together; `reason`: "twins", or that of an earlier version."""
 
     newer_id: str
     older_id: str
     reason: str
     create_time: datetime | None
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +39,11 @@ class ConflictRecord:
     decision: ConflictDecision | None
     note: str
     decide_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """An earlier statement near to an observation; `share`: of the words of the shorter of the two, in (0, 1]."""
+
+    fragment_id: str
+    share: float

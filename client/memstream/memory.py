@@ -101,6 +101,7 @@ class Memory:
         ack_level: AckLevel = AckLevel.STORED,
         outcomes: bool = False,
         known_sequence: int | None = None,
+        related: int = 0,
     ) -> ObserveStream:
         """A stream of observations; open it with `async with`.
 
@@ -110,8 +111,9 @@ class Memory:
         `outcomes`: report the outcome of each observation.
         `known_sequence`: for a process that takes over from an earlier one of the producer: the last number whose
         result it knows (0: none). The rejections and outcomes since then are in the stream's `resumption`.
+        `related`: name up to this many earlier statements near to the observation in its outcome, at most 10.
         """
-        return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes, known_sequence)
+        return ObserveStream(self._link, self._path, producer, session, ack_level, outcomes, known_sequence, related)
 
     def recall(self, *, session: str = "") -> RecallStream:
         """A stream of queries, many in flight; open it with `async with`."""
@@ -150,9 +152,10 @@ class Memory:
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
         request_id: str = "",
+        related: int = 0,
         timeout_s: Seconds | None = None,
     ) -> BatchResult:
-        """Observes one batch and waits until it has reached `ack_level`.
+        """Observes one batch and waits until it has reached `ack_level`. `related`: as in `observe`.
 
         Without a producer, numbers count from 1 within the batch. The call is retried while the server is unavailable;
         numbers or a request id make it count once. A repeat with your own `request_id` within 24 hours, also from
@@ -169,6 +172,7 @@ class Memory:
             ],
             ack_level=ack_level_to_wire(ack_level),
             request_id=request_id or ("" if producer else new_request_id()),
+            related=related,
         )
         answer = await self._link.call(self._link.streams.ObserveBatch, request, self._path, timeout_s)
         return batch_result_from_wire(answer.ack)

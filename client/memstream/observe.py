@@ -52,12 +52,14 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
         ack_level: AckLevel,
         outcomes: bool,
         known_sequence: int | None = None,
+        related: int = 0,
     ) -> None:
         super().__init__(link, memory)
         self.producer = producer
         self.session = session
         self.ack_level = AckLevel(ack_level)
-        self._outcomes = outcomes
+        self._outcomes = outcomes or related > 0
+        self._related = related
         self._ledger = Ledger(BATCH_MAX, known_sequence)
         self._turn = asyncio.Lock()
         self._finished = False
@@ -177,6 +179,7 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
                     ack_level=ack_level_to_wire(level),
                     outcomes=self._outcomes,
                     known_sequence=known,
+                    related=self._related,
                 )
             )
         )

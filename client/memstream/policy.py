@@ -131,11 +131,9 @@ class RetentionPolicy:
 @check_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConflictPolicy:
-    """Suspicions: statements of one speaker that may not be true together."""
+    """Statements of one speaker of which the later one may have replaced the earlier one."""
 
     suspect: bool | None = None
-    margin: float | None = None
-    fold: bool | None = None
     ask_llm: bool | None = None
 
 

@@ -6,7 +6,7 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
-from memstream.conflict_values import ConflictDecision, ConflictRecord, Suspicion
+from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
 from memstream.conversation_values import Message, MessageFields, Plan, PlanState
 from memstream.conversations import Conversation, ConversationWatch
 from memstream.errors import (
@@ -253,6 +253,7 @@ __all__ = [
     "ReflectionPolicy",
     "Refused",
     "Rejected",
+    "Related",
     "Replay",
     "ReplayDifference",
     "RequestIdConflict",

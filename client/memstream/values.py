@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from memstream.argument_types import Count, Moment, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
-from memstream.conflict_values import Suspicion
+from memstream.conflict_values import Related, Suspicion
 from memstream.errors import MemstreamError
 
 Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
@@ -88,6 +88,7 @@ class EventType(StrEnum):
     SUPERSESSION_UNDONE = "supersession_undone"
     CONFLICT_SUSPECTED = "conflict_suspected"
     CONFLICT_RESOLVED = "conflict_resolved"
+    CONFLICT_ENDED = "conflict_ended"
     RECALLED = "recalled"
 
 
@@ -364,11 +365,10 @@ class ChainLink:
 @dataclass(frozen=True, slots=True)
 class Recollection:
     """A recalled fragment and its scores; `explanation` is None unless requested.
-
     `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
     its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
-    open suspicions about the fragment, as the newer or the older of two. `companion`: of a user's message, the
-    assistant's reply with its own score; it has rank 0 and does not count for the limit.
+    open suspicions about the fragment, as the newer or the older of two. `later_id`: of an earlier statement, the
+    later one, of better rank, that may replace it. `companion`: the assistant's reply to a user's message, of rank 0.
     """
 
     fragment: Fragment
@@ -381,6 +381,7 @@ class Recollection:
     status: TruthStatus = TruthStatus.UNKNOWN
     chain: tuple[ChainLink, ...] = ()
     suspicions: tuple[Suspicion, ...] = ()
+    later_id: str = ""
     companion: Recollection | None = None
 
     @property
@@ -403,9 +404,7 @@ class NearMiss:
 @dataclass(frozen=True, slots=True)
 class InterpretedTime:
     """A phrase of time in a query, and the time it was taken for: from `from_time` up to, not including, `to_time`.
-
-    None is an open side: "before Christmas" has no `from_time`, "since May" no `to_time`.
-    """
+    None is an open side: "before Christmas" has no `from_time`."""
 
     phrase: str
     from_time: datetime | None
@@ -455,13 +454,15 @@ class Answer(Sequence[Recollection]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a stored observation: its fragment's id, or the existing fragment that it was counted on."""
+    """The outcome of a stored observation: its fragment's id, or `other_id`, the fragment that it was counted on.
+    `related`: the nearest earlier statements of its speaker, if asked for."""
 
     sequence: int
     fragment_id: str
     type: EventType
     other_id: str
     tier: Tier | None
+    related: tuple[Related, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

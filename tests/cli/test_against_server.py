@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import memstream.sync
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import DATABASE, only_sqlite
 from tests.support.processes import run_process
@@ -249,8 +250,10 @@ def test_corrected_fact_is_recalled_alone_until_undone(server: ServerProcess) ->
 
 
 def test_a_suspicion_is_listed_and_decided(server: ServerProcess) -> None:
-    said = "I live in Paris.\nI moved to Berlin.\n"
-    assert call("observe", "--create", "demo/doubts", stdin=said, target=server.address).returncode == 0
+    said = "I live in Paris now.\nI live in Berlin now.\n"
+    with memstream.sync.connect(server.address) as client:
+        client.create_memory("demo/doubts", policy={"conflicts": {"ask_llm": True}})
+    assert call("observe", "demo/doubts", stdin=said, target=server.address).returncode == 0
     found = json.loads(call("conflicts", "demo/doubts", "--json", target=server.address).stdout)["suspicion"]
     pair = (found["newer_id"], found["older_id"])
     listed = call("conflicts", "demo/doubts", target=server.address).stdout

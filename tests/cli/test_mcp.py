@@ -97,9 +97,9 @@ async def converse(client: Client) -> None:
     tea = await done(client, "observe", content="Bob takes tea at 1100", metadata={"cups": 2, "milk": False}, key="tea")
     assert (bob["outcome"], tea["outcome"]) == ("remembered", "remembered")
     again = await done(client, "observe", content="My name is Bob", speaker="user", session="monday")
-    assert again == {"id": bob["id"], "outcome": "repeated"}
+    assert again == {"id": bob["id"], "outcome": "repeated", "related": []}
     changed = await done(client, "observe", content="Bob takes tea at noon", metadata={"cups": 3}, key="tea")
-    assert changed == {"id": tea["id"], "outcome": "updated"}
+    assert changed == {"id": tea["id"], "outcome": "updated", "related": []}
     history = await done(client, "history", id=tea["id"])
     assert history["current"]["content"] == "Bob takes tea at noon"
     assert [one["content"] for one in history["versions"]] == ["Bob takes tea at 1100"]
@@ -146,6 +146,7 @@ async def converse(client: Client) -> None:
     (old,) = [one for one in (await done(client, "list"))["fragments"] if one["id"] == tea["id"]]
     assert old["superseded_by"] == cocoa["id"]
     assert "nobody" in await refused(client, "correct", ids=["nobody"], content="Bob takes nothing")
+    assert "either content or by" in await refused(client, "correct", ids=[cocoa["id"]])
     assert await done(client, "forget", ids=[cocoa["id"]]) == {"forgotten": 1}
 
     assert await done(client, "forget", ids=[tea["id"]]) == {"forgotten": 1}
@@ -160,6 +161,20 @@ async def test_agent_uses_tools_over_standard_input(server: ServerProcess, memor
     async with memstream.connect(server.address) as sdk:
         held = [fragment.content async for fragment in sdk.memory(memory).list_fragments()]
     assert held == ["My name is Bob", FORBIDDEN]
+
+
+async def test_an_agent_corrects_what_it_is_shown(server: ServerProcess, memory: str) -> None:
+    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+        old = await done(client, "observe", content="I live in Munich near the river", speaker="ann")
+        new = await done(client, "observe", content="I live in Berlin near the river", speaker="ann")
+        (said,) = new["related"]
+        assert (said["id"], said["content"]) == (old["id"], "I live in Munich near the river")
+        both = (await done(client, "recall", query="Where does ann live?"))["recollections"]
+        assert [(one["id"], one["later_id"]) for one in both] == [(new["id"], ""), (old["id"], new["id"])]
+        corrected = await done(client, "correct", ids=[said["id"]], by=new["id"])
+        assert corrected == {"id": new["id"], "outcome": "corrected", "related": []}
+        (left,) = (await done(client, "recall", query="Where does ann live?"))["recollections"]
+        assert left["id"] == new["id"]
 
 
 async def test_agents_use_tools_over_http(server: ServerProcess, memory: str) -> None:

@@ -18,6 +18,7 @@ RESERVED = {
     EventType.MODEL_ASKED,
     EventType.CONFLICT_SUSPECTED,  # in tests/engine/test_conflicts.py
     EventType.CONFLICT_RESOLVED,
+    EventType.CONFLICT_ENDED,
     EventType.RECALLED,  # in tests/engine/test_recall_receipts.py
     EventType.IMPORTED,  # in tests/server/test_transfer.py
     EventType.RATED,  # in test_lifecycle.py

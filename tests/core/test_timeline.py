@@ -171,7 +171,11 @@ def test_suspicions_are_those_of_the_revision() -> None:
     steps = [observed("old")], [observed("new"), suspected], [resolved]
     (one,) = timeline_of(2, *steps).suspicions
     assert (one.newer, one.older, one.reason, one.time_us) == ("new", "old", ConflictReason.PLACE, 2 * SECOND_US)
-    assert not timeline_of(3, *steps).suspicions
+    (apart,) = timeline_of(3, *steps).suspicions
+    assert (apart.newer, apart.older, apart.apart) == ("new", "old", True)
+    assert list(timeline_of(3, *steps, [updated("old")]).suspicions) == [apart]
+    ended = Event(EventType.CONFLICT_ENDED, "new", "old")
+    assert not timeline_of(4, *steps, [ended]).suspicions
     assert not timeline_of(3, *steps[:2], [updated("old")]).suspicions
 
 

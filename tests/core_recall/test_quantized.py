@@ -15,7 +15,6 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix, multiply_rows
 from memstream_server.core.lending import Superseded
 from memstream_server.core.lexical import LexicalIndex
-from memstream_server.core.newer_first import Suspected
 from memstream_server.core.quantized import QuantizedRows
 from memstream_server.core.ranking import Question, Ranking
 from memstream_server.core.scores import CHAIN_PART
@@ -228,7 +227,6 @@ def test_ranking_by_estimates_equals_exact_ranking(kind: str, fold: bool, near_m
     few, lent = 0, 0
     newer = {f"f{number}": f"f{number + 1 + number % 30}" for number in range(0, COUNT - 31, 9)}
     outdated = np.array([id_ in newer for id_ in memory.columns.ids])
-    suspected = Suspected({f"f{number}": (f"f{number + 50}",) for number in range(5, 300, 11)}, 0.1, fold)
     for number in range(12):
         words = random.choice(len(WORDS), 3, replace=False)
         text = " ".join(WORDS[word] for word in words)
@@ -255,7 +253,6 @@ def test_ranking_by_estimates_equals_exact_ranking(kind: str, fold: bool, near_m
         few += read < COUNT / 2
         lent += any(CHAIN_PART in one.names for one in found.results)
         memory.rank_both(replace(question, limit=COUNT), weights, allowed)
-        memory.rank_both(replace(question, suspected=suspected, superseded=None), weights, passed)
         window = Window(number * 20 * HOUR_US, (number * 20 + 6) * HOUR_US)
         memory.rank_both(replace(question, windows=(window,)), weights, allowed)
     assert few > 6, "most rankings read few vectors"

@@ -27,7 +27,9 @@ async def live(data_dir: Path, **settings: str | float) -> None:
         async with memstream.connect(server.address) as client:
             for profile in Profile:
                 await _busy(client, f"lived/{profile.value}", profile)
-            keyed = await client.create_memory("lived/keyed", policy={"retention": {"forget_grace": 1}})
+            keyed = await client.create_memory(
+                "lived/keyed", policy={"retention": {"forget_grace": 1}, "conflicts": {"ask_llm": True}}
+            )
             await _keyed(keyed)
             doomed = await client.create_memory("lived/doomed", kind=MemoryKind.LONG_TERM)
             await doomed.observe_batch([about(number) for number in range(30)])
@@ -81,7 +83,7 @@ async def _keyed(memory: memstream.Memory) -> None:
         await memory.put_fragment(Observation(f"changed {number}", external_id=f"k{number}"))
     await memory.forget_fragments([(await memory.get_fragment(external_id="k7")).id])
     await until(lambda: _erased(memory))
-    await memory.observe_batch(["I live in Munich.", "I moved to Berlin."])  # suspected
+    await memory.observe_batch(["I live in Munich now.", "I live in Berlin now."])  # suspected
 
 
 async def _talked(client: memstream.Client) -> None:

@@ -1,4 +1,4 @@
-"""Suspicions on a real engine: found with the observation, shown by recall, decided, and removed with a fragment."""
+"""Statements that a later one may replace, on a real engine: in recall, in outcomes, suspected, decided, ended."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason
-from memstream_server.core.values import MemoryKind
+from memstream_server.core.values import MemoryKind, Role
 from memstream_server.engine.conflicts import Verdict
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
+from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.ports.journal.reading import StoredConflict
+from memstream_server.ports.journal.writing import Related
 from tests.engine.conftest import OpenEngine
 from tests.engine.memory import observation
 from tests.engine.test_by_request import NAME, told
 
-OLD, NEW = "I live in Munich near the river.", "I moved to Berlin last month."
-OTHERS = ("The train was late today.", "We had soup for lunch.", "My sister lives in Hamburg.")
+OLD, NEW = "I live in Munich near the river.", "I live in Berlin near the river now."
+OTHERS = ("The train was late today.", "We had soup for lunch.", "My sister has a cat.")
+ASKING = with_value(DEFAULT, "conflicts.ask_llm", True)
+DAY_US = 86_400_000_000
 
 
 async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
@@ -34,12 +37,30 @@ async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
     return [one.fragment for one in (await engine.observe_batch(*NAME, "", 1, items, AckLevel.STORED)).outcomes]
 
 
+async def near(engine: Engine, content: str, count: int = 3, **fields: object) -> tuple[Related, ...]:
+    item = observation(content, **{"speaker": "Ada", "session": "letters"} | fields)  # type: ignore[arg-type]  # real fields
+    done = await engine.observe_batch(*NAME, "", 1, [item], AckLevel.STORED, related=count)
+    return done.outcomes[0].related
+
+
 async def conflicts(engine: Engine, decided: bool = False) -> list[StoredConflict]:
     return (await engine.conflicts.list_page(*NAME, decided, ("", ""), 100))[0]
 
 
-async def recall(engine: Engine, text: str = "Where does Ada live?", **more: object) -> RecallAnswer:
+async def pairs(engine: Engine) -> list[tuple[str, str]]:
+    return [(one.suspicion.newer, one.suspicion.older) for one in await conflicts(engine)]
+
+
+async def ended(engine: Engine) -> list[tuple[str, str]]:
+    return [(one.fragment, one.other) for one in await told(engine, EventType.CONFLICT_ENDED)]
+
+
+async def recall(engine: Engine, text: str = "Where does Ada live, near a river?", **more: object) -> RecallAnswer:
     return await engine.recall(*NAME, Query(text, reinforce=False, working_memory=False, **more))  # type: ignore[arg-type]  # real fields
+
+
+def ids_of(answer: RecallAnswer) -> list[str]:
+    return [one.fragment.id for one in answer.recollections]
 
 
 async def decide(engine: Engine, newer: str, older: str, decision: ConflictDecision) -> StoredConflict:
@@ -48,151 +69,233 @@ async def decide(engine: Engine, newer: str, older: str, decision: ConflictDecis
 
 @pytest.fixture
 async def pair(engine: Engine) -> tuple[str, str]:
-    """(newer, older) in a memory that suspects them, and folds."""
-    await create(engine, with_value(DEFAULT, "conflicts.fold", True))
+    """(newer, older) in a memory that suspects them."""
+    await create(engine, ASKING)
     (older,) = await tell(engine, OLD)
     await tell(engine, *OTHERS)
     (newer,) = await tell(engine, NEW)
     return newer, older
 
 
-async def test_an_update_is_suspected_with_its_observation(engine: Engine, pair: tuple[str, str]) -> None:
+# ---- recall
+@pytest.mark.parametrize("sessions", [("", ""), ("a", "b"), ("a", "a")])
+@pytest.mark.parametrize("limit", [1, 2, 10])
+async def test_the_later_of_two_statements_comes_first(engine: Engine, sessions: tuple[str, str], limit: int) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD, session=sessions[0])
+    await tell(engine, *OTHERS)
+    (newer,) = await tell(engine, NEW, session=sessions[1])
+    answer = await recall(engine, limit=limit)
+    assert ids_of(answer)[:2] == [newer, older][:limit]
+    assert [one.later_id for one in answer.recollections[:2]] == ["", newer][:limit]
+    assert [one.fragment.content for one in answer.recollections[:2]] == [NEW, OLD][:limit]
+    assert await conflicts(engine) == []
+
+
+async def test_of_several_the_last_one_comes_first(engine: Engine) -> None:
+    await create(engine)
+    said = [f"My meeting with Grace is on {day}." for day in ("Monday", "Friday", "Sunday")]
+    monday, friday, sunday = await tell(engine, *said)
+    await tell(engine, said[0])  # a repeat of the first
+    answer = await recall(engine, "When is the meeting with Grace?")
+    assert ids_of(answer) == [monday, sunday, friday]
+    assert [one.later_id for one in answer.recollections] == ["", monday, monday]
+
+
+async def test_a_clearly_higher_score_keeps_its_place(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, "My bicycle with the yellow basket is in the cellar.")
+    (newer,) = await tell(engine, "My bicycle is in the garden.")
+    answer = await recall(engine, "yellow basket cellar")
+    scores = [one.scored.score for one in answer.recollections]
+    assert scores[0] - scores[1] > 0.1
+    assert ids_of(answer) == [older, newer]
+    assert not any(one.later_id for one in answer.recollections)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"speaker": "Grace"}, {"role": Role.ASSISTANT}, {"role": Role.TOOL}, {"valid_until_us": 4_000_000 * DAY_US}],
+)
+async def test_others_and_what_has_a_validity_are_no_twins(engine: Engine, fields: dict[str, object]) -> None:
+    await create(engine)
+    await tell(engine, OLD, session="a")
+    await tell(engine, NEW, session="b", **fields)
+    assert not any(one.later_id for one in (await recall(engine)).recollections)
+
+
+@pytest.mark.parametrize("older", ["Do I live in Munich near the river?", OLD + " And so on" * 20])
+async def test_a_question_and_a_long_text_are_no_statements(engine: Engine, older: str) -> None:
+    await create(engine)
+    await tell(engine, older)
+    await tell(engine, NEW)
+    assert not any(one.later_id for one in (await recall(engine)).recollections)
+
+
+@pytest.mark.parametrize("policy", [with_value(DEFAULT, "conflicts.suspect", False), DBGPT])
+async def test_the_policy_turns_twins_off(engine: Engine, policy: Policy) -> None:
+    await create(engine, policy)
+    await tell(engine, OLD)
+    await tell(engine, NEW)
+    assert not any(one.later_id for one in (await recall(engine)).recollections)
+    assert await conflicts(engine) == []
+
+
+async def test_a_question_about_a_past_time_wants_its_statement(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD, observe_time_us=10 * DAY_US)
+    (newer,) = await tell(engine, NEW, observe_time_us=40 * DAY_US)
+    now_us = 50 * DAY_US  # 1970-02-20
+    answer = await recall(engine, "Where did Ada live on 11 January 1970?", now_us=now_us)
+    assert [one.phrase for one in answer.interpreted] == ["11 January 1970"]
+    assert ids_of(answer) == [older, newer]
+    assert ids_of(await recall(engine, "Where does Ada live?", now_us=now_us)) == [newer, older]
+
+
+async def test_a_filter_is_never_widened_by_twins(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD, session="a")
+    await tell(engine, NEW, session="b")
+    assert ids_of(await recall(engine, filter=Filter(sessions=("a",)))) == [older]
+
+
+async def test_an_earlier_revision_shows_its_own_order(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD)
+    (newer,) = await tell(engine, NEW)
+    revision = (await recall(engine)).revision
+    await decide(engine, newer, older, ConflictDecision.BOTH)
+    before, after = [(await recall(engine, as_of=AsOf(at))).recollections for at in (revision, revision + 1)]
+    assert [one.later_id for one in before] == ["", newer]
+    assert [one.later_id for one in after] == ["", ""]
+
+
+# ---- outcomes
+async def test_an_outcome_names_the_nearest_earlier_ones(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD)
+    (other,) = await tell(engine, "My sister lives by the sea.")
+    assert [one.fragment for one in await near(engine, NEW)] == [older, other]
+    assert [one.fragment for one in await near(engine, "I live in Oslo near the river.", 1)] != [older, other]
+
+
+async def test_an_outcome_names_those_of_its_own_batch(engine: Engine) -> None:
+    await create(engine)
+    items = [observation(text, speaker="Ada") for text in (OLD, OTHERS[0], NEW)]
+    done = await engine.observe_batch(*NAME, "", 1, items, AckLevel.STORED, related=3)
+    first, _, last = done.outcomes
+    assert [one.fragment for one in last.related] == [first.fragment]
+    assert last.related[0].share == pytest.approx(3 / 4)  # live, near, river of four words
+    assert first.related == ()
+
+
+async def test_only_who_asks_is_named_related_statements(engine: Engine) -> None:
+    await create(engine)
+    await tell(engine, OLD)
+    assert await near(engine, NEW, 0) == ()
+
+
+@pytest.mark.parametrize("fields", [{"speaker": "Grace"}, {"role": Role.ASSISTANT}, {"observe_time_us": 1}])
+async def test_others_and_later_ones_are_not_related(engine: Engine, fields: dict[str, object]) -> None:
+    await create(engine)
+    await tell(engine, OLD)
+    assert await near(engine, NEW, **fields) == ()
+
+
+async def test_a_repeat_and_an_update_by_key_name_no_self(engine: Engine) -> None:
+    await create(engine)
+    await tell(engine, OLD, external_id="home")
+    assert await near(engine, NEW, external_id="home") == ()
+    await tell(engine, OTHERS[0])
+    assert await near(engine, OTHERS[0]) == ()
+
+
+async def test_what_is_superseded_or_forgotten_is_not_related(engine: Engine) -> None:
+    await create(engine)
+    (first,) = await tell(engine, OLD)
+    (second,) = await tell(engine, "I live in Rome near the river.", supersedes=(first,))
+    (third,) = await tell(engine, "I live in Oslo near the river.")
+    await engine.fragments.forget(*NAME, [third])
+    assert [one.fragment for one in await near(engine, NEW)] == [second]
+
+
+# ---- suspicions
+async def test_a_twin_is_suspected_with_its_observation(engine: Engine, pair: tuple[str, str]) -> None:
     (found,) = await conflicts(engine)
     assert (found.suspicion.newer, found.suspicion.older) == pair
-    assert (found.suspicion.reason, found.decision) == (ConflictReason.PLACE, None)
+    assert (found.suspicion.reason, found.decision) == (ConflictReason.TWINS, None)
     (event,) = await told(engine, EventType.CONFLICT_SUSPECTED)
-    assert (event.fragment, event.other, event.conflict_reason) == (*pair, "place")
-
-
-async def test_numbered_statements_are_all_returned(engine: Engine) -> None:
-    await create(engine, with_value(DEFAULT, "conflicts.fold", True))
-    for number in range(20):
-        await tell(engine, f"Order {number} is paid since week {number}.", observe_time_us=(number + 1) * 60_000_000)
-    assert await conflicts(engine) == []
-    assert len((await recall(engine, "Which order is paid?", limit=20, fold=False)).recollections) == 20
+    assert (event.fragment, event.other, event.conflict_reason) == (*pair, "twins")
+    assert [len(one.suspicions) for one in (await recall(engine)).recollections[:2]] == [1, 1]
 
 
 async def test_both_statements_of_one_batch_are_compared(engine: Engine) -> None:
-    await create(engine)
+    await create(engine, ASKING)
     older, *_, newer = await tell(engine, OLD, *OTHERS, NEW)
-    (found,) = await conflicts(engine)
-    assert (found.suspicion.newer, found.suspicion.older) == (newer, older)
+    assert await pairs(engine) == [(newer, older)]
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.LONG_TERM, MemoryKind.SHORT_TERM])
 async def test_fragments_of_every_tier_are_compared(engine: Engine, kind: MemoryKind) -> None:
-    await create(engine, kind=kind)
+    await create(engine, ASKING, kind)
     (older,) = await tell(engine, OLD)
     (newer,) = await tell(engine, NEW)
-    assert [(one.suspicion.newer, one.suspicion.older) for one in await conflicts(engine)] == [(newer, older)]
+    assert await pairs(engine) == [(newer, older)]
 
 
-async def test_a_list_said_at_once_is_not_suspected(engine: Engine) -> None:
-    """ "Order 1 is paid", "order 2 is paid": both are true. Months apart, the second may replace the first."""
-    await create(engine)
-    await tell(engine, *(f"Order number {number} is paid" for number in range(20)))
-    assert await conflicts(engine) == []
-    first = await tell(engine, "My rent is 900 euros.", observe_time_us=1_000_000)
-    later = await tell(engine, "My rent is 950 euros.", observe_time_us=60_000_000)
-    assert [[one.suspicion.older, one.suspicion.newer] for one in await conflicts(engine)] == [first + later]
-
-
-async def test_another_speaker_is_not_suspected(engine: Engine) -> None:
-    await create(engine)
-    await tell(engine, OLD, speaker="Grace")
-    await tell(engine, NEW)
-    assert await conflicts(engine) == []
+async def test_an_observation_brings_three_suspicions_at_most(engine: Engine) -> None:
+    await create(engine, ASKING)
+    await tell(engine, *(f"Order number {number} is paid" for number in range(9)))
+    counts: dict[str, int] = {}
+    for event in await told(engine, EventType.CONFLICT_SUSPECTED):
+        counts[event.fragment] = counts.get(event.fragment, 0) + 1
+    assert max(counts.values()) == 3
 
 
 async def test_a_late_arrival_is_the_older_one(engine: Engine) -> None:
-    await create(engine)
+    await create(engine, ASKING)
     (newer,) = await tell(engine, NEW, observe_time_us=2_000_000)
     (older,) = await tell(engine, OLD, observe_time_us=1_000_000)
-    (found,) = await conflicts(engine)
-    assert (found.suspicion.newer, found.suspicion.older) == (newer, older)
+    assert await pairs(engine) == [(newer, older)]
 
 
 async def test_what_its_sender_says_about_truth_is_not_suspected(engine: Engine) -> None:
-    await create(engine)
+    await create(engine, ASKING)
     await tell(engine, OLD, external_id="home")
     await tell(engine, NEW, supersedes=("home",))
     await tell(engine, "My rent is 900 euros.", valid_until_us=1)
-    await tell(engine, "My rent is now 950 euros.")
+    await tell(engine, "My rent is 950 euros.")
     assert await conflicts(engine) == []
 
 
-async def test_a_cut_recollection_keeps_its_suspicions(engine: Engine, pair: tuple[str, str]) -> None:
-    answer = await recall(engine, token_budget=2, limit=1)
-    (hit,) = answer.recollections
-    assert (hit.truncated, hit.fragment.id) == (True, pair[0])
-    assert [(one.newer, one.older) for one in hit.suspicions] == [pair]
-
-
 async def test_a_repeat_is_not_suspected_again(engine: Engine) -> None:
-    await create(engine)
+    await create(engine, ASKING)
     await tell(engine, OLD)
     for _ in range(2):
         await tell(engine, NEW)
     assert len(await conflicts(engine)) == len(await told(engine, EventType.CONFLICT_SUSPECTED)) == 1
 
 
-async def test_an_update_by_key_is_no_fragment_to_suspect(engine: Engine) -> None:
-    await create(engine)
-    await tell(engine, OLD, external_id="home")
-    await tell(engine, NEW, external_id="home")
-    assert await conflicts(engine) == []
-
-
-@pytest.mark.parametrize("policy", [with_value(DEFAULT, "conflicts.suspect", False), DBGPT])
-async def test_the_policy_turns_suspicions_off(engine: Engine, policy: Policy) -> None:
-    await create(engine, policy, MemoryKind.HYBRID)
-    await tell(engine, OLD)
-    await tell(engine, NEW)
-    assert await conflicts(engine) == []
-
-
-# ---- recall
-async def test_the_newer_fragment_comes_first_and_both_say_so(engine: Engine, pair: tuple[str, str]) -> None:
-    newer, older = pair
-    answer = await recall(engine, near_misses=10)
-    ids = [one.fragment.id for one in answer.recollections]
-    first = answer.recollections[ids.index(newer)]
-    assert older not in ids
-    assert first.under == (older,)
-    assert [(one.newer, one.older) for one in first.suspicions] == [pair]
-    assert [one.stage for one in answer.near_misses if one.scored.id == older] == ["suspected"]
-
-
-async def test_without_folding_both_are_returned(engine: Engine) -> None:
-    await create(engine)
-    (older,) = await tell(engine, OLD)
-    (newer,) = await tell(engine, NEW)
-    answer = await recall(engine)
-    assert [one.fragment.id for one in answer.recollections] == [newer, older]
-    assert [len(one.suspicions) for one in answer.recollections] == [1, 1]
-
-
-async def test_a_filter_is_never_widened_by_a_suspicion(engine: Engine) -> None:
-    await create(engine)
-    (older,) = await tell(engine, OLD, session="a")
-    await tell(engine, NEW, session="b")
-    answer = await recall(engine, filter=Filter(sessions=("a",)))
-    assert [one.fragment.id for one in answer.recollections] == [older]
-
-
 # ---- decisions
 @pytest.mark.parametrize("decision", [ConflictDecision.BOTH, ConflictDecision.NEITHER])
-async def test_without_a_winner_only_the_suspicion_ends(
-    engine: Engine, pair: tuple[str, str], decision: ConflictDecision
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_pair_without_a_winner_is_kept_apart(
+    engines: OpenEngine, tmp_path: Path, decision: ConflictDecision, restart: bool
 ) -> None:
-    done = await decide(engine, *pair, decision)
-    assert (done.decision, done.note, done.decide_time_us is not None) == (decision, "asked Ada", True)
-    assert (await conflicts(engine), await conflicts(engine, decided=True)) == ([], [done])
-    answer = await recall(engine)
-    assert set(pair) <= {one.fragment.id for one in answer.recollections}
-    assert not any(one.suspicions for one in answer.recollections)
-    (event,) = await told(engine, EventType.CONFLICT_RESOLVED)
-    assert (event.fragment, event.other, event.conflict_decision) == (*pair, decision)
+    async with engines(tmp_path / "data") as engine:
+        await create(engine, ASKING)
+        (older,) = await tell(engine, OLD)
+        (newer,) = await tell(engine, NEW)
+        done = await decide(engine, newer, older, decision)
+        assert (done.decision, done.note, done.decide_time_us is not None) == (decision, "asked Ada", True)
+        assert (await conflicts(engine), await conflicts(engine, decided=True)) == ([], [done])
+        (event,) = await told(engine, EventType.CONFLICT_RESOLVED)
+        assert (event.fragment, event.other, event.conflict_decision) == (newer, older, decision)
+        if not restart:
+            assert not any(one.later_id or one.suspicions for one in (await recall(engine)).recollections)
+    if restart:
+        async with engines(tmp_path / "data") as engine:
+            assert not any(one.later_id or one.suspicions for one in (await recall(engine)).recollections)
 
 
 @pytest.mark.parametrize("decision", [ConflictDecision.NEWER, ConflictDecision.OLDER])
@@ -206,46 +309,114 @@ async def test_the_winner_supersedes_the_other(
     fragment, _, _ = await engine.fragments.get(*NAME, id=loser)
     assert fragment.superseded_by == winner
     assert [one.decision for one in await conflicts(engine, decided=True)] == [decision]
+    assert await ended(engine) == []
 
 
-async def test_an_unknown_pair_cannot_be_decided(engine: Engine, pair: tuple[str, str]) -> None:
-    with pytest.raises(FragmentNotFound):
+async def test_two_that_are_not_suspected_can_be_decided(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD)
+    (newer,) = await tell(engine, NEW)
+    await decide(engine, newer, older, ConflictDecision.BOTH)
+    (found,) = await conflicts(engine, decided=True)
+    assert (found.suspicion.reason, found.decision) == (ConflictReason.TWINS, ConflictDecision.BOTH)
+    assert not any(one.later_id for one in (await recall(engine)).recollections)
+    await decide(engine, newer, older, ConflictDecision.NEWER)
+    assert ids_of(await recall(engine)) == [newer]
+
+
+async def test_the_older_one_cannot_be_named_first(engine: Engine, pair: tuple[str, str]) -> None:
+    with pytest.raises(FragmentNotFound, match="was not observed after"):
         await decide(engine, *pair[::-1], ConflictDecision.BOTH)
 
 
-async def test_a_decision_survives_a_restart(engines: OpenEngine, tmp_path: Path) -> None:
-    async with engines(tmp_path / "data") as engine:
-        await create(engine)
-        (first,) = await tell(engine, OLD)
-        (second,) = await tell(engine, NEW)
-        (rent,) = await tell(engine, "My rent is 900 euros.")
-        (raised,) = await tell(engine, "My rent is now 950 euros.")
-        await decide(engine, second, first, ConflictDecision.BOTH)
-    async with engines(tmp_path / "data") as engine:
-        assert [(one.suspicion.newer, one.suspicion.older) for one in await conflicts(engine)] == [(raised, rent)]
-        answer = await recall(engine, "How much is Ada's rent?")
-        assert answer.recollections[0].fragment.id == raised
-        assert {first, second} <= {one.fragment.id for one in answer.recollections}
+@pytest.mark.parametrize("forgotten", [0, 1])
+async def test_a_forgotten_fragment_is_not_decided_about(engine: Engine, forgotten: int) -> None:
+    await create(engine)
+    both = [*await tell(engine, OLD), *await tell(engine, NEW)]
+    await engine.fragments.forget(*NAME, [both[forgotten]])
+    with pytest.raises(FragmentNotFound):
+        await decide(engine, both[1], both[0], ConflictDecision.BOTH)
 
 
-async def test_supersession_of_others_hides_no_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
+# ---- the end of a pair
+@pytest.mark.parametrize("side", [0, 1])
+async def test_an_edit_is_compared_again(engine: Engine, pair: tuple[str, str], side: int) -> None:
+    texts = ("I live in Berlin near the river now, in the east.", "I live in Munich, Germany, near the river.")
+    await engine.fragments.update(*NAME, FragmentChange(pair[side], content=texts[side]))
+    assert await ended(engine) == [pair]
+    assert await pairs(engine) == [pair]
+    kinds = [one.type for one in await told(engine, EventType.CONFLICT_ENDED, EventType.CONFLICT_SUSPECTED)]
+    assert kinds == [EventType.CONFLICT_SUSPECTED, EventType.CONFLICT_ENDED, EventType.CONFLICT_SUSPECTED]
+    assert ids_of(await recall(engine))[:2] == list(pair)
+
+
+async def test_another_text_ends_a_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
+    await engine.fragments.update(*NAME, FragmentChange(pair[0], content="I bought a bicycle."))
+    assert (await conflicts(engine), await ended(engine)) == ([], [pair])
+    assert not any(one.suspicions for one in (await recall(engine)).recollections)
+
+
+async def test_another_text_ends_a_decision_to_keep_apart(engine: Engine, pair: tuple[str, str]) -> None:
+    await decide(engine, *pair, ConflictDecision.BOTH)
+    await engine.fragments.update(*NAME, FragmentChange(pair[0], content="I live in Rome near the river now."))
+    assert (await pairs(engine), await ended(engine)) == ([pair], [pair])
+    assert await conflicts(engine, decided=True) == []
+
+
+@pytest.mark.parametrize("side", [0, 1])
+async def test_forgetting_closes_and_restoring_compares_again(engine: Engine, pair: tuple[str, str], side: int) -> None:
+    await engine.fragments.forget(*NAME, [pair[side]])
+    assert (await conflicts(engine), await ended(engine)) == ([], [pair])
+    await engine.fragments.restore(*NAME, [pair[side]])
+    assert await pairs(engine) == [pair]
+
+
+async def test_a_decided_pair_is_not_suspected_again(engine: Engine, pair: tuple[str, str]) -> None:
     newer, older = pair
-    (tea, coffee) = await tell(engine, "Bob prefers tea.", "Bob prefers coffee.", speaker="Eve")
-    await engine.fragments.supersede(*NAME, [tea], coffee)
-    first = (await recall(engine)).recollections[0]
-    assert (first.fragment.id, first.under) == (newer, (older,))
-    assert [(one.newer, one.older) for one in first.suspicions] == [pair]
+    await decide(engine, newer, older, ConflictDecision.NEWER)
+    await engine.fragments.restore(*NAME, [older])  # undoes the supersession
+    await engine.fragments.forget(*NAME, [older])
+    await engine.fragments.restore(*NAME, [older])
+    assert await conflicts(engine) == []
+    assert len(await told(engine, EventType.CONFLICT_SUSPECTED)) == 1
 
 
-# ---- the end of a fragment
+async def test_superseding_closes_a_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
+    newer, older = pair
+    await engine.fragments.supersede(*NAME, [older], newer)
+    assert (await conflicts(engine), await ended(engine)) == ([], [pair])
+
+
 async def test_an_erased_fragment_leaves_no_suspicion(engine: Engine, pair: tuple[str, str]) -> None:
     operation = await engine.erasing.start(*NAME, [pair[1]])
     await engine.operations.wait_for_end(operation.id)
-    assert await conflicts(engine) == []
+    assert (await conflicts(engine), await ended(engine)) == ([], [pair])
     assert not any(one.suspicions for one in (await recall(engine)).recollections)
 
 
-async def test_a_changed_content_ends_its_suspicions(engine: Engine, pair: tuple[str, str]) -> None:
-    await engine.fragments.update(*NAME, FragmentChange(pair[0], content="I bought a bicycle."))
-    assert await conflicts(engine) == []
-    assert not any(one.suspicions for one in (await recall(engine)).recollections)
+async def test_an_update_by_key_is_compared_again(engine: Engine) -> None:
+    await create(engine, ASKING)
+    (older,) = await tell(engine, OLD)
+    (newer,) = await tell(engine, "We had soup for lunch.", external_id="home")
+    assert await pairs(engine) == []
+    await tell(engine, NEW, external_id="home")
+    assert await pairs(engine) == [(newer, older)]
+
+
+async def test_the_log_has_what_is_known_at_each_revision(engines: OpenEngine, tmp_path: Path) -> None:
+    async with engines(tmp_path / "data") as engine:
+        await create(engine, ASKING)
+        (older,) = await tell(engine, OLD)
+        (newer,) = await tell(engine, NEW)
+        at = (await recall(engine)).revision
+        await engine.fragments.forget(*NAME, [older])
+        await engine.fragments.restore(*NAME, [older])
+        await decide(engine, newer, older, ConflictDecision.BOTH)
+    async with engines(tmp_path / "data") as engine:
+        seen = [
+            [len(one.suspicions) for one in (await recall(engine, as_of=AsOf(at + step))).recollections]
+            for step in range(4)
+        ]
+        assert seen == [[1, 1], [0], [1, 1], [0, 0]]
+        async with engine._registry.use(*NAME) as actor:
+            assert [one.apart for one in actor.working.suspicions] == [True]

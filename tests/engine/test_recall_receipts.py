@@ -42,7 +42,7 @@ __all__ = ["hasty"]
 pytestmark = pytest.mark.usefixtures("hasty")
 
 JOY = (NAMESPACE, "joy")
-KINDS = POLICIES | {"suspecting": with_value(POLICIES["default"], "conflicts.suspect", True)}
+KINDS = POLICIES | {"suspecting": with_value(POLICIES["default"], "conflicts.ask_llm", True)}
 QUERIES = {
     b"1": Query(text="where did Bob move with the blue bike", receipt=b"1"),
     b"2": Query(text="Ann likes coffee on Monday?", receipt=b"2", limit=3, near_misses=5, alpha=0.5),
@@ -350,8 +350,9 @@ async def test_a_recall_without_a_vector_is_replayed_without_one(tmp_path: Path)
 
 async def test_the_ranking_of_dbgpt_is_replayed_with_its_suspicions(engine: Engine) -> None:
     policy = with_value(with_value(DBGPT, "conflicts.suspect", True), "history.receipts", 9)
+    policy = with_value(policy, "conflicts.ask_llm", True)
     await create(engine, policy, MemoryKind.LONG_TERM)
-    said = ("I live in Munich.", "I moved to Berlin.")
+    said = ("I live in Munich now.", "I live in Berlin now.")
     await observe(engine, *[observation(text, speaker="Joy") for text in said])
     query = replace(OTTER, text="where do I live?", receipt=b"live")
     QUERIES[query.receipt] = query

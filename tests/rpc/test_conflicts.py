@@ -6,8 +6,10 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from memstream.v1 import fragment_pb2 as fragments
+from memstream.v1 import memory_pb2 as memory_pb
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import stream_service_pb2 as stream_pb
 from tests.rpc.wire import Wire, refused
@@ -25,10 +27,14 @@ async def tell(wire: Wire, content: str, key: str) -> str:
 
 async def suspected(wire: Wire) -> list[tuple[str, str]]:
     """Two suspicions as (newer, older)."""
+    policy = memory_pb.Policy(conflicts=memory_pb.ConflictPolicy(ask_llm=True))
+    change = memory_pb.Memory(namespace="ns", name="m", policy=policy)
+    mask = FieldMask(paths=["policy.conflicts.ask_llm"])
+    await wire.memories.UpdateMemory(pb.UpdateMemoryRequest(memory=change, update_mask=mask))
     pairs = []
     for older, newer in (
-        ("I live in Munich.", "I moved to Berlin."),
-        ("My rent is 900 euros.", "My rent is now 950 euros."),
+        ("I live in Munich now.", "I live in Berlin now."),
+        ("My rent is 900 euros.", "My rent is 950 euros."),
     ):
         first = await tell(wire, older, older)
         pairs.append((await tell(wire, newer, newer), first))
@@ -45,7 +51,7 @@ async def test_suspicions_are_listed_by_pages(wire: Wire) -> None:
     rest = await wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, page_token=first.next_page_token))
     found = [*first.conflicts, *rest.conflicts]
     assert [(one.suspicion.newer_id, one.suspicion.older_id) for one in found] == pairs
-    assert [one.suspicion.reason for one in found] == ["place", "number"]
+    assert [one.suspicion.reason for one in found] == ["twins", "twins"]
     assert rest.next_page_token == ""
 
 
@@ -55,7 +61,8 @@ async def test_recollections_carry_their_suspicions(wire: Wire) -> None:
     answer = await wire.streams.RecallOnce(stream_pb.RecallOnceRequest(**NAMED, query=query))
     found = {one.fragment.id: one for one in answer.recollections.recollections}
     (suspicion,) = found[newer].suspicions
-    assert (suspicion.newer_id, suspicion.older_id, suspicion.folded) == (newer, older, False)
+    assert (suspicion.newer_id, suspicion.older_id) == (newer, older)
+    assert (found[newer].later_id, found[older].later_id) == ("", newer)
     assert (newer, older) == tuple(one.fragment.id for one in answer.recollections.recollections)[:2]
 
 

@@ -467,8 +467,8 @@ async def test_kill_while_asked_about_a_conflict_decides_once(
         assert (await memory.describe()).policy.conflicts.ask_llm is True
         fake.complete = lambda body: '{"reason": "Joy moved.", "decision": "newer"}'
         fake.fail(*OUTAGE)
-        await memory.observe_batch([Observation("I live in Munich.", speaker="Joy")])
-        await memory.observe_batch([Observation("I moved to Berlin.", speaker="Joy")])
+        await memory.observe_batch([Observation("I live in Munich now.", speaker="Joy")])
+        await memory.observe_batch([Observation("I live in Berlin now.", speaker="Joy")])
         await until(lambda: is_failing(client, "conflicts"))
         page = (await asyncio.to_thread(urllib.request.urlopen, f"http://{listen}/metrics")).read().decode()
         assert 'memstream_model_up{role="conflicts"} 0.0' in page

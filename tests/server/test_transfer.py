@@ -174,9 +174,9 @@ async def test_imported_memory_behaves_like_the_exported(
 
 async def test_suspicions_and_decisions_come_over(client: memstream.Client, other: memstream.Client, path: str) -> None:
     namespace, _, name = path.partition("/")
-    one = await client.create_memory(path)
+    one = await client.create_memory(path, policy={"conflicts": {"ask_llm": True}})
     for number, text in enumerate(
-        ["I live in Munich.", "I moved to Berlin.", "My rent is 900 euros.", "My rent is 950 euros."]
+        ["I live in Munich now.", "I live in Berlin now.", "My rent is 900 euros.", "My rent is 950 euros."]
     ):
         await one.observe_batch([Observation(text, speaker="Joy", observe_time=NOW + timedelta(days=number))])
     place, rent = [conflict.suspicion async for conflict in one.list_conflicts()]

@@ -202,7 +202,9 @@ class FakeEngine:
     async def stored_answer(self, request: str) -> Answer | None:
         return self._answers.get(request)
 
-    async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> FakeSession:
+    async def open_observe(
+        self, namespace: str, name: str, producer: str, outcomes: bool = False, related: int = 0
+    ) -> FakeSession:
         memory = self.find(namespace, name)
         return FakeSession(self, memory, memory.producers.setdefault(producer, FakeProducer()))
 
@@ -216,6 +218,7 @@ class FakeEngine:
         level: AckLevel,
         request_id: str = "",
         digest: bytes = b"",
+        related: int = 0,
     ) -> Progress:
         memory = self.find(namespace, name)
         state = memory.producers.setdefault(producer, FakeProducer()) if producer else FakeProducer()

@@ -6,12 +6,15 @@ Rule 2. Content is returned only in fields of results, never in instructions or 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
+from typing import Literal
 
 from memstream import errors
 from memstream.client import Client
 from memstream.mcp.schema import (
     After,
+    By,
     Corrected,
     Earlier,
     Forgotten,
@@ -25,6 +28,7 @@ from memstream.mcp.schema import (
     ListLimit,
     Memory,
     Metadata,
+    NewWords,
     Observed,
     OfRole,
     OfSession,
@@ -39,6 +43,7 @@ from memstream.mcp.schema import (
     Recollections,
     Remembered,
     Replayed,
+    Said,
     Session,
     Since,
     Speaker,
@@ -54,6 +59,8 @@ from memstream.mcp.schema import (
 from memstream.times import read_time
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions, Role
 
+RELATED = 3
+"""Earlier statements that observe returns."""
 PAGE = 1_000
 """Page size at the server when a page starts in the middle."""
 
@@ -94,7 +101,8 @@ class Tools:
     async def correct(
         self,
         ids: Corrected,
-        content: Words,
+        content: NewWords = "",
+        by: By = "",
         speaker: Speaker = "",
         role: OfRole = "",
         session: Session = "",
@@ -102,7 +110,13 @@ class Tools:
         metadata: Metadata = None,
         memory: Memory = "",
     ) -> Observed:
-        """Remember a fact that has changed: recall returns the new one from now on, and no longer the old ones."""
+        """Remember a fact that has changed, or name the fragment that has it: recall returns the new one from now on,
+        and no longer the old ones."""
+        if bool(content) == bool(by):
+            raise errors.InvalidArgument("content", "either content or by says what is true now")
+        if by:
+            await self._client.memory(await self._resolve_memory(memory)).supersede(ids, newer_id=by)
+            return Observed(id=by, outcome="corrected", related=[])
         given: dict[str, MetadataValue] = dict(metadata or {})
         observation = Observation(
             content,
@@ -117,15 +131,22 @@ class Tools:
 
     async def _observe(self, observation: Observation, memory: str) -> Observed:
         path = await self._resolve_memory(memory)
-        done = await self._client.memory(path).observe_batch([observation], ack_level=AckLevel.STORED)
+        to = self._client.memory(path)
+        done = await to.observe_batch([observation], ack_level=AckLevel.STORED, related=RELATED)
         for refused in done.rejected:
             raise refused.error
         became = done.outcomes[0]
         if became.other_id:
-            return Observed(id=became.other_id, outcome="repeated")
+            return Observed(id=became.other_id, outcome="repeated", related=[])
         if became.tier is None:
-            return Observed(id=became.fragment_id, outcome="not_kept")
-        return Observed(id=became.fragment_id, outcome="updated" if became.type == "updated" else "remembered")
+            return Observed(id=became.fragment_id, outcome="not_kept", related=[])
+        related: list[Said] = []
+        for each in became.related:
+            with suppress(errors.FragmentNotFound):  # it has left the memory since
+                one = await to.get_fragment(each.fragment_id)
+                related.append(Said(id=one.id, content=one.content, time=one.observe_time))
+        outcome: Literal["updated", "remembered"] = "updated" if became.type == "updated" else "remembered"
+        return Observed(id=became.fragment_id, outcome=outcome, related=related)
 
     async def recall(
         self,

@@ -69,11 +69,17 @@ class Memory:
         ack_level: AckLevel = AckLevel.STORED,
         outcomes: bool = False,
         known_sequence: int | None = None,
+        related: int = 0,
     ) -> ObserveStream:
         """A stream of observations; open it with `with`."""
         return ObserveStream(
             self._inner.observe(
-                producer, session=session, ack_level=ack_level, outcomes=outcomes, known_sequence=known_sequence
+                producer,
+                session=session,
+                ack_level=ack_level,
+                outcomes=outcomes,
+                known_sequence=known_sequence,
+                related=related,
             )
         )
 
@@ -109,6 +115,7 @@ class Memory:
         session: str = "",
         ack_level: AckLevel = AckLevel.STORED,
         request_id: str = "",
+        related: int = 0,
         timeout_s: Seconds | None = None,
     ) -> BatchResult:
         """Observes one batch and waits until it has reached `ack_level`."""
@@ -120,6 +127,7 @@ class Memory:
                 session=session,
                 ack_level=ack_level,
                 request_id=request_id,
+                related=related,
                 timeout_s=timeout_s,
             )
         )

@@ -78,7 +78,9 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     EVENT_TYPE_SUPERSEDED: _EventType.ValueType  # 24
     """`other_id` supersedes it: it is no longer current."""
     EVENT_TYPE_CONFLICT_SUSPECTED: _EventType.ValueType  # 25
-    """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
+    """It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why. Only with
+    `ConflictPolicy.ask_llm`.
+    """
     EVENT_TYPE_CONFLICT_RESOLVED: _EventType.ValueType  # 26
     """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
     same revision has MODEL_ASKED with the purpose "conflict".
@@ -87,6 +89,11 @@ class _EventTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EventType.V
     """The memory was recalled with a receipt: `receipt_id` names it."""
     EVENT_TYPE_SUPERSESSION_UNDONE: _EventType.ValueType  # 28
     """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
+    EVENT_TYPE_CONFLICT_ENDED: _EventType.ValueType  # 29
+    """The suspicion about it and the older `other_id`, or the decision that keeps the two apart, ended with a change of
+    one: its content changed, it was superseded, forgotten or removed, or was given a validity. Another event of the
+    same revision says which.
+    """
 
 class EventType(_EventType, metaclass=_EventTypeEnumTypeWrapper):
     """The steps. After FILTERED, DROPPED, MERGED and ERASED the fragment is gone; after REPEATED and ECHOED, `other_id` did
@@ -145,7 +152,9 @@ EVENT_TYPE_IMPORTED: EventType.ValueType  # 23
 EVENT_TYPE_SUPERSEDED: EventType.ValueType  # 24
 """`other_id` supersedes it: it is no longer current."""
 EVENT_TYPE_CONFLICT_SUSPECTED: EventType.ValueType  # 25
-"""It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why."""
+"""It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why. Only with
+`ConflictPolicy.ask_llm`.
+"""
 EVENT_TYPE_CONFLICT_RESOLVED: EventType.ValueType  # 26
 """The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
 same revision has MODEL_ASKED with the purpose "conflict".
@@ -154,6 +163,11 @@ EVENT_TYPE_RECALLED: EventType.ValueType  # 27
 """The memory was recalled with a receipt: `receipt_id` names it."""
 EVENT_TYPE_SUPERSESSION_UNDONE: EventType.ValueType  # 28
 """`other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed."""
+EVENT_TYPE_CONFLICT_ENDED: EventType.ValueType  # 29
+"""The suspicion about it and the older `other_id`, or the decision that keeps the two apart, ended with a change of
+one: its content changed, it was superseded, forgotten or removed, or was given a validity. Another event of the
+same revision says which.
+"""
 Global___EventType: _TypeAlias = EventType  # noqa: Y015
 
 class _EventReason:
@@ -351,7 +365,7 @@ class Event(_message.Message):
     importance: _builtins.float
     """Importance that decided."""
     conflict_reason: _builtins.str
-    """For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons."""
+    """For CONFLICT_SUSPECTED: "twins", or another reason of an earlier version (`Suspicion.reason`)."""
     conflict_decision: _builtins.str
     """For CONFLICT_RESOLVED: "newer", "older", "both" or "neither"."""
     receipt_id: _builtins.str

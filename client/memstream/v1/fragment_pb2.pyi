@@ -19,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _Tier:
@@ -757,11 +762,19 @@ class Suspicion(_message.Message):
     older_id: _builtins.str
     """The fragment that may be outdated."""
     reason: _builtins.str
-    """What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
-    server may add reasons.
+    """"twins": they share many words. Earlier versions recorded what differs: "number", "date", "name", "place",
+    "polarity", "change". A later server may add reasons.
     """
-    folded: _builtins.bool
-    """In a recollection: the older fragment is folded under the newer one and takes no place in the answer."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def folded(self) -> _builtins.bool:
+        """No longer used: nothing is folded under another."""
+
+    @folded.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def folded(self, value: _builtins.bool) -> None:
+        """No longer used: nothing is folded under another."""
+
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was found."""

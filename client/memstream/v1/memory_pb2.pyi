@@ -20,6 +20,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _MemoryKind:
@@ -776,7 +781,7 @@ Global___RetentionPolicy: _TypeAlias = RetentionPolicy  # noqa: Y015
 
 @_typing.final
 class ConflictPolicy(_message.Message):
-    """Suspicions: statements of one speaker that may not be true together, found by rules and without a model."""
+    """Statements of one speaker of which the later one may have replaced the earlier one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -785,18 +790,33 @@ class ConflictPolicy(_message.Message):
     FOLD_FIELD_NUMBER: _builtins.int
     ASK_LLM_FIELD_NUMBER: _builtins.int
     suspect: _builtins.bool
-    """Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false."""
-    margin: _builtins.float
-    """How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
-    Default 0.3.
+    """Recall puts the later one of two short statements of one speaker that share many words before the earlier one, which
+    follows it at once (`Recollection.later_id`). Default true; dbgpt false.
     """
-    fold: _builtins.bool
-    """Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
-    are about two true statements.
-    """
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def margin(self) -> _builtins.float:
+        """No longer used: refused, and never set in an answer. A result that scores clearly higher keeps its place."""
+
+    @margin.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def margin(self, value: _builtins.float) -> None:
+        """No longer used: refused, and never set in an answer. A result that scores clearly higher keeps its place."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def fold(self) -> _builtins.bool:
+        """No longer used: refused, and never set in an answer. An earlier statement is always shown."""
+
+    @fold.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def fold(self, value: _builtins.bool) -> None:
+        """No longer used: refused, and never set in an answer. An earlier statement is always shown."""
+
     ask_llm: _builtins.bool
-    """Let the LLM decide new suspicions, as ResolveConflict would, in a background job: one question for each. Default
-    false. Without effect if `suspect` is off, or if the server has no LLM for conflicts.
+    """Record a suspicion for a new or changed observation and each of its nearest such statements, at most three, and let
+    the LLM decide it, as ResolveConflict would, in a background job: one question for each. Default false. Without
+    effect if `suspect` is off; without an LLM for conflicts the suspicions stay open.
     """
     def __init__(
         self,

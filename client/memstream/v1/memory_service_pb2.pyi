@@ -2083,7 +2083,7 @@ Global___ListConflictsResponse: _TypeAlias = ListConflictsResponse  # noqa: Y015
 
 @_typing.final
 class ResolveConflictRequest(_message.Message):
-    """Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+    """Decides about two statements, suspected or not. A decided pair can be decided again; a supersession that an earlier decision made stays until
     RestoreFragments undoes it.
     """
 
@@ -2131,7 +2131,9 @@ Global___ResolveConflictRequest: _TypeAlias = ResolveConflictRequest  # noqa: Y0
 
 @_typing.final
 class ResolveConflictResponse(_message.Message):
-    """The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND."""
+    """The pair is decided. If they are not suspected, and one is not in the memory or `newer_id` was not observed after
+    `older_id`, the call fails with FRAGMENT_NOT_FOUND.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

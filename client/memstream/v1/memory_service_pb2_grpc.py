@@ -305,7 +305,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResolveConflict(self, request, context):
-        """Decides a suspicion.
+        """Decides about two statements, suspected or not (`Recollection.later_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -71,7 +71,7 @@ class MemoryServiceStub:
     ListConflicts: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListConflictsRequest, _memory_service_pb2.ListConflictsResponse]
     """Lists suspicions: fragments that may not be true together."""
     ResolveConflict: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]
-    """Decides a suspicion."""
+    """Decides about two statements, suspected or not (`Recollection.later_id`)."""
     GetFragmentHistory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
     RestoreFragmentVersion: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]
@@ -142,7 +142,7 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ListConflicts: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListConflictsRequest, _memory_service_pb2.ListConflictsResponse]  # type: ignore[assignment]
     """Lists suspicions: fragments that may not be true together."""
     ResolveConflict: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ResolveConflictRequest, _memory_service_pb2.ResolveConflictResponse]  # type: ignore[assignment]
-    """Decides a suspicion."""
+    """Decides about two statements, suspected or not (`Recollection.later_id`)."""
     GetFragmentHistory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]  # type: ignore[assignment]
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
     RestoreFragmentVersion: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]  # type: ignore[assignment]
@@ -318,7 +318,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ResolveConflictRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ResolveConflictResponse, _abc.Awaitable[_memory_service_pb2.ResolveConflictResponse]]:
-        """Decides a suspicion."""
+        """Decides about two statements, suspected or not (`Recollection.later_id`)."""
 
     @_abc_1.abstractmethod
     def GetFragmentHistory(

@@ -110,6 +110,7 @@ class ObserveOpen(_message.Message):
     ACK_LEVEL_FIELD_NUMBER: _builtins.int
     OUTCOMES_FIELD_NUMBER: _builtins.int
     KNOWN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    RELATED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -131,6 +132,10 @@ class ObserveOpen(_message.Message):
     outcome; 0 for none. If set, the server sends those of later numbers again: in `opened` and, if they are many, in
     acknowledgements that follow it before any other message. Unset: none is sent again.
     """
+    related: _builtins.int
+    """Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10; needs
+    `outcomes`. 0 for none.
+    """
     def __init__(
         self,
         *,
@@ -141,10 +146,11 @@ class ObserveOpen(_message.Message):
         ack_level: Global___AckLevel.ValueType = ...,
         outcomes: _builtins.bool = ...,
         known_sequence: _builtins.int | None = ...,
+        related: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence", "known_sequence", b"known_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence", "ack_level", b"ack_level", "known_sequence", b"known_sequence", "memory", b"memory", "namespace", b"namespace", "outcomes", b"outcomes", "producer", b"producer", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence", "ack_level", b"ack_level", "known_sequence", b"known_sequence", "memory", b"memory", "namespace", b"namespace", "outcomes", b"outcomes", "producer", b"producer", "related", b"related", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__known_sequence: _TypeAlias = _typing.Literal["known_sequence"]  # noqa: Y015
     _WhichOneofArgType__known_sequence: _TypeAlias = _typing.Literal["_known_sequence", b"_known_sequence"]  # noqa: Y015
@@ -460,6 +466,7 @@ class ObservationOutcome(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     OTHER_ID_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    RELATED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Its number."""
     fragment_id: _builtins.str
@@ -470,6 +477,13 @@ class ObservationOutcome(_message.Message):
     """The fragment it was counted on, when REPEATED or ECHOED."""
     tier: _fragment_pb2.Tier.ValueType
     """Its tier when it was stored; unspecified if it was not kept."""
+    @_builtins.property
+    def related(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelatedFragment]:
+        """If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
+        nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+        kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
+        """
+
     def __init__(
         self,
         *,
@@ -478,14 +492,41 @@ class ObservationOutcome(_message.Message):
         type: _event_pb2.EventType.ValueType = ...,
         other_id: _builtins.str = ...,
         tier: _fragment_pb2.Tier.ValueType = ...,
+        related: _abc.Iterable[Global___RelatedFragment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "other_id", b"other_id", "sequence", b"sequence", "tier", b"tier", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "other_id", b"other_id", "related", b"related", "sequence", b"sequence", "tier", b"tier", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObservationOutcome: _TypeAlias = ObservationOutcome  # noqa: Y015
+
+@_typing.final
+class RelatedFragment(_message.Message):
+    """An earlier statement that is near to an observation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_ID_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    fragment_id: _builtins.str
+    """Its id."""
+    share: _builtins.float
+    """How many words of the shorter of the two both have, as a share in (0, 1]."""
+    def __init__(
+        self,
+        *,
+        fragment_id: _builtins.str = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_id", b"fragment_id", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelatedFragment: _TypeAlias = RelatedFragment  # noqa: Y015
 
 @_typing.final
 class Throttle(_message.Message):
@@ -1099,6 +1140,7 @@ class Recollection(_message.Message):
     CHAIN_FIELD_NUMBER: _builtins.int
     SUSPICIONS_FIELD_NUMBER: _builtins.int
     COMPANION_FIELD_NUMBER: _builtins.int
+    LATER_ID_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """The score that it was ranked by."""
     relevance: _builtins.float
@@ -1111,6 +1153,11 @@ class Recollection(_message.Message):
     """The server truncated its content to fit the token budget."""
     status: _fragment_pb2.TruthStatus.ValueType
     """Whether the fragment is current."""
+    later_id: _builtins.str
+    """If the fragment is an earlier statement that a later one may have replaced: the id of the latest one, which has a
+    better rank. Both are statements of one speaker that share many words. Nobody decided that they contradict each
+    other: ResolveConflict does.
+    """
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
         """The fragment, as it was before this recall."""
@@ -1135,7 +1182,7 @@ class Recollection(_message.Message):
 
     @_builtins.property
     def suspicions(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Suspicion]:
-        """The open suspicions about the fragment, as the newer or the older of two."""
+        """The open suspicions about the fragment, as the newer or the older of two. They change no order."""
 
     @_builtins.property
     def companion(self) -> Global___Recollection:
@@ -1158,10 +1205,11 @@ class Recollection(_message.Message):
         chain: _abc.Iterable[Global___ChainLink] | None = ...,
         suspicions: _abc.Iterable[_fragment_pb2.Suspicion] | None = ...,
         companion: Global___Recollection | None = ...,
+        later_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["companion", b"companion", "explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "companion", b"companion", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "companion", b"companion", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "later_id", b"later_id", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1305,8 +1353,7 @@ class NearMiss(_message.Message):
     """Its id."""
     stage: _builtins.str
     """What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
-    "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
-    suspicion), "limit", "budget".
+    "min_relevance", "folded" (a recollection says the same), "limit", "budget".
     """
     score: _builtins.float
     """Its score, if it was scored."""
@@ -1698,6 +1745,7 @@ class ObserveBatchRequest(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     ACK_LEVEL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RELATED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -1714,6 +1762,8 @@ class ObserveBatchRequest(_message.Message):
     """A repeat with the same id returns the first answer, including outcomes, for 24 hours; it is unique per memory. The
     same id with a different request is REQUEST_ID_CONFLICT.
     """
+    related: _builtins.int
+    """Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10. 0 for none."""
     @_builtins.property
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Observation]:
         """The observations, at most `Limits.batch_max`."""
@@ -1729,10 +1779,11 @@ class ObserveBatchRequest(_message.Message):
         observations: _abc.Iterable[_fragment_pb2.Observation] | None = ...,
         ack_level: Global___AckLevel.ValueType = ...,
         request_id: _builtins.str = ...,
+        related: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_level", b"ack_level", "first_sequence", b"first_sequence", "memory", b"memory", "namespace", b"namespace", "observations", b"observations", "producer", b"producer", "request_id", b"request_id", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_level", b"ack_level", "first_sequence", b"first_sequence", "memory", b"memory", "namespace", b"namespace", "observations", b"observations", "producer", b"producer", "related", b"related", "request_id", b"request_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,8 @@ export interface ObserveOptions {
   readonly ackLevel?: AckLevel;
   /** Requests the outcome of each observation. */
   readonly outcomes?: boolean;
+  /** Names up to this many earlier statements near to the observation in each outcome, at most 10; implies `outcomes`. */
+  readonly related?: number;
   /**
    * For a process that continues an earlier process of the producer: the last number up to which that process had every
    * rejection and, with `outcomes`, every outcome; 0n if it had none. The server resends those of later numbers, and
@@ -365,7 +367,8 @@ export class ObserveStream {
   /** Yields the requests of a connection until it ends. */
   private async *requests(connection: ConnectionState, signal: AbortSignal): AsyncGenerator<ObserveRequest> {
     const { namespace, name } = this.memory;
-    const { session = "", outcomes = false } = this.options;
+    const { session = "", related = 0 } = this.options;
+    const outcomes = this.options.outcomes || related > 0;
     let { ackLevel = AckLevel.UNSPECIFIED } = this.options;
     // ackLevel applies to the flush after repeats, the only one sent; it must not wait for the index.
     if (ackLevel === AckLevel.INDEXED) ackLevel = AckLevel.STORED;
@@ -373,7 +376,7 @@ export class ObserveStream {
     const resume = known === undefined ? {} : { knownSequence: known };
     yield toRequest({
       case: "open",
-      value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes, ...resume },
+      value: { namespace, memory: name, producer: this.producer, session, ackLevel, outcomes, related, ...resume },
     });
     while (!signal.aborted) {
       const pause = this.pauseUntil - performance.now();

@@ -28,6 +28,7 @@ const MEANINGS = {
 
 /** Why two fragments are suspected, in words. */
 export const CONFLICT_REASONS = {
+  twins: "they share many words",
   number: "they differ in a number",
   date: "they differ in a date",
   name: "they differ in a name",
@@ -83,6 +84,7 @@ const ROLE_OF_OTHER = {
   EVENT_TYPE_SUPERSESSION_UNDONE: "no longer by ",
   EVENT_TYPE_CONFLICT_SUSPECTED: "may contradict ",
   EVENT_TYPE_CONFLICT_RESOLVED: "against ",
+  EVENT_TYPE_CONFLICT_ENDED: "no longer compared with ",
 };
 
 /** Where a fragment moved: "sensory → short-term". */

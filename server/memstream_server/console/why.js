@@ -12,7 +12,6 @@ export const STAGES = {
   min_relevance: "its relevance is below the minimum",
   folded: "a recollection says the same",
   limit: "others rank higher: it is beyond the limit",
-  suspected: "the newer fragment of a suspicion takes its place",
   budget: "it does not fit into the token budget",
   superseded: "a newer fragment supersedes it",
   validity: "it is outside its validity",
@@ -62,11 +61,10 @@ export async function explainAbsence(memory, query, fragment, shown, limitMax, s
   const message = ranked.find((each) => each.companion?.fragment.id === fragment.id);
   if (message) return { stage: message.rank > shown ? "limit" : "", rank: message.rank, recollection: message.companion };
   const folding = ranked.find((each) => (each.foldedIds ?? []).includes(fragment.id));
-  const newer = ranked.find((each) => (each.suspicions ?? []).some((one) => one.folded && one.olderId === fragment.id));
   const miss = (whole.done?.nearMisses ?? []).find((each) => each.fragmentId === fragment.id);
   const alone = await askAlone(ask, fragment);
-  const stage = folding ? "folded" : newer ? "suspected" : miss?.stage ?? await stageOf(ask, query, fragment);
-  return { stage, miss, foldedInto: (folding ?? newer)?.fragment.id, recollection: alone };
+  const stage = folding ? "folded" : miss?.stage ?? await stageOf(ask, query, fragment);
+  return { stage, miss, foldedInto: folding?.fragment.id, recollection: alone };
 }
 
 /** The millisecond of its observe_time as a filter. */

@@ -17,8 +17,8 @@ Values and decisions:
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
     supersession: which fragment a newer one corrects, and the chains that follow
     departures: what a fragment that leaves, or returns, does to its chains
-    suspicions: which statements of a speaker may not be true together, without a model
-    pick_best: what shares most with each of several things, by arrays
+    suspicions: pairs of statements that may not be true together, and what was decided about them
+    twins: which statements of a speaker share so many words that the later one goes first
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone
@@ -46,7 +46,6 @@ Recall:
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
     reranking: the reranker's part in a score
     lending: superseded fragments lend their match to the current end of their chain
-    newer_first: the newer of two suspected fragments before the older one
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names, and names that say a role
     turns: who speaks, how much of the context counts, and which reply answers which message

@@ -43,6 +43,7 @@ class EventType(StrEnum):
     SUPERSESSION_UNDONE = "supersession_undone"  # `other` no longer supersedes the fragment
     CONFLICT_SUSPECTED = "conflict_suspected"  # the newer fragment may contradict the older `other`
     CONFLICT_RESOLVED = "conflict_resolved"  # a suspicion about the newer fragment and `other` was decided
+    CONFLICT_ENDED = "conflict_ended"  # a suspicion, or a decision that keeps two apart, ended with a change of one
     RECALLED = "recalled"  # a recall kept the receipt `receipt`
     IMPORTED = "imported"  # came from an export into tier `to_tier`, with the history in `imported`
 

@@ -191,23 +191,13 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConflictPolicy:
-    """Suspicions: statements of one speaker that may not be true together, found without a model."""
+    """Twins: statements of one speaker that share so many words that the later one may replace the earlier one."""
 
-    suspect: bool = _tunable(
-        True, "record suspicions about new observations, and let recall follow those that are open"
-    )
-    margin: float = _tunable(
-        0.3,
-        "how far the newer of two suspected fragments may score below the older one and still come first",
-        "score",
-        0,
-        10,
-    )
-    fold: bool = _tunable(False, "fold the older of two suspected fragments under the newer one")
+    suspect: bool = _tunable(True, "recall puts the later one of twins before the earlier one")
     ask_llm: bool = _tunable(
         False,
-        "let the LLM, if any, decide new suspicions in the background, with one question for each; without effect if "
-        "`suspect` is off",
+        "record suspicions about a new or changed observation and its nearest twins, and let the LLM, if any, decide "
+        "each in the background with one question; without effect if `suspect` is off",
     )
 
 

@@ -24,7 +24,7 @@ Rule 3. If the query or the fragment has no vector, the lexical legs take over t
 so the score stays comparable with min_relevance and with other scores.
 Rule 4. A score is the correctly rounded sum (math.fsum) of value x weight over its parts.
 Rule 5. Ties are ordered newest first (the higher slot); a reload keeps that order.
-Rule 6. The newer fragment of an open suspicion takes the place of the older one (suspicions.py); no score changes.
+Rule 6. The order is that of the scores. What changes it afterwards changes no score: reranking.py, twins.py.
 Rule 7. A phrase of time adds candidates and a part, and removes nothing. Without one the time part does not exist, and
 the ranking is the same to the last bit as if times were not interpreted.
 Rule 8. Without superseded fragments, or with truth ALL, the chain part does not exist, and nothing is computed for it.
@@ -46,7 +46,6 @@ from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
 from memstream_server.core.lexical import Floats, Legs
-from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected, add_newer, put_newer_first
 from memstream_server.core.postings import Hashes
 from memstream_server.core.scores import ANSWER_WEIGHT, CHAIN_PART, PARTS, Assessed, Scored, recency
 from memstream_server.core.signals import Lent, Signals
@@ -92,8 +91,6 @@ class Question:
     """Slots that pass the filter and are not allowed because they are not current; None if there are none."""
     superseded: Superseded | None = None
     """Superseded fragments that lend their match; None if none does."""
-    suspected: Suspected = NOTHING_SUSPECTED
-    """Open suspicions, and how they change the order."""
     windows: tuple[Window, ...] = ()
     """The windows of its phrases of time."""
     only_time: bool = False
@@ -122,7 +119,6 @@ class Stage(StrEnum):
     MIN_RELEVANCE = "min_relevance"
     LIMIT = "limit"
     FOLDED = "folded"  # folded into a better fragment
-    SUSPECTED = "suspected"  # folded under the newer fragment of a suspicion
     BUDGET = "budget"  # set by the caller for what core/budget.py removed
 
 
@@ -145,20 +141,8 @@ class Ranking:
     near_misses: tuple[NearMiss, ...] = ()
     folded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ids of the candidates folded into a result, by the result's id."""
-    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Ids of the older suspected candidates folded under a newer result, by the result's id."""
     companions: Mapping[str, Scored] = field(default_factory=dict)
     """The reply to a result, by the result's id."""
-    scored: Slots | None = field(default=None, compare=False)
-    """The slots that were scored: candidates, and others if near misses are asked for,"""
-    chosen: Mask | None = field(default=None, compare=False)
-    """and which slots are candidates."""
-
-    def candidates(self) -> Slots:
-        """The slots of the candidates."""
-        if self.scored is None or self.chosen is None:
-            return np.empty(0, np.int64)
-        return self.scored[self.chosen[self.scored]]
 
 
 def add_timely(
@@ -217,7 +201,6 @@ def find_candidates(
             per_leg=per_leg,
             find_best=find_best,
         )
-    chosen = add_newer(columns, chosen, question.suspected, allowed)
     lent = find_lent(columns, legs, cosines, question, allowed, find_best)
     if lent is not None:
         chosen = np.union1d(chosen, lent.borrowers)
@@ -336,9 +319,7 @@ def _choose_results(
     is_reply[list(replies.values())] = True
     passed = order[(enough & ~is_reply)[order]]
     distinct, folded = _fold_slots(columns, slots[passed], question)
-    best_of_folds = passed[distinct]
-    kept, under = put_newer_first(columns, slots, assessed.scores, best_of_folds, question.suspected)
-    is_moved, kept = kept is not best_of_folds, kept[: question.limit]
+    kept = passed[distinct][: question.limit]
     found = assessed.relevance[inside]
     results = assessed.scored(kept, columns.ids)
     shown = [(one.id, replies[place]) for one, place in zip(results, kept.tolist(), strict=True) if place in replies]
@@ -348,13 +329,10 @@ def _choose_results(
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        hidden = np.zeros(len(slots), np.bool_)
-        hidden[[other for others in under.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated, hidden)
+        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated)
         left = order[~np.isin(order, [*kept, *(reply for _, reply in shown)])]
         missed = _near_misses(columns, assessed, question, left, stages)
-    if not is_moved:
-        results.sort(key=lambda each: (-each.score, -each.slot))
+    results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
         tuple(results),
         Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
@@ -362,10 +340,7 @@ def _choose_results(
         else Considered(),
         missed,
         {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
-        {one.id: tuple(columns.ids[slots[at]] for at in under[one.id]) for one in results if one.id in under},
         {id_: scored for (id_, _), scored in zip(shown, companions, strict=True)},
-        slots,
-        considered,
     )
 
 
@@ -396,8 +371,6 @@ class _Stages:
     """Like `enough`, by index: folded into another."""
     columns: Columns
     outdated: Mask | None
-    hidden: Mask
-    """By index: folded under the newer fragment of a suspicion."""
 
     def of(self, place: int) -> Stage:
         """The stage that removed the fragment at an index."""
@@ -408,8 +381,6 @@ class _Stages:
             return Stage.CANDIDATES
         if not self.enough[place]:
             return Stage.MIN_RELEVANCE
-        if self.hidden[place]:
-            return Stage.SUSPECTED
         return Stage.FOLDED if self.double[place] else Stage.LIMIT
 
 

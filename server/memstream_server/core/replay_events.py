@@ -64,6 +64,7 @@ _ELSEWHERE = frozenset(
         EventType.MEMORY_UPDATED,
         EventType.CONFLICT_SUSPECTED,
         EventType.CONFLICT_RESOLVED,
+        EventType.CONFLICT_ENDED,
         EventType.RECALLED,
     }
 )

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known
-from memstream_server.core.suspicions import ConflictReason, OpenSuspicions, Suspicion
+from memstream_server.core.suspicions import ConflictDecision, ConflictReason, KnownPairs, Suspicion
 from memstream_server.core.values import Fragment
 
 _BORN = frozenset({EventType.OBSERVED, EventType.REFLECTED, EventType.IMPORTED})
@@ -49,8 +49,8 @@ class Timeline:
         self._superseded_us: dict[str, int] = {}
         self._supersedes: dict[str, dict[str, None]] = {}
         """The fragments that each one superseded at the revision, in order."""
-        self.suspicions = OpenSuspicions()
-        """Those open at the revision, without those of a fragment that was changed since it was suspected."""
+        self.suspicions = KnownPairs()
+        """Those open at the revision, without those of a fragment that was changed since, and the pairs kept apart."""
         self.skips_lost = False
         """Whether a fragment whose version is not kept is absent, instead of making reads raise NotKept."""
         self._versions: Mapping[str, Collection[int]] = {}
@@ -117,9 +117,13 @@ class Timeline:
             reason = ConflictReason(event.conflict_reason)
             self.suspicions.add(Suspicion(event.fragment, event.other, reason, time_us))
         elif event.type is EventType.CONFLICT_RESOLVED:
+            self.suspicions.resolve(event.fragment, event.other, ConflictDecision(event.conflict_decision))
+        elif event.type is EventType.CONFLICT_ENDED:
             self.suspicions.discard(event.fragment, event.other)
-        elif event.type in (EventType.UPDATED, EventType.SUPERSEDED) or event.type in GONE:
-            self.suspicions.discard_all_of(event.fragment)
+        elif event.type in (EventType.UPDATED, EventType.SUPERSEDED):  # an earlier version recorded no CONFLICT_ENDED
+            self.suspicions.end_open(event.fragment)
+        elif event.type in GONE:
+            self.suspicions.end_all(event.fragment)
 
     def _note(self, event: Event, revision: int) -> None:
         """Note what must be undone."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.supersession import SupersessionCycle, find_ends, supersede_fragments
-from memstream_server.core.suspicions import ConflictDecision
+from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
@@ -54,7 +54,7 @@ class Conflicts:
         return found[:limit], len(found) > limit, record.uid
 
     async def resolve(self, namespace: str, name: str, verdict: Verdict, once: Once[Resolved] | None) -> Resolved:
-        """Decide a suspicion, open or decided before. Raises FragmentNotFound if there is none of this pair."""
+        """Decide about two statements, suspected or not. Raises FragmentNotFound as `decide_suspicion` does."""
 
         async def decide(now: Actor) -> tuple[Decision, Callable[[int], Resolved]]:
             decision, done = await decide_suspicion(now, verdict, self._storage, self._runtime)
@@ -67,26 +67,38 @@ class Conflicts:
 async def decide_suspicion(
     now: Actor, verdict: Verdict, storage: Storage, runtime: Runtime
 ) -> tuple[Decision, StoredConflict]:
-    """What a verdict does, in the memory's order, and the suspicion with its decision.
+    """What a verdict does, in the memory's order, and the pair with its decision.
 
-    Raises FragmentNotFound if this pair is not suspected or a fragment is forgotten, EtagMismatch if the loser
-    supersedes the winner already.
+    Raises FragmentNotFound if a fragment is not in the memory or is forgotten, or if the pair is not suspected and the
+    first was not observed after the second; EtagMismatch if the loser supersedes the winner already.
     """
-    known = await storage.journal.get_conflict(now.uid, verdict.newer, verdict.older)
-    if known is None:
-        raise FragmentNotFound(
-            f"{verdict.newer} and {verdict.older} are not suspected: list the conflicts of the memory",
-            id=verdict.newer,
-        )
     time_us = runtime.clock.now_us()
+    known = await storage.journal.get_conflict(now.uid, verdict.newer, verdict.older)
+    suspicions: tuple[Suspicion, ...] = ()
+    if known is None:
+        await _check_order(now, verdict, storage)
+        suspicions = (Suspicion(verdict.newer, verdict.older, time_us=time_us),)
+        known = StoredConflict(suspicions[0])
     event = Event(EventType.CONFLICT_RESOLVED, verdict.newer, verdict.older, conflict_decision=verdict.decision)
     decision = Decision(
         transition=await _supersede_loser(now, verdict, storage, time_us),
         events=(event,),
+        suspicions=suspicions,
         resolutions=(Resolution(verdict.newer, verdict.older, verdict.decision, verdict.note, time_us),),
         time_us=time_us,
     )
     return decision, replace(known, decision=verdict.decision, note=verdict.note, decide_time_us=time_us)
+
+
+async def _check_order(now: Actor, verdict: Verdict, storage: Storage) -> None:
+    """Raises FragmentNotFound unless both are in the memory and `newer` was observed after `older`."""
+    found = {one.id: one for one in await read_fragments(now, (verdict.newer, verdict.older), storage)}
+    for id_ in (verdict.newer, verdict.older):
+        if id_ not in found or found[id_].forget_time_us is not None:
+            raise FragmentNotFound(f"fragment {id_} is not in the memory, or is forgotten: restore it", id=id_)
+    if found[verdict.newer].last_observed <= found[verdict.older].last_observed:
+        text = f"{verdict.newer} was not observed after {verdict.older}: name the later one first"
+        raise FragmentNotFound(text, id=verdict.newer)
 
 
 async def _supersede_loser(now: Actor, verdict: Verdict, storage: Storage, time_us: int) -> Transition | None:

@@ -299,13 +299,17 @@ class Engine:
         return await self._journal.get_answer(request)
 
     # ---- streams
-    async def open_observe(self, namespace: str, name: str, producer: str, outcomes: bool = False) -> ObserveSession:
-        """Open a session, the producer's only one; `outcomes` keeps the outcomes of its observations.
+    async def open_observe(
+        self, namespace: str, name: str, producer: str, outcomes: bool = False, related: int = 0
+    ) -> ObserveSession:
+        """Open a session, the producer's only one; `outcomes` keeps the outcomes of its observations, each with up to
+        `related` related statements.
 
         Raises MemoryNotFound, StorageIsFull.
         """
         async with self._registry.use(namespace, name) as actor:
             session = await map_write_errors(actor.ingest.open_session(producer, outcomes=outcomes))
+            session.name_related(related)
             self._ask_index(session)
             return session
 
@@ -319,9 +323,10 @@ class Engine:
         level: AckLevel,
         request_id: str = "",
         digest: bytes = b"",
+        related: int = 0,
     ) -> Progress:
         """Observe one batch up to the requested level; see NewBatch and batch_calls.py."""
-        batch = NewBatch(producer, first_sequence, items, level, request_id, digest)
+        batch = NewBatch(producer, first_sequence, items, level, request_id, digest, related)
         async with self._registry.use(namespace, name) as actor:
             return await self._batch_calls.observe_batch(actor, batch)
 

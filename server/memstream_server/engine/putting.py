@@ -14,13 +14,12 @@ from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import drop_expired, read_fragments, run_decision
-from memstream_server.engine.memory.decide import add_suspicions, decide_observations
+from memstream_server.engine.memory.decide import decide_observations
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import KnownFragments, read_known
 from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.memory.superseding import raise_if_refused
-from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
 from memstream_server.ports.journal.writing import Outcome
 
@@ -69,8 +68,6 @@ async def _put_observation(
         known = await read_known(now.working, [placed], storage) if new.supersedes else KnownFragments()
         known.by_key |= {fragment.external_id: fragment for fragment in existing}
         decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
-        suspected = await find_suspicions(now.working, [placed], storage, models.analyzer)
-        decision = add_suspicions(now.working, decision, suspected, models, runtime)
         decision = decision.with_cost(account, Purpose.IMPORTANCE)
         return decision, lambda revision: _put_result(decision, outcomes[position], revision)
 

@@ -23,6 +23,8 @@ from memstream_server.ports.journal.writing import Outcome, Rejection
 
 T = TypeVar("T")
 
+RELATED_MAX = 10
+"""Related statements that an outcome names at most."""
 AnswerOf = Callable[[MemoryRecord], Answer]
 """Makes the stored answer to a request_id from the call's result."""
 
@@ -117,6 +119,8 @@ class NewBatch:
     request_id: str = ""
     digest: bytes = b""
     """Hash of the whole request: distinguishes a repeat of the request_id from a conflict."""
+    related: int = 0
+    """How many related statements each outcome names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +245,8 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     """The fragments of its chain of supersessions, older before newer; empty without one."""
     suspicions: tuple[Suspicion, ...] = ()
     """Open suspicions about it, as the newer or the older of two."""
-    under: tuple[str, ...] = ()
-    """Ids of the older suspected fragments folded under it."""
+    later_id: str = ""
+    """A later statement of its speaker that may replace it, and stands before it; empty without one."""
     companion: Recollection | None = None
     """The reply to it; has no companion and no rank of its own."""
 

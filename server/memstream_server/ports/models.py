@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.fitted_weights import MODEL, FittedWeights
-from memstream_server.core.suspicions import Claim, ConflictDecision
+from memstream_server.core.suspicions import ConflictDecision
 from memstream_server.ports.journal.rows import Terms
 
 
@@ -259,13 +259,6 @@ class Analyzer(Protocol):
 
     def name_terms(self, text: str, names: Sequence[str], language: str, namespace: str = "") -> Terms:
         """The terms of these names, and of the words of a question that its case shows to be names."""
-        ...
-
-    def claims(self, text: str, language: str, namespace: str = "", pointed: bool = False) -> tuple[Claim, ...]:
-        """The claims of a text, in order; their `terms` are hashes as in Terms.
-
-        `pointed`: empty unless one of them may contradict an earlier claim (Claim.is_pointed), which is decided faster.
-        """
         ...
 
     def language_of(self, text: str) -> str:

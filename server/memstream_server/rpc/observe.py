@@ -28,13 +28,20 @@ from memstream_server.engine.errors import (
     QuotaExceeded,
     WindowExceeded,
 )
-from memstream_server.engine.requests import AckLevel, NewObservation, Progress, Refusal
+from memstream_server.engine.requests import RELATED_MAX, AckLevel, NewObservation, Progress, Refusal
 from memstream_server.ports.journal.writing import Outcome
 from memstream_server.rpc.calls import AFTER_CLOSE_S
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RETRY_S
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name, not_negative
+from memstream_server.rpc.validation import (
+    Violations,
+    check_bounds,
+    check_identifier,
+    invalid_field,
+    memory_name,
+    not_negative,
+)
 from memstream_server.rpc.wire import observations
 from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
 from memstream_server.rpc.wire.scalars import duration_message
@@ -57,6 +64,8 @@ class ObserveOpening:
     session: str
     level: AckLevel
     outcomes: bool
+    related: int = 0
+    """How many related statements each outcome names."""
     known: int | None = None
     """The sequence number up to which the client knows rejections and outcomes; None: it does not ask for missed ones.
     """
@@ -75,10 +84,16 @@ def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
         check_identifier(found, "open.session", given.session, limits),
         ACK_LEVELS.read_value(found, "open.ack_level", given.ack_level, AckLevel.STORED),
         given.outcomes,
+        read_related(found, "open.related", given.related),
         _read_known_sequence(found, given.known_sequence) if given.HasField("known_sequence") else None,
     )
     found.check()
     return opening
+
+
+def read_related(found: Violations, field: str, count: int) -> int:
+    """How many related statements an outcome names."""
+    return int(check_bounds(found, field, count, 0, RELATED_MAX))
 
 
 def _read_known_sequence(found: Violations, known: int) -> int:

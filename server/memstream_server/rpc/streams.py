@@ -43,7 +43,9 @@ class StreamService:
             raise ProtocolViolation("the stream ended before `open`")
         opening = observe.read_open(first, self._limits)
         drain = self._drain.memories  # before the session opens, so that the stream ends with the current lease
-        session = await self._engine.open_observe(opening.namespace, opening.memory, opening.producer, opening.outcomes)
+        session = await self._engine.open_observe(
+            opening.namespace, opening.memory, opening.producer, opening.outcomes, opening.related
+        )
         try:
             stream = observe.ObserveStream(
                 session, opening, self._limits, drain, self._engine.dimension, self._engine.writing
@@ -86,13 +88,14 @@ class StreamService:
         session = check_identifier(found, "session", request.session, limits)
         request_id = check_identifier(found, "request_id", request.request_id, limits)
         level = ACK_LEVELS.read_value(found, "ack_level", request.ack_level, AckLevel.STORED)
+        related = observe.read_related(found, "related", request.related)
         found.check()
         first = request.first_sequence if producer else 1
         observe.check_numbers(first, len(request.observations), limits)
         items = await (self._read_numbered if producer else self._read_unnumbered)(request, session)
         digest = observations.digest_of(request.SerializeToString(deterministic=True)) if request_id else b""
         progress = await self._engine.observe_batch(
-            namespace, memory, producer, first, items, level, request_id, digest
+            namespace, memory, producer, first, items, level, request_id, digest, related
         )
         return pb.ObserveBatchResponse(
             ack=pb.Ack(

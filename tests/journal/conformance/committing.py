@@ -72,17 +72,30 @@ class Committing:
         decided = StoredConflict(open_one, ConflictDecision.BOTH, "asked", 7)
         assert await journal.list_conflicts("u1", True, ("", ""), 9) == [decided]
         assert await journal.get_conflict("u1", second.id, first.id) == decided
-        assert (await image(journal)).suspicions == (other,)
+        apart = replace(open_one, apart=True)
+        assert (await image(journal)).suspicions == (apart, other)
         await journal.commit(transition(3, removed=(second.id,)))
         assert [await journal.list_conflicts("u1", decided, ("", ""), 9) for decided in (False, True)] == [[], []]
 
-    async def test_a_superseded_fragment_has_no_open_suspicion(self, journal: Journal) -> None:
+    async def test_an_event_ends_a_suspicion(self, journal: Journal) -> None:
         old, new = fragment(0), fragment(1)
         await journal.commit(transition(1, rows=(row(old), row(new))))
         suspicion = Suspicion(new.id, old.id, ConflictReason.NAME, 5)
         await journal.commit(transition(2, suspicions=(suspicion,)))
-        await journal.commit(transition(3, rows=(row(old.but(superseded_by=new.id)),)))
+        ended = Event(EventType.CONFLICT_ENDED, new.id, old.id)
+        await journal.commit(transition(3, rows=(row(old.but(superseded_by=new.id)),), events=(ended,)))
         assert await journal.list_conflicts("u1", False, ("", ""), 9) == []
+
+    async def test_a_pair_is_suspected_again_without_its_decision(self, journal: Journal) -> None:
+        old, new = fragment(0), fragment(1)
+        suspicion = Suspicion(new.id, old.id, time_us=5)
+        done = Resolution(new.id, old.id, ConflictDecision.NEWER, "asked", 7)
+        rows = (row(old), row(new))
+        await journal.commit(transition(1, rows=rows, suspicions=(suspicion,), resolutions=(done,)))
+        assert await journal.list_conflicts("u1", False, ("", ""), 9) == []
+        again = replace(suspicion, time_us=9)
+        await journal.commit(transition(2, suspicions=(again,)))
+        assert await journal.list_conflicts("u1", False, ("", ""), 9) == [StoredConflict(again)]
 
     async def test_commit_at_wrong_revision_or_epoch_changes_nothing(self, journal: Journal) -> None:
         await journal.commit(transition(1, rows=(row(fragment(0)),)))

@@ -83,8 +83,8 @@ async def test_hostile_content_is_text_in_every_view(visit: Visit) -> None:
 
 
 async def test_hostile_content_is_text_in_conflicts_and_versions(visit: Visit) -> None:
-    memory = await visit.console.client.create_memory("shop/disputed")
-    texts = [f"I live in Munich. {SCRIPT}", f"I moved to Berlin last month. {SCRIPT}{OVERRIDE}", f"{SCRIPT} {OVERRIDE}"]
+    memory = await visit.console.client.create_memory("shop/disputed", policy={"conflicts": {"ask_llm": True}})
+    texts = [f"I live in Munich. {SCRIPT}", f"I live in Berlin. {SCRIPT}{OVERRIDE}", f"{SCRIPT} {OVERRIDE}"]
     done = await memory.observe_batch([Observation(text, speaker=SCRIPT[:60]) for text in texts])
     older, newer, other = [one.fragment_id for one in done.outcomes]
     await memory.update_fragment(other, content=f"<u>changed</u> {SCRIPT}", speaker=OVERRIDE)

@@ -13,12 +13,12 @@ from memstream import ConflictDecision, Observation
 from tests.toolchains.console.conftest import Console, Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
-OLD, NEW = "I live in Munich near the river.", "I moved to Berlin last month."
+OLD, NEW = "I live in Munich near the river.", "I live in Berlin near the river now."
 
 
 async def suspect(console: Console, name: str, old: str = OLD, new: str = NEW) -> tuple[memstream.Memory, str, str]:
     """A memory shop/NAME with one suspicion, and the ids of the newer and the older fragment."""
-    memory = await console.client.create_memory(f"shop/{name}", exist_ok=True)
+    memory = await console.client.create_memory(f"shop/{name}", policy={"conflicts": {"ask_llm": True}})
     ids = []
     for text in (old, "We had soup for lunch.", new):
         done = await memory.observe_batch([Observation(text, speaker="Joy", session="s")])
@@ -40,7 +40,7 @@ async def test_conflict_shows_both_texts_and_is_decided(visit: Visit) -> None:
     page = await visit.sign_in("m/shop/decide")
     await page.get_by_role("link", name="Conflicts 1 open").click()
     pair = page.locator(f".conflict[data-newer='{newer}'][data-older='{older}']")
-    await pair.get_by_text("they differ in a place").wait_for()
+    await pair.get_by_text("they share many words").wait_for()
     sides = pair.locator(".side")
     assert OLD in await sides.nth(0).text_content()
     assert NEW in await sides.nth(1).text_content()
@@ -63,7 +63,7 @@ async def test_conflict_shows_both_texts_and_is_decided(visit: Visit) -> None:
 
 
 async def test_conflicts_are_read_a_page_at_a_time(visit: Visit) -> None:
-    memory = await visit.console.client.create_memory("shop/pages")
+    memory = await visit.console.client.create_memory("shop/pages", policy={"conflicts": {"ask_llm": True}})
     await memory.observe_batch([Observation(text, speaker=f"Joy {n}") for text in (OLD, NEW) for n in range(21)])
     page = await visit.sign_in("m/shop/pages/conflicts")
     assert await page.locator(".conflict").count() == 20
@@ -77,7 +77,7 @@ async def test_empty_list_of_conflicts_explains_itself(visit: Visit) -> None:
     await client.create_memory("shop/calm")
     await client.create_memory("shop/unsuspecting", policy={"conflicts": {"suspect": False}})
     page = await visit.sign_in("m/shop/calm/conflicts")
-    await page.get_by_text("No open suspicion. The server makes one").wait_for()
+    await page.get_by_text("No open suspicion. Suspicions are recorded with conflicts.ask_llm").wait_for()
     await page.get_by_label("Suspicions").select_option("decided")
     await page.get_by_text("No suspicion has been decided.").wait_for()
     await visit.go("m/shop/unsuspecting/conflicts")
@@ -86,7 +86,7 @@ async def test_empty_list_of_conflicts_explains_itself(visit: Visit) -> None:
 
 async def test_reader_sees_conflicts_and_versions_without_buttons(visit: Visit) -> None:
     memory, newer, older = await suspect(visit.console, "readers")
-    await memory.update_fragment(newer, content="I moved to Bremen last month.")
+    await memory.update_fragment(newer, content="I live in Bremen near the river now.")
     await memory.update_fragment(newer, content=NEW)
     await memory.supersede([older], newer_id=newer)
     await suspect_again(memory)
@@ -103,26 +103,25 @@ async def test_reader_sees_conflicts_and_versions_without_buttons(visit: Visit) 
 
 
 async def suspect_again(memory: memstream.Memory) -> None:
-    for text in ("My desk is number 12.", "My desk is now number 14."):
+    for text in ("My desk is number 12.", "My desk is number 14."):
         await memory.observe_batch([Observation(text, speaker="Joy", session="s")])
 
 
-async def test_recall_shows_the_folded_suspect_and_its_stage(visit: Visit) -> None:
-    await visit.console.client.create_memory("shop/folding", policy={"conflicts": {"fold": True}})
-    _, newer, older = await suspect(visit.console, "folding")
-    page = await visit.sign_in("m/shop/folding/recall")
-    ranked = await ask(page, "Where does Joy live?")
-    first = ranked.first
-    assert await first.get_attribute("data-id") == newer
-    suspicion = first.locator(".suspicion")
-    await suspicion.filter(has_text=OLD).wait_for()
-    assert "folded under this one" in await suspicion.text_content()
-    miss = page.locator("details", has_text="Near misses").locator("tbody tr", has_text="suspected")
-    await miss.get_by_role("button", name="explain").click()
-    await page.get_by_text("Removed by suspected").wait_for()
-    assert await page.locator(f".why + div a[title='{newer}']").count() == 1, "what it is folded into"
-    await suspicion.get_by_role("link", name="conflicts").click()
-    await page.locator(f".conflict[data-older='{older}']").wait_for()
+async def test_recall_marks_an_earlier_statement_and_decides(visit: Visit) -> None:
+    memory, newer, older = await suspect(visit.console, "earlier")
+    page = await visit.sign_in("m/shop/earlier/recall")
+    ranked = await ask(page, "Where does Joy live, near a river?")
+    assert [await ranked.nth(place).get_attribute("data-id") for place in (0, 1)] == [newer, older]
+    assert await ranked.nth(0).locator(".earlier").count() == 0
+    earlier = ranked.nth(1).locator(".earlier")
+    assert await earlier.locator(f"a[title='{newer}']").count() == 1
+    await ranked.nth(0).locator(".suspicion").get_by_role("link", name="conflicts").wait_for()
+    await earlier.get_by_role("button", name="The later one is true").click()
+    await page.get_by_text("The later one supersedes it.").wait_for()
+    assert (await memory.get_fragment(older)).superseded_by == newer
+    ranked = await ask(page, "Where does Joy live, near a river?")
+    assert await ranked.nth(0).get_attribute("data-id") == newer
+    assert await page.locator(".earlier").count() == 0
 
 
 async def test_recall_shows_truth_chain_and_validity(visit: Visit) -> None:

@@ -80,7 +80,8 @@ const (
 	EventType_EVENT_TYPE_IMPORTED EventType = 23
 	// `other_id` supersedes it: it is no longer current.
 	EventType_EVENT_TYPE_SUPERSEDED EventType = 24
-	// It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why.
+	// It may contradict the older `other_id`, an observation of the same speaker; `conflict_reason` says why. Only with
+	// `ConflictPolicy.ask_llm`.
 	EventType_EVENT_TYPE_CONFLICT_SUSPECTED EventType = 25
 	// The suspicion about it and the older `other_id` was decided; `conflict_decision` says how. If the LLM decided, the
 	// same revision has MODEL_ASKED with the purpose "conflict".
@@ -89,6 +90,10 @@ const (
 	EventType_EVENT_TYPE_RECALLED EventType = 27
 	// `other_id` no longer supersedes it: it is current again. On request, or because `other_id` was forgotten or removed.
 	EventType_EVENT_TYPE_SUPERSESSION_UNDONE EventType = 28
+	// The suspicion about it and the older `other_id`, or the decision that keeps the two apart, ended with a change of
+	// one: its content changed, it was superseded, forgotten or removed, or was given a validity. Another event of the
+	// same revision says which.
+	EventType_EVENT_TYPE_CONFLICT_ENDED EventType = 29
 )
 
 // Enum value maps for EventType.
@@ -123,6 +128,7 @@ var (
 		26: "EVENT_TYPE_CONFLICT_RESOLVED",
 		27: "EVENT_TYPE_RECALLED",
 		28: "EVENT_TYPE_SUPERSESSION_UNDONE",
+		29: "EVENT_TYPE_CONFLICT_ENDED",
 	}
 	EventType_value = map[string]int32{
 		"EVENT_TYPE_UNSPECIFIED":         0,
@@ -154,6 +160,7 @@ var (
 		"EVENT_TYPE_CONFLICT_RESOLVED":   26,
 		"EVENT_TYPE_RECALLED":            27,
 		"EVENT_TYPE_SUPERSESSION_UNDONE": 28,
+		"EVENT_TYPE_CONFLICT_ENDED":      29,
 	}
 )
 
@@ -516,7 +523,7 @@ type Event struct {
 	ModelUse *ModelUse `protobuf:"bytes,13,opt,name=model_use,json=modelUse,proto3" json:"model_use,omitempty"`
 	// For an imported fragment.
 	Imported *ImportedFragment `protobuf:"bytes,14,opt,name=imported,proto3" json:"imported,omitempty"`
-	// For CONFLICT_SUSPECTED: "number", "date", "name", "place", "polarity" or "change". A later server may add reasons.
+	// For CONFLICT_SUSPECTED: "twins", or another reason of an earlier version (`Suspicion.reason`).
 	ConflictReason string `protobuf:"bytes,15,opt,name=conflict_reason,json=conflictReason,proto3" json:"conflict_reason,omitempty"`
 	// For CONFLICT_RESOLVED: "newer", "older", "both" or "neither".
 	ConflictDecision string `protobuf:"bytes,16,opt,name=conflict_decision,json=conflictDecision,proto3" json:"conflict_decision,omitempty"`
@@ -732,7 +739,7 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\aversion\x18\x12 \x01(\x03R\aversionB\t\n" +
 	"\a_cosineB\a\n" +
 	"\x05_drawB\r\n" +
-	"\v_importance*\x8d\x06\n" +
+	"\v_importance*\xac\x06\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13EVENT_TYPE_OBSERVED\x10\x01\x12\x17\n" +
@@ -763,7 +770,8 @@ const file_memstream_v1_event_proto_rawDesc = "" +
 	"\x1dEVENT_TYPE_CONFLICT_SUSPECTED\x10\x19\x12 \n" +
 	"\x1cEVENT_TYPE_CONFLICT_RESOLVED\x10\x1a\x12\x17\n" +
 	"\x13EVENT_TYPE_RECALLED\x10\x1b\x12\"\n" +
-	"\x1eEVENT_TYPE_SUPERSESSION_UNDONE\x10\x1c*\xf3\x01\n" +
+	"\x1eEVENT_TYPE_SUPERSESSION_UNDONE\x10\x1c\x12\x1d\n" +
+	"\x19EVENT_TYPE_CONFLICT_ENDED\x10\x1d*\xf3\x01\n" +
 	"\vEventReason\x12\x1c\n" +
 	"\x18EVENT_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cEVENT_REASON_BELOW_THRESHOLD\x10\x01\x12\x1d\n" +

@@ -1401,12 +1401,14 @@ type Suspicion struct {
 	NewerId string `protobuf:"bytes,1,opt,name=newer_id,json=newerId,proto3" json:"newer_id,omitempty"`
 	// The fragment that may be outdated.
 	OlderId string `protobuf:"bytes,2,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
-	// What differs: "number", "date", "name", "place", "polarity", or "change" if the newer one announces a change. A later
-	// server may add reasons.
+	// "twins": they share many words. Earlier versions recorded what differs: "number", "date", "name", "place",
+	// "polarity", "change". A later server may add reasons.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// When it was found.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
-	// In a recollection: the older fragment is folded under the newer one and takes no place in the answer.
+	// No longer used: nothing is folded under another.
+	//
+	// Deprecated: Marked as deprecated in memstream/v1/fragment.proto.
 	Folded        bool `protobuf:"varint,5,opt,name=folded,proto3" json:"folded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1470,6 +1472,7 @@ func (x *Suspicion) GetCreateTime() *timestamppb.Timestamp {
 	return nil
 }
 
+// Deprecated: Marked as deprecated in memstream/v1/fragment.proto.
 func (x *Suspicion) GetFolded() bool {
 	if x != nil {
 		return x.Folded
@@ -1675,14 +1678,14 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x0f_importance_max\"Z\n" +
 	"\x11MetadataCondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xae\x01\n" +
+	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xb2\x01\n" +
 	"\tSuspicion\x12\x19\n" +
 	"\bnewer_id\x18\x01 \x01(\tR\anewerId\x12\x19\n" +
 	"\bolder_id\x18\x02 \x01(\tR\aolderId\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\x12\x16\n" +
-	"\x06folded\x18\x05 \x01(\bR\x06folded\"\xd4\x01\n" +
+	"createTime\x12\x1a\n" +
+	"\x06folded\x18\x05 \x01(\bB\x02\x18\x01R\x06folded\"\xd4\x01\n" +
 	"\x0eConflictRecord\x125\n" +
 	"\tsuspicion\x18\x01 \x01(\v2\x17.memstream.v1.SuspicionR\tsuspicion\x12:\n" +
 	"\bdecision\x18\x02 \x01(\x0e2\x1e.memstream.v1.ConflictDecisionR\bdecision\x12\x12\n" +

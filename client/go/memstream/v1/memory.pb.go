@@ -1209,19 +1209,23 @@ func (x *RetentionPolicy) GetEventRetention() *durationpb.Duration {
 	return nil
 }
 
-// Suspicions: statements of one speaker that may not be true together, found by rules and without a model.
+// Statements of one speaker of which the later one may have replaced the earlier one.
 type ConflictPolicy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Record suspicions about new observations, and let recall follow the open ones. Default true; dbgpt false.
+	// Recall puts the later one of two short statements of one speaker that share many words before the earlier one, which
+	// follows it at once (`Recollection.later_id`). Default true; dbgpt false.
 	Suspect *bool `protobuf:"varint,1,opt,name=suspect,proto3,oneof" json:"suspect,omitempty"`
-	// How far the newer of two suspected fragments may score below the older one and still come first, in [0, 10].
-	// Default 0.3.
+	// No longer used: refused, and never set in an answer. A result that scores clearly higher keeps its place.
+	//
+	// Deprecated: Marked as deprecated in memstream/v1/memory.proto.
 	Margin *float64 `protobuf:"fixed64,2,opt,name=margin,proto3,oneof" json:"margin,omitempty"`
-	// Fold the older of two suspected fragments under the newer one. Default false: most suspicions in real conversations
-	// are about two true statements.
+	// No longer used: refused, and never set in an answer. An earlier statement is always shown.
+	//
+	// Deprecated: Marked as deprecated in memstream/v1/memory.proto.
 	Fold *bool `protobuf:"varint,3,opt,name=fold,proto3,oneof" json:"fold,omitempty"`
-	// Let the LLM decide new suspicions, as ResolveConflict would, in a background job: one question for each. Default
-	// false. Without effect if `suspect` is off, or if the server has no LLM for conflicts.
+	// Record a suspicion for a new or changed observation and each of its nearest such statements, at most three, and let
+	// the LLM decide it, as ResolveConflict would, in a background job: one question for each. Default false. Without
+	// effect if `suspect` is off; without an LLM for conflicts the suspicions stay open.
 	AskLlm        *bool `protobuf:"varint,4,opt,name=ask_llm,json=askLlm,proto3,oneof" json:"ask_llm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1264,6 +1268,7 @@ func (x *ConflictPolicy) GetSuspect() bool {
 	return false
 }
 
+// Deprecated: Marked as deprecated in memstream/v1/memory.proto.
 func (x *ConflictPolicy) GetMargin() float64 {
 	if x != nil && x.Margin != nil {
 		return *x.Margin
@@ -1271,6 +1276,7 @@ func (x *ConflictPolicy) GetMargin() float64 {
 	return 0
 }
 
+// Deprecated: Marked as deprecated in memstream/v1/memory.proto.
 func (x *ConflictPolicy) GetFold() bool {
 	if x != nil && x.Fold != nil {
 		return *x.Fold
@@ -1626,11 +1632,11 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\fforget_grace\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vforgetGrace\x12B\n" +
 	"\x0fevent_retention\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x0eeventRetentionB\x10\n" +
 	"\x0e_retention_minB\x15\n" +
-	"\x13_long_term_capacity\"\xaf\x01\n" +
+	"\x13_long_term_capacity\"\xb7\x01\n" +
 	"\x0eConflictPolicy\x12\x1d\n" +
-	"\asuspect\x18\x01 \x01(\bH\x00R\asuspect\x88\x01\x01\x12\x1b\n" +
-	"\x06margin\x18\x02 \x01(\x01H\x01R\x06margin\x88\x01\x01\x12\x17\n" +
-	"\x04fold\x18\x03 \x01(\bH\x02R\x04fold\x88\x01\x01\x12\x1c\n" +
+	"\asuspect\x18\x01 \x01(\bH\x00R\asuspect\x88\x01\x01\x12\x1f\n" +
+	"\x06margin\x18\x02 \x01(\x01B\x02\x18\x01H\x01R\x06margin\x88\x01\x01\x12\x1b\n" +
+	"\x04fold\x18\x03 \x01(\bB\x02\x18\x01H\x02R\x04fold\x88\x01\x01\x12\x1c\n" +
 	"\aask_llm\x18\x04 \x01(\bH\x03R\x06askLlm\x88\x01\x01B\n" +
 	"\n" +
 	"\b_suspectB\t\n" +

@@ -4159,7 +4159,7 @@ func (x *ListConflictsResponse) GetNextPageToken() string {
 	return ""
 }
 
-// Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+// Decides about two statements, suspected or not. A decided pair can be decided again; a supersession that an earlier decision made stays until
 // RestoreFragments undoes it.
 type ResolveConflictRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4260,7 +4260,8 @@ func (x *ResolveConflictRequest) GetRequestId() string {
 	return ""
 }
 
-// The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
+// The pair is decided. If they are not suspected, and one is not in the memory or `newer_id` was not observed after
+// `older_id`, the call fails with FRAGMENT_NOT_FOUND.
 type ResolveConflictResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The suspicion with its decision.

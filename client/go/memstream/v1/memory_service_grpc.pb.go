@@ -93,7 +93,7 @@ type MemoryServiceClient interface {
 	SupersedeFragments(ctx context.Context, in *SupersedeFragmentsRequest, opts ...grpc.CallOption) (*SupersedeFragmentsResponse, error)
 	// Lists suspicions: fragments that may not be true together.
 	ListConflicts(ctx context.Context, in *ListConflictsRequest, opts ...grpc.CallOption) (*ListConflictsResponse, error)
-	// Decides a suspicion.
+	// Decides about two statements, suspected or not (`Recollection.later_id`).
 	ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error)
 	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
 	GetFragmentHistory(ctx context.Context, in *GetFragmentHistoryRequest, opts ...grpc.CallOption) (*GetFragmentHistoryResponse, error)
@@ -463,7 +463,7 @@ type MemoryServiceServer interface {
 	SupersedeFragments(context.Context, *SupersedeFragmentsRequest) (*SupersedeFragmentsResponse, error)
 	// Lists suspicions: fragments that may not be true together.
 	ListConflicts(context.Context, *ListConflictsRequest) (*ListConflictsResponse, error)
-	// Decides a suspicion.
+	// Decides about two statements, suspected or not (`Recollection.later_id`).
 	ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error)
 	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
 	GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error)

@@ -225,6 +225,9 @@ type ObserveOpen struct {
 	// outcome; 0 for none. If set, the server sends those of later numbers again: in `opened` and, if they are many, in
 	// acknowledgements that follow it before any other message. Unset: none is sent again.
 	KnownSequence *int64 `protobuf:"varint,7,opt,name=known_sequence,json=knownSequence,proto3,oneof" json:"known_sequence,omitempty"`
+	// Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10; needs
+	// `outcomes`. 0 for none.
+	Related       int32 `protobuf:"varint,8,opt,name=related,proto3" json:"related,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +307,13 @@ func (x *ObserveOpen) GetOutcomes() bool {
 func (x *ObserveOpen) GetKnownSequence() int64 {
 	if x != nil && x.KnownSequence != nil {
 		return *x.KnownSequence
+	}
+	return 0
+}
+
+func (x *ObserveOpen) GetRelated() int32 {
+	if x != nil {
+		return x.Related
 	}
 	return 0
 }
@@ -940,7 +950,11 @@ type ObservationOutcome struct {
 	// The fragment it was counted on, when REPEATED or ECHOED.
 	OtherId string `protobuf:"bytes,4,opt,name=other_id,json=otherId,proto3" json:"other_id,omitempty"`
 	// Its tier when it was stored; unspecified if it was not kept.
-	Tier          Tier `protobuf:"varint,5,opt,name=tier,proto3,enum=memstream.v1.Tier" json:"tier,omitempty"`
+	Tier Tier `protobuf:"varint,5,opt,name=tier,proto3,enum=memstream.v1.Tier" json:"tier,omitempty"`
+	// If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
+	// nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+	// kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
+	Related       []*RelatedFragment `protobuf:"bytes,6,rep,name=related,proto3" json:"related,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1010,6 +1024,68 @@ func (x *ObservationOutcome) GetTier() Tier {
 	return Tier_TIER_UNSPECIFIED
 }
 
+func (x *ObservationOutcome) GetRelated() []*RelatedFragment {
+	if x != nil {
+		return x.Related
+	}
+	return nil
+}
+
+// An earlier statement that is near to an observation.
+type RelatedFragment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
+	// How many words of the shorter of the two both have, as a share in (0, 1].
+	Share         float64 `protobuf:"fixed64,2,opt,name=share,proto3" json:"share,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelatedFragment) Reset() {
+	*x = RelatedFragment{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelatedFragment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelatedFragment) ProtoMessage() {}
+
+func (x *RelatedFragment) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelatedFragment.ProtoReflect.Descriptor instead.
+func (*RelatedFragment) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RelatedFragment) GetFragmentId() string {
+	if x != nil {
+		return x.FragmentId
+	}
+	return ""
+}
+
+func (x *RelatedFragment) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
 // The client should pause: the server may refuse further observations.
 type Throttle struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1023,7 +1099,7 @@ type Throttle struct {
 
 func (x *Throttle) Reset() {
 	*x = Throttle{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1111,7 @@ func (x *Throttle) String() string {
 func (*Throttle) ProtoMessage() {}
 
 func (x *Throttle) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1124,7 @@ func (x *Throttle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Throttle.ProtoReflect.Descriptor instead.
 func (*Throttle) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Throttle) GetRetryDelay() *durationpb.Duration {
@@ -1078,7 +1154,7 @@ type GoingAway struct {
 
 func (x *GoingAway) Reset() {
 	*x = GoingAway{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1166,7 @@ func (x *GoingAway) String() string {
 func (*GoingAway) ProtoMessage() {}
 
 func (x *GoingAway) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1179,7 @@ func (x *GoingAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoingAway.ProtoReflect.Descriptor instead.
 func (*GoingAway) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GoingAway) GetGrace() *durationpb.Duration {
@@ -1139,7 +1215,7 @@ type ObserveClosed struct {
 
 func (x *ObserveClosed) Reset() {
 	*x = ObserveClosed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1227,7 @@ func (x *ObserveClosed) String() string {
 func (*ObserveClosed) ProtoMessage() {}
 
 func (x *ObserveClosed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1240,7 @@ func (x *ObserveClosed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveClosed.ProtoReflect.Descriptor instead.
 func (*ObserveClosed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ObserveClosed) GetReceived() int64 {
@@ -1220,7 +1296,7 @@ type RecallRequest struct {
 
 func (x *RecallRequest) Reset() {
 	*x = RecallRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1308,7 @@ func (x *RecallRequest) String() string {
 func (*RecallRequest) ProtoMessage() {}
 
 func (x *RecallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1321,7 @@ func (x *RecallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallRequest.ProtoReflect.Descriptor instead.
 func (*RecallRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RecallRequest) GetMessage() isRecallRequest_Message {
@@ -1343,7 +1419,7 @@ type RecallOpen struct {
 
 func (x *RecallOpen) Reset() {
 	*x = RecallOpen{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1431,7 @@ func (x *RecallOpen) String() string {
 func (*RecallOpen) ProtoMessage() {}
 
 func (x *RecallOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1444,7 @@ func (x *RecallOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOpen.ProtoReflect.Descriptor instead.
 func (*RecallOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RecallOpen) GetNamespace() string {
@@ -1490,7 +1566,7 @@ type RecallQuery struct {
 
 func (x *RecallQuery) Reset() {
 	*x = RecallQuery{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1578,7 @@ func (x *RecallQuery) String() string {
 func (*RecallQuery) ProtoMessage() {}
 
 func (x *RecallQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1591,7 @@ func (x *RecallQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallQuery.ProtoReflect.Descriptor instead.
 func (*RecallQuery) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RecallQuery) GetQueryId() string {
@@ -1766,7 +1842,7 @@ type RecallWeights struct {
 
 func (x *RecallWeights) Reset() {
 	*x = RecallWeights{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1854,7 @@ func (x *RecallWeights) String() string {
 func (*RecallWeights) ProtoMessage() {}
 
 func (x *RecallWeights) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1867,7 @@ func (x *RecallWeights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallWeights.ProtoReflect.Descriptor instead.
 func (*RecallWeights) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RecallWeights) GetAlpha() float64 {
@@ -1827,7 +1903,7 @@ type RecallCancel struct {
 
 func (x *RecallCancel) Reset() {
 	*x = RecallCancel{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +1915,7 @@ func (x *RecallCancel) String() string {
 func (*RecallCancel) ProtoMessage() {}
 
 func (x *RecallCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1928,7 @@ func (x *RecallCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallCancel.ProtoReflect.Descriptor instead.
 func (*RecallCancel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RecallCancel) GetQueryId() string {
@@ -1871,7 +1947,7 @@ type RecallClose struct {
 
 func (x *RecallClose) Reset() {
 	*x = RecallClose{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1959,7 @@ func (x *RecallClose) String() string {
 func (*RecallClose) ProtoMessage() {}
 
 func (x *RecallClose) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1972,7 @@ func (x *RecallClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallClose.ProtoReflect.Descriptor instead.
 func (*RecallClose) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
 }
 
 // A message of the server on a Recall stream.
@@ -1919,7 +1995,7 @@ type RecallResponse struct {
 
 func (x *RecallResponse) Reset() {
 	*x = RecallResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2007,7 @@ func (x *RecallResponse) String() string {
 func (*RecallResponse) ProtoMessage() {}
 
 func (x *RecallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2020,7 @@ func (x *RecallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallResponse.ProtoReflect.Descriptor instead.
 func (*RecallResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RecallResponse) GetMessage() isRecallResponse_Message {
@@ -2070,7 +2146,7 @@ type RecallOpened struct {
 
 func (x *RecallOpened) Reset() {
 	*x = RecallOpened{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2158,7 @@ func (x *RecallOpened) String() string {
 func (*RecallOpened) ProtoMessage() {}
 
 func (x *RecallOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2171,7 @@ func (x *RecallOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOpened.ProtoReflect.Descriptor instead.
 func (*RecallOpened) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RecallOpened) GetMemoryUid() string {
@@ -2139,7 +2215,7 @@ type Recollections struct {
 
 func (x *Recollections) Reset() {
 	*x = Recollections{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2227,7 @@ func (x *Recollections) String() string {
 func (*Recollections) ProtoMessage() {}
 
 func (x *Recollections) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2240,7 @@ func (x *Recollections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recollections.ProtoReflect.Descriptor instead.
 func (*Recollections) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Recollections) GetQueryId() string {
@@ -2228,19 +2304,23 @@ type Recollection struct {
 	// The current end of its chain of supersessions and all that this end supersedes, directly or not, older before
 	// newer; empty if the fragment has no such relation. At most 20, the newest.
 	Chain []*ChainLink `protobuf:"bytes,9,rep,name=chain,proto3" json:"chain,omitempty"`
-	// The open suspicions about the fragment, as the newer or the older of two.
+	// The open suspicions about the fragment, as the newer or the older of two. They change no order.
 	Suspicions []*Suspicion `protobuf:"bytes,10,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
 	// The assistant's reply, if the fragment is a user's message: its fragment, score, relevance and explanation; it has no
 	// rank and does not count for the limit. The score of the message includes the reply as the part "answer". A reply
 	// whose message passes the query's filter is returned only with it. The token budget removes companions first.
-	Companion     *Recollection `protobuf:"bytes,11,opt,name=companion,proto3" json:"companion,omitempty"`
+	Companion *Recollection `protobuf:"bytes,11,opt,name=companion,proto3" json:"companion,omitempty"`
+	// If the fragment is an earlier statement that a later one may have replaced: the id of the latest one, which has a
+	// better rank. Both are statements of one speaker that share many words. Nobody decided that they contradict each
+	// other: ResolveConflict does.
+	LaterId       string `protobuf:"bytes,12,opt,name=later_id,json=laterId,proto3" json:"later_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Recollection) Reset() {
 	*x = Recollection{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2332,7 @@ func (x *Recollection) String() string {
 func (*Recollection) ProtoMessage() {}
 
 func (x *Recollection) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2345,7 @@ func (x *Recollection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recollection.ProtoReflect.Descriptor instead.
 func (*Recollection) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Recollection) GetFragment() *Fragment {
@@ -2345,6 +2425,13 @@ func (x *Recollection) GetCompanion() *Recollection {
 	return nil
 }
 
+func (x *Recollection) GetLaterId() string {
+	if x != nil {
+		return x.LaterId
+	}
+	return ""
+}
+
 // A fragment in a chain of supersessions.
 type ChainLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2360,7 +2447,7 @@ type ChainLink struct {
 
 func (x *ChainLink) Reset() {
 	*x = ChainLink{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2459,7 @@ func (x *ChainLink) String() string {
 func (*ChainLink) ProtoMessage() {}
 
 func (x *ChainLink) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2472,7 @@ func (x *ChainLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainLink.ProtoReflect.Descriptor instead.
 func (*ChainLink) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ChainLink) GetFragmentId() string {
@@ -2422,7 +2509,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2434,7 +2521,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2447,7 +2534,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Explanation) GetParts() []*ScorePart {
@@ -2485,7 +2572,7 @@ type ScorePart struct {
 
 func (x *ScorePart) Reset() {
 	*x = ScorePart{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2584,7 @@ func (x *ScorePart) String() string {
 func (*ScorePart) ProtoMessage() {}
 
 func (x *ScorePart) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2597,7 @@ func (x *ScorePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScorePart.ProtoReflect.Descriptor instead.
 func (*ScorePart) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScorePart) GetName() string {
@@ -2554,8 +2641,7 @@ type NearMiss struct {
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
 	// What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
-	// "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
-	// suspicion), "limit", "budget".
+	// "min_relevance", "folded" (a recollection says the same), "limit", "budget".
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Its score, if it was scored.
 	Score *float64 `protobuf:"fixed64,3,opt,name=score,proto3,oneof" json:"score,omitempty"`
@@ -2569,7 +2655,7 @@ type NearMiss struct {
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2667,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2680,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NearMiss) GetFragmentId() string {
@@ -2675,7 +2761,7 @@ type RecallDone struct {
 
 func (x *RecallDone) Reset() {
 	*x = RecallDone{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2773,7 @@ func (x *RecallDone) String() string {
 func (*RecallDone) ProtoMessage() {}
 
 func (x *RecallDone) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2786,7 @@ func (x *RecallDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallDone.ProtoReflect.Descriptor instead.
 func (*RecallDone) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RecallDone) GetQueryId() string {
@@ -2816,7 +2902,7 @@ type InterpretedTime struct {
 
 func (x *InterpretedTime) Reset() {
 	*x = InterpretedTime{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2914,7 @@ func (x *InterpretedTime) String() string {
 func (*InterpretedTime) ProtoMessage() {}
 
 func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2927,7 @@ func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterpretedTime.ProtoReflect.Descriptor instead.
 func (*InterpretedTime) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InterpretedTime) GetPhrase() string {
@@ -2878,7 +2964,7 @@ type RecallFailed struct {
 
 func (x *RecallFailed) Reset() {
 	*x = RecallFailed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +2976,7 @@ func (x *RecallFailed) String() string {
 func (*RecallFailed) ProtoMessage() {}
 
 func (x *RecallFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +2989,7 @@ func (x *RecallFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallFailed.ProtoReflect.Descriptor instead.
 func (*RecallFailed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RecallFailed) GetQueryId() string {
@@ -2933,7 +3019,7 @@ type Retracted struct {
 
 func (x *Retracted) Reset() {
 	*x = Retracted{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3031,7 @@ func (x *Retracted) String() string {
 func (*Retracted) ProtoMessage() {}
 
 func (x *Retracted) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3044,7 @@ func (x *Retracted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retracted.ProtoReflect.Descriptor instead.
 func (*Retracted) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Retracted) GetQueryId() string {
@@ -2997,7 +3083,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3095,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3108,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchRequest) GetNamespace() string {
@@ -3084,7 +3170,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3182,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3195,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3184,7 +3270,7 @@ type WatchEvents struct {
 
 func (x *WatchEvents) Reset() {
 	*x = WatchEvents{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3282,7 @@ func (x *WatchEvents) String() string {
 func (*WatchEvents) ProtoMessage() {}
 
 func (x *WatchEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3295,7 @@ func (x *WatchEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvents.ProtoReflect.Descriptor instead.
 func (*WatchEvents) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchEvents) GetEvents() []*Event {
@@ -3239,7 +3325,7 @@ type WatchProgress struct {
 
 func (x *WatchProgress) Reset() {
 	*x = WatchProgress{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3337,7 @@ func (x *WatchProgress) String() string {
 func (*WatchProgress) ProtoMessage() {}
 
 func (x *WatchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3350,7 @@ func (x *WatchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchProgress.ProtoReflect.Descriptor instead.
 func (*WatchProgress) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchProgress) GetCursor() *Cursor {
@@ -3300,14 +3386,16 @@ type ObserveBatchRequest struct {
 	AckLevel AckLevel `protobuf:"varint,7,opt,name=ack_level,json=ackLevel,proto3,enum=memstream.v1.AckLevel" json:"ack_level,omitempty"`
 	// A repeat with the same id returns the first answer, including outcomes, for 24 hours; it is unique per memory. The
 	// same id with a different request is REQUEST_ID_CONFLICT.
-	RequestId     string `protobuf:"bytes,8,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,8,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10. 0 for none.
+	Related       int32 `protobuf:"varint,9,opt,name=related,proto3" json:"related,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ObserveBatchRequest) Reset() {
 	*x = ObserveBatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3407,7 @@ func (x *ObserveBatchRequest) String() string {
 func (*ObserveBatchRequest) ProtoMessage() {}
 
 func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3420,7 @@ func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchRequest.ProtoReflect.Descriptor instead.
 func (*ObserveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ObserveBatchRequest) GetNamespace() string {
@@ -3391,6 +3479,13 @@ func (x *ObserveBatchRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *ObserveBatchRequest) GetRelated() int32 {
+	if x != nil {
+		return x.Related
+	}
+	return 0
+}
+
 // The batch has reached the level asked for.
 type ObserveBatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3402,7 +3497,7 @@ type ObserveBatchResponse struct {
 
 func (x *ObserveBatchResponse) Reset() {
 	*x = ObserveBatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3509,7 @@ func (x *ObserveBatchResponse) String() string {
 func (*ObserveBatchResponse) ProtoMessage() {}
 
 func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3522,7 @@ func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchResponse.ProtoReflect.Descriptor instead.
 func (*ObserveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ObserveBatchResponse) GetAck() *Ack {
@@ -3454,7 +3549,7 @@ type RecallOnceRequest struct {
 
 func (x *RecallOnceRequest) Reset() {
 	*x = RecallOnceRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3561,7 @@ func (x *RecallOnceRequest) String() string {
 func (*RecallOnceRequest) ProtoMessage() {}
 
 func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3574,7 @@ func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceRequest.ProtoReflect.Descriptor instead.
 func (*RecallOnceRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecallOnceRequest) GetNamespace() string {
@@ -3523,7 +3618,7 @@ type RecallOnceResponse struct {
 
 func (x *RecallOnceResponse) Reset() {
 	*x = RecallOnceResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3535,7 +3630,7 @@ func (x *RecallOnceResponse) String() string {
 func (*RecallOnceResponse) ProtoMessage() {}
 
 func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +3643,7 @@ func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceResponse.ProtoReflect.Descriptor instead.
 func (*RecallOnceResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecallOnceResponse) GetRecollections() *Recollections {
@@ -3575,7 +3670,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x05batch\x18\x02 \x01(\v2\x1e.memstream.v1.ObservationBatchH\x00R\x05batch\x122\n" +
 	"\x05flush\x18\x03 \x01(\v2\x1a.memstream.v1.ObserveFlushH\x00R\x05flush\x122\n" +
 	"\x05close\x18\x04 \x01(\v2\x1a.memstream.v1.ObserveCloseH\x00R\x05closeB\t\n" +
-	"\amessage\"\x89\x02\n" +
+	"\amessage\"\xa3\x02\n" +
 	"\vObserveOpen\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1a\n" +
@@ -3583,7 +3678,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\asession\x18\x04 \x01(\tR\asession\x123\n" +
 	"\tack_level\x18\x05 \x01(\x0e2\x16.memstream.v1.AckLevelR\backLevel\x12\x1a\n" +
 	"\boutcomes\x18\x06 \x01(\bR\boutcomes\x12*\n" +
-	"\x0eknown_sequence\x18\a \x01(\x03H\x00R\rknownSequence\x88\x01\x01B\x11\n" +
+	"\x0eknown_sequence\x18\a \x01(\x03H\x00R\rknownSequence\x88\x01\x01\x12\x18\n" +
+	"\arelated\x18\b \x01(\x05R\arelatedB\x11\n" +
 	"\x0f_known_sequence\"x\n" +
 	"\x10ObservationBatch\x12%\n" +
 	"\x0efirst_sequence\x18\x01 \x01(\x03R\rfirstSequence\x12=\n" +
@@ -3628,14 +3724,19 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\aresumed\x18\b \x01(\x03R\aresumed\"]\n" +
 	"\x13RejectedObservation\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12*\n" +
-	"\x06status\x18\x02 \x01(\v2\x12.google.rpc.StatusR\x06status\"\xc1\x01\n" +
+	"\x06status\x18\x02 \x01(\v2\x12.google.rpc.StatusR\x06status\"\xfa\x01\n" +
 	"\x12ObservationOutcome\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x03R\bsequence\x12\x1f\n" +
 	"\vfragment_id\x18\x02 \x01(\tR\n" +
 	"fragmentId\x12+\n" +
 	"\x04type\x18\x03 \x01(\x0e2\x17.memstream.v1.EventTypeR\x04type\x12\x19\n" +
 	"\bother_id\x18\x04 \x01(\tR\aotherId\x12&\n" +
-	"\x04tier\x18\x05 \x01(\x0e2\x12.memstream.v1.TierR\x04tier\"h\n" +
+	"\x04tier\x18\x05 \x01(\x0e2\x12.memstream.v1.TierR\x04tier\x127\n" +
+	"\arelated\x18\x06 \x03(\v2\x1d.memstream.v1.RelatedFragmentR\arelated\"H\n" +
+	"\x0fRelatedFragment\x12\x1f\n" +
+	"\vfragment_id\x18\x01 \x01(\tR\n" +
+	"fragmentId\x12\x14\n" +
+	"\x05share\x18\x02 \x01(\x01R\x05share\"h\n" +
 	"\bThrottle\x12:\n" +
 	"\vretry_delay\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"retryDelay\x12 \n" +
@@ -3731,7 +3832,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xd9\x03\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xf4\x03\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3747,7 +3848,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"suspicions\x18\n" +
 	" \x03(\v2\x17.memstream.v1.SuspicionR\n" +
 	"suspicions\x128\n" +
-	"\tcompanion\x18\v \x01(\v2\x1a.memstream.v1.RecollectionR\tcompanion\"\x9e\x01\n" +
+	"\tcompanion\x18\v \x01(\v2\x1a.memstream.v1.RecollectionR\tcompanion\x12\x19\n" +
+	"\blater_id\x18\f \x01(\tR\alaterId\"\x9e\x01\n" +
 	"\tChainLink\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12=\n" +
@@ -3828,7 +3930,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tfragments\x18\x02 \x03(\v2\x16.memstream.v1.FragmentR\tfragments\"m\n" +
 	"\rWatchProgress\x12,\n" +
 	"\x06cursor\x18\x01 \x01(\v2\x14.memstream.v1.CursorR\x06cursor\x12.\n" +
-	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xbb\x02\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xd5\x02\n" +
 	"\x13ObserveBatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1a\n" +
@@ -3838,7 +3940,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\fobservations\x18\x06 \x03(\v2\x19.memstream.v1.ObservationR\fobservations\x123\n" +
 	"\tack_level\x18\a \x01(\x0e2\x16.memstream.v1.AckLevelR\backLevel\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\b \x01(\tR\trequestId\";\n" +
+	"request_id\x18\b \x01(\tR\trequestId\x12\x18\n" +
+	"\arelated\x18\t \x01(\x05R\arelated\";\n" +
 	"\x14ObserveBatchResponse\x12#\n" +
 	"\x03ack\x18\x01 \x01(\v2\x11.memstream.v1.AckR\x03ack\"\x94\x01\n" +
 	"\x11RecallOnceRequest\x12\x1c\n" +
@@ -3876,7 +3979,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -3889,52 +3992,53 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*Ack)(nil),                   // 8: memstream.v1.Ack
 	(*RejectedObservation)(nil),   // 9: memstream.v1.RejectedObservation
 	(*ObservationOutcome)(nil),    // 10: memstream.v1.ObservationOutcome
-	(*Throttle)(nil),              // 11: memstream.v1.Throttle
-	(*GoingAway)(nil),             // 12: memstream.v1.GoingAway
-	(*ObserveClosed)(nil),         // 13: memstream.v1.ObserveClosed
-	(*RecallRequest)(nil),         // 14: memstream.v1.RecallRequest
-	(*RecallOpen)(nil),            // 15: memstream.v1.RecallOpen
-	(*RecallQuery)(nil),           // 16: memstream.v1.RecallQuery
-	(*RecallWeights)(nil),         // 17: memstream.v1.RecallWeights
-	(*RecallCancel)(nil),          // 18: memstream.v1.RecallCancel
-	(*RecallClose)(nil),           // 19: memstream.v1.RecallClose
-	(*RecallResponse)(nil),        // 20: memstream.v1.RecallResponse
-	(*RecallOpened)(nil),          // 21: memstream.v1.RecallOpened
-	(*Recollections)(nil),         // 22: memstream.v1.Recollections
-	(*Recollection)(nil),          // 23: memstream.v1.Recollection
-	(*ChainLink)(nil),             // 24: memstream.v1.ChainLink
-	(*Explanation)(nil),           // 25: memstream.v1.Explanation
-	(*ScorePart)(nil),             // 26: memstream.v1.ScorePart
-	(*NearMiss)(nil),              // 27: memstream.v1.NearMiss
-	(*RecallDone)(nil),            // 28: memstream.v1.RecallDone
-	(*InterpretedTime)(nil),       // 29: memstream.v1.InterpretedTime
-	(*RecallFailed)(nil),          // 30: memstream.v1.RecallFailed
-	(*Retracted)(nil),             // 31: memstream.v1.Retracted
-	(*WatchRequest)(nil),          // 32: memstream.v1.WatchRequest
-	(*WatchResponse)(nil),         // 33: memstream.v1.WatchResponse
-	(*WatchEvents)(nil),           // 34: memstream.v1.WatchEvents
-	(*WatchProgress)(nil),         // 35: memstream.v1.WatchProgress
-	(*ObserveBatchRequest)(nil),   // 36: memstream.v1.ObserveBatchRequest
-	(*ObserveBatchResponse)(nil),  // 37: memstream.v1.ObserveBatchResponse
-	(*RecallOnceRequest)(nil),     // 38: memstream.v1.RecallOnceRequest
-	(*RecallOnceResponse)(nil),    // 39: memstream.v1.RecallOnceResponse
-	nil,                           // 40: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 41: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 42: memstream.v1.Observation
-	(*Limits)(nil),                // 43: memstream.v1.Limits
-	(*status.Status)(nil),         // 44: google.rpc.Status
-	(EventType)(0),                // 45: memstream.v1.EventType
-	(Tier)(0),                     // 46: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 47: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 48: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 50: memstream.v1.FragmentFilter
-	(Truth)(0),                    // 51: memstream.v1.Truth
-	(*Fragment)(nil),              // 52: memstream.v1.Fragment
-	(TruthStatus)(0),              // 53: memstream.v1.TruthStatus
-	(*Suspicion)(nil),             // 54: memstream.v1.Suspicion
-	(*Cursor)(nil),                // 55: memstream.v1.Cursor
-	(*Event)(nil),                 // 56: memstream.v1.Event
+	(*RelatedFragment)(nil),       // 11: memstream.v1.RelatedFragment
+	(*Throttle)(nil),              // 12: memstream.v1.Throttle
+	(*GoingAway)(nil),             // 13: memstream.v1.GoingAway
+	(*ObserveClosed)(nil),         // 14: memstream.v1.ObserveClosed
+	(*RecallRequest)(nil),         // 15: memstream.v1.RecallRequest
+	(*RecallOpen)(nil),            // 16: memstream.v1.RecallOpen
+	(*RecallQuery)(nil),           // 17: memstream.v1.RecallQuery
+	(*RecallWeights)(nil),         // 18: memstream.v1.RecallWeights
+	(*RecallCancel)(nil),          // 19: memstream.v1.RecallCancel
+	(*RecallClose)(nil),           // 20: memstream.v1.RecallClose
+	(*RecallResponse)(nil),        // 21: memstream.v1.RecallResponse
+	(*RecallOpened)(nil),          // 22: memstream.v1.RecallOpened
+	(*Recollections)(nil),         // 23: memstream.v1.Recollections
+	(*Recollection)(nil),          // 24: memstream.v1.Recollection
+	(*ChainLink)(nil),             // 25: memstream.v1.ChainLink
+	(*Explanation)(nil),           // 26: memstream.v1.Explanation
+	(*ScorePart)(nil),             // 27: memstream.v1.ScorePart
+	(*NearMiss)(nil),              // 28: memstream.v1.NearMiss
+	(*RecallDone)(nil),            // 29: memstream.v1.RecallDone
+	(*InterpretedTime)(nil),       // 30: memstream.v1.InterpretedTime
+	(*RecallFailed)(nil),          // 31: memstream.v1.RecallFailed
+	(*Retracted)(nil),             // 32: memstream.v1.Retracted
+	(*WatchRequest)(nil),          // 33: memstream.v1.WatchRequest
+	(*WatchResponse)(nil),         // 34: memstream.v1.WatchResponse
+	(*WatchEvents)(nil),           // 35: memstream.v1.WatchEvents
+	(*WatchProgress)(nil),         // 36: memstream.v1.WatchProgress
+	(*ObserveBatchRequest)(nil),   // 37: memstream.v1.ObserveBatchRequest
+	(*ObserveBatchResponse)(nil),  // 38: memstream.v1.ObserveBatchResponse
+	(*RecallOnceRequest)(nil),     // 39: memstream.v1.RecallOnceRequest
+	(*RecallOnceResponse)(nil),    // 40: memstream.v1.RecallOnceResponse
+	nil,                           // 41: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 42: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 43: memstream.v1.Observation
+	(*Limits)(nil),                // 44: memstream.v1.Limits
+	(*status.Status)(nil),         // 45: google.rpc.Status
+	(EventType)(0),                // 46: memstream.v1.EventType
+	(Tier)(0),                     // 47: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 49: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 51: memstream.v1.FragmentFilter
+	(Truth)(0),                    // 52: memstream.v1.Truth
+	(*Fragment)(nil),              // 53: memstream.v1.Fragment
+	(TruthStatus)(0),              // 54: memstream.v1.TruthStatus
+	(*Suspicion)(nil),             // 55: memstream.v1.Suspicion
+	(*Cursor)(nil),                // 56: memstream.v1.Cursor
+	(*Event)(nil),                 // 57: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -3942,92 +4046,93 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	42, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	43, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
-	11, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
-	12, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
-	13, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	43, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	12, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
+	13, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
+	14, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
+	44, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	44, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	45, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	46, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
-	47, // 19: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	47, // 20: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
-	9,  // 21: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
-	10, // 22: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
-	15, // 23: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
-	16, // 24: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
-	18, // 25: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
-	19, // 26: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	48, // 27: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	49, // 28: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
-	17, // 29: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	50, // 30: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	47, // 31: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	51, // 32: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
-	49, // 33: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
-	21, // 34: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	22, // 35: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 36: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	30, // 37: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	12, // 38: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	31, // 39: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	43, // 40: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	23, // 41: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	52, // 42: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	28, // 43: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	52, // 44: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	25, // 45: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	53, // 46: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
-	24, // 47: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
-	54, // 48: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
-	23, // 49: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
-	49, // 50: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	53, // 51: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	26, // 52: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	40, // 53: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	27, // 54: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	41, // 55: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	29, // 56: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
-	49, // 57: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
-	49, // 58: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
-	44, // 59: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	55, // 60: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	45, // 61: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	47, // 62: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	34, // 63: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	35, // 64: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	12, // 65: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	56, // 66: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	52, // 67: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	55, // 68: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	49, // 69: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	42, // 70: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 71: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 72: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	16, // 73: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 74: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	28, // 75: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 76: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	14, // 77: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	32, // 78: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	36, // 79: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	38, // 80: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 81: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	20, // 82: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	33, // 83: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	37, // 84: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	39, // 85: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	81, // [81:86] is the sub-list for method output_type
-	76, // [76:81] is the sub-list for method input_type
-	76, // [76:76] is the sub-list for extension type_name
-	76, // [76:76] is the sub-list for extension extendee
-	0,  // [0:76] is the sub-list for field type_name
+	45, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	46, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	47, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	11, // 19: memstream.v1.ObservationOutcome.related:type_name -> memstream.v1.RelatedFragment
+	48, // 20: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	48, // 21: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	9,  // 22: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
+	10, // 23: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
+	16, // 24: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
+	17, // 25: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
+	19, // 26: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
+	20, // 27: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
+	49, // 28: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	50, // 29: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	18, // 30: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
+	51, // 31: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	48, // 32: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	52, // 33: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
+	50, // 34: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
+	22, // 35: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	23, // 36: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	29, // 37: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	31, // 38: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	13, // 39: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	32, // 40: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	44, // 41: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	24, // 42: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	53, // 43: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	29, // 44: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	53, // 45: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	26, // 46: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	54, // 47: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
+	25, // 48: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
+	55, // 49: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	24, // 50: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
+	50, // 51: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	54, // 52: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	27, // 53: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	41, // 54: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	28, // 55: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	42, // 56: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	30, // 57: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	50, // 58: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	50, // 59: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	45, // 60: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	56, // 61: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	46, // 62: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	48, // 63: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	35, // 64: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	36, // 65: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	13, // 66: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	57, // 67: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	53, // 68: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	56, // 69: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	50, // 70: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	43, // 71: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 72: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 73: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	17, // 74: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	23, // 75: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	29, // 76: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 77: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	15, // 78: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	33, // 79: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	37, // 80: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	39, // 81: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 82: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	21, // 83: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	34, // 84: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	38, // 85: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	40, // 86: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	82, // [82:87] is the sub-list for method output_type
+	77, // [77:82] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -4052,20 +4157,20 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*ObserveResponse_GoingAway)(nil),
 		(*ObserveResponse_Closed)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[13].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[14].OneofWrappers = []any{
 		(*RecallRequest_Open)(nil),
 		(*RecallRequest_Query)(nil),
 		(*RecallRequest_Cancel)(nil),
 		(*RecallRequest_Close)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[15].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[16].OneofWrappers = []any{
 		(*RecallQuery_Text)(nil),
 		(*RecallQuery_Structured)(nil),
 		(*RecallQuery_AsOfTime)(nil),
 		(*RecallQuery_AsOfRevision)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[16].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[19].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[17].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[20].OneofWrappers = []any{
 		(*RecallResponse_Opened)(nil),
 		(*RecallResponse_Recollections)(nil),
 		(*RecallResponse_Done)(nil),
@@ -4073,8 +4178,8 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallResponse_GoingAway)(nil),
 		(*RecallResponse_Retracted)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[26].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[32].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[27].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[33].OneofWrappers = []any{
 		(*WatchResponse_Events)(nil),
 		(*WatchResponse_Progress)(nil),
 		(*WatchResponse_GoingAway)(nil),
@@ -4085,7 +4190,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,8 +7,6 @@ Text analysis:
     spellings: forms of a word that meet: case, accents, parts, hyphens
     languages: language detection, for the stemmer
     analyzer: lexical terms: hashed stems with counts
-    claims: reads the claims of a text, which suspicions compare
-    claim_words: the words of claims, by language
     per_namespace: bounded caches, one per namespace
 
 Local models:

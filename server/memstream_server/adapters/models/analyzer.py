@@ -16,7 +16,6 @@ from hashlib import blake2b
 from itertools import chain
 
 from memstream_server.adapters.models import languages
-from memstream_server.adapters.models.claims import Marks, read_claims
 from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word, unify_letters
 from memstream_server.adapters.models.words import (
@@ -29,7 +28,6 @@ from memstream_server.adapters.models.words import (
     tokens,
 )
 from memstream_server.core.policy import AUTO_LANGUAGE
-from memstream_server.core.suspicions import Claim
 from memstream_server.ports.journal.rows import Terms
 
 VERSION = 2
@@ -119,7 +117,6 @@ class SnowballAnalyzer:
     def __init__(self) -> None:
         self._stems: dict[str, Stems] = {}
         self._words = PerNamespace(self._words_of, _CACHED_WORDS)
-        self._marks = PerNamespace(self._marks_of, _CACHED_WORDS)
 
     def terms(self, text: str, language: str = "english", namespace: str = "", prefix: str = "") -> Terms:
         """The packed terms of a text, hashes ascending. Raises ValueError for a language without a stemmer.
@@ -157,12 +154,6 @@ class SnowballAnalyzer:
         found = [*names, *find_capitals(text, language)]
         return _pack_terms(Counter(term for name in found for token in tokens(name) for term in known.hash_all(token)))
 
-    def claims(
-        self, text: str, language: str = "english", namespace: str = "", pointed: bool = False
-    ) -> tuple[Claim, ...]:
-        """The claims of a text; see claims.py. AUTO_LANGUAGE reads every language's lists at once."""
-        return read_claims(text, self._marks.of(namespace, language), pointed)
-
     def language_of(self, text: str) -> str:
         """The name of the Snowball algorithm for a text's own language. Raises ValueError as `prepare` does."""
         return languages.stemmer_of(text)
@@ -176,10 +167,6 @@ class SnowballAnalyzer:
         language = kind.removesuffix(_QUESTION)
         stems = self._stems.get(language)
         return _Words(language, stems or self._stems.setdefault(language, Stems(language)), folds=language == kind)
-
-    def _marks_of(self, language: str) -> Marks:
-        words = self._words_of(languages.FALLBACK if language == AUTO_LANGUAGE else language)
-        return Marks(language, words.hash_all, term_hash)
 
 
 def _pack_terms(counts: dict[int, int]) -> Terms:

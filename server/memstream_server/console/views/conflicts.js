@@ -23,7 +23,7 @@ export async function render({ place, signal, memory, query }) {
   const list = select("list", LISTS, query.get("list") === "decided" ? "decided" : "open");
   const rows = h("div");
   show(place, h("form", { class: "filters" }, field("Suspicions", list)),
-    h("p", { class: "quiet" }, "Statements of one speaker that may not be true together. Until somebody decides, recall puts the newer one in the place of the older one."),
+    h("p", { class: "quiet" }, "Statements of one speaker that share many words, suspected for the LLM to decide, or decided by somebody."),
     !rights.has("write") && h("p", { class: "quiet" }, "Your key does not have the right to decide (write)."), rows);
   const open = paged(rows, async (pageToken) => {
     const request = { ...memory, decided: list.value === "decided", pageSize: ROWS, pageToken };
@@ -45,7 +45,8 @@ async function explainEmpty(memory, decided, signal) {
   const { policy = {} } = (await call("MemoryService/GetMemory", memory, signal)).memory;
   return h("p", { class: "empty" }, policy.conflicts?.suspect === false
     ? "The policy of this memory suspects nothing: conflicts.suspect is off."
-    : "No open suspicion. The server makes one when an observation differs from an earlier statement of the same speaker in a number, a date, a name, a place or a negation, or announces a change.");
+    : policy.conflicts?.askLlm ? "No open suspicion. The server makes one when an observation shares many words with an earlier statement of the same speaker."
+      : "No open suspicion. Suspicions are recorded with conflicts.ask_llm; without it, recall marks earlier statements, and you decide there.");
 }
 
 /** Two fragments next to each other, the older one first, and the buttons that decide. */

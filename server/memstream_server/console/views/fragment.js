@@ -14,7 +14,7 @@ import { drawVersions } from "./versions.js";
 const SOURCES_MAX = 20;
 const ROWS_MAX = 500;
 // Events that name another fragment but derive nothing from it.
-const RELATES = new Set(["SUPERSEDED", "SUPERSESSION_UNDONE", "CONFLICT_SUSPECTED", "CONFLICT_RESOLVED"].map((name) => `EVENT_TYPE_${name}`));
+const RELATES = new Set(["SUPERSEDED", "SUPERSESSION_UNDONE", "CONFLICT_SUSPECTED", "CONFLICT_RESOLVED", "CONFLICT_ENDED"].map((name) => `EVENT_TYPE_${name}`));
 
 export async function render({ place, signal, memory, parts: [id] }) {
   const rights = await rightsIn(memory.namespace);

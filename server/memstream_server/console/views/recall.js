@@ -1,7 +1,7 @@
 // The recall desk: a query, its ranking with every score as the sum of its parts, and what is missing from it.
 
 import { call } from "../api.js";
-import { clipped, field, given, h, select, show, table } from "../dom.js";
+import { action, clipped, field, given, h, notify, select, show, table } from "../dom.js";
 import { CONFLICT_REASONS, fragmentLink } from "../events.js";
 import { count, decimal, enumName, link, textOf, tierName, time, timeIn } from "../format.js";
 import { textLater } from "../related.js";
@@ -23,30 +23,29 @@ export async function render({ place, signal, memory }) {
   const { limits } = await call("ServerService/GetServerInfo", {}, signal);
   const panes = h("div", { class: "panes" });
   const compare = h("button", { type: "button", "aria-pressed": "false" }, "Compare two queries");
-  const mayReinforce = rights.has("observe");
-  const first = new Pane(memory, limits, mayReinforce, signal, "1");
+  const first = new Pane(memory, limits, rights, signal, "1");
   let second = null;
   compare.addEventListener("click", () => {
     if (second) {
       second.root.remove();
       second = null;
     } else {
-      second = new Pane(memory, limits, mayReinforce, signal, "2");
+      second = new Pane(memory, limits, rights, signal, "2");
       second.copy(first);
       panes.append(second.root);
     }
     compare.setAttribute("aria-pressed", String(second !== null));
   });
   panes.append(first.root);
-  show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, mayReinforce ? "Asking here changes nothing, unless you let it reinforce." : "Asking here changes nothing.")), panes);
+  show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, rights.has("observe") ? "Asking here changes nothing, unless you let it reinforce." : "Asking here changes nothing.")), panes);
   first.form.elements.text.focus({ preventScroll: true });
   return undefined;
 }
 
 /** One query and its answer. */
 class Pane {
-  constructor(memory, limits, mayReinforce, signal, name) {
-    Object.assign(this, { memory, limits, mayReinforce, signal });
+  constructor(memory, limits, rights, signal, name) {
+    Object.assign(this, { memory, limits, mayReinforce: rights.has("observe"), mayWrite: rights.has("write"), signal });
     this.answer = h("div", { class: "answer", "aria-live": "off" });
     this.status = h("p", { class: "away", role: "status" });
     this.form = this.drawForm();
@@ -178,6 +177,7 @@ class Pane {
         each.status && each.status !== CURRENT && h("span", { class: "mark warn" }, statusName(each.status)),
         each.truncated && h("span", { class: "mark" }, "truncated")),
       drawChain(each, this.memory, this.signal),
+      each.laterId && drawEarlier(each, this.memory, this.mayWrite, this.signal),
       (each.suspicions ?? []).map((suspicion) => drawSuspicion(suspicion, fragment.id, this.memory, this.signal)),
       folded.length > 0 && h("details", null, h("summary", null, h("span", { class: "mark" }, `folded ${count(folded.length)}`)),
         h("ul", null, folded.map((id) => h("li", null, fragmentLink(this.memory, id))))),
@@ -262,11 +262,24 @@ function drawChain({ chain = [], fragment }, memory, signal) {
   return details;
 }
 
-/** A suspicion about a recollection: the other fragment, and whether it is folded under this one. */
-function drawSuspicion({ newerId, olderId, reason, folded }, id, memory, signal) {
+/** An earlier statement that the one of better rank may have replaced, and the buttons that decide it. */
+function drawEarlier({ fragment, laterId }, memory, mayWrite, signal) {
+  const root = h("p", { class: "earlier" });
+  const decide = (label, decision, done) => action(label, async () => {
+    await call("MemoryService/ResolveConflict", { ...memory, newerId: laterId, olderId: fragment.id, decision: `CONFLICT_DECISION_${decision}`, requestId: crypto.randomUUID?.() }, signal);
+    root.querySelectorAll("button").forEach((button) => button.remove());
+    notify(done);
+  });
+  show(root, h("span", { class: "mark warn" }, "earlier statement"), " of ", time(fragment.observeTime), "; the later one is ", fragmentLink(memory, laterId),
+    mayWrite && [" ", decide("The later one is true", "NEWER", "The later one supersedes it."), " ", decide("Both are true", "BOTH", "They are not paired again.")]);
+  return root;
+}
+
+/** A suspicion about a recollection, and the other fragment. */
+function drawSuspicion({ newerId, olderId, reason }, id, memory, signal) {
   const other = id === newerId ? olderId : newerId;
   return h("p", { class: "suspicion" }, h("span", { class: "mark warn" }, "suspected"), CONFLICT_REASONS[reason] ?? reason,
-    id === newerId ? ", the older is " : ", the newer is ", fragmentLink(memory, other), folded && ", folded under this one", ": ", textLater(memory, other, signal),
+    id === newerId ? ", the older is " : ", the newer is ", fragmentLink(memory, other), ": ", textLater(memory, other, signal),
     " ", h("a", { href: link("m", memory.namespace, memory.memory, "conflicts") }, "conflicts"));
 }
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Purpose
+from memstream_server.core.suspicions import may_be_suspected
 from memstream_server.engine.conflicts import Verdict, decide_suspicion
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.memory.suspects import may_be_suspected
 from memstream_server.ports.models import Statement
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def _read_statements(
     """
     working = actor.working
     policy = working.record.policy.conflicts
-    if not (policy.suspect and policy.ask_llm and working.suspicions.has(newer, older)):
+    if not (policy.suspect and policy.ask_llm and working.suspicions.is_open(newer, older)):
         return None
     read = await read_fragments(actor, (newer, older), storage)
     found = [one for one in drop_expired(read, working.record, runtime.clock.now_us()) if may_be_suspected(one)]

@@ -10,8 +10,7 @@ batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
 enrich: terms, vectors and importances of fragments, fetched before a decision
 known_fragments: the fragments that a group of observations may repeat, echo or update
-claim_cache: claims of fragments that newcomers were compared with
-suspects: the fragments that a group of observations may contradict
+related: earlier statements near to a new one: named in its outcome, or suspected
 decision: what was decided for the memory, before it is committed
 superseding: what an observation supersedes, and the chains of fragments that leave or return
 decide: decides what observations do to the memory

@@ -32,7 +32,6 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.memory.build_commit import commit_of
 from memstream_server.engine.memory.decide import (
-    add_suspicions,
     decide_observations,
     effective_policy,
     jobs_of,
@@ -42,8 +41,8 @@ from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
 from memstream_server.engine.memory.known_fragments import read_known
 from memstream_server.engine.memory.receipts import Batch, observations_in
+from memstream_server.engine.memory.related import find_related, settle_suspicions
 from memstream_server.engine.memory.superseding import settle_decision
-from memstream_server.engine.memory.suspects import find_suspicions
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, paid_by, working_for
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, WriteRefused
@@ -271,11 +270,11 @@ class Actor:
 
     async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
         known = await read_known(self.working, prepared.gathered, self._storage)
-        suspected = await find_suspicions(self.working, prepared.gathered, self._storage, self._models.analyzer)
+        wanted = [one for batch in prepared.batches if batch.receipt.related for one in batch.receipt.fragments]
+        related = await find_related(self.working, wanted, self._storage, self._models.analyzer) if wanted else {}
         decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime
+            self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime, related
         )
-        decision = add_suspicions(self.working, decision, suspected, self._models, self._runtime)
         decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
         return outcomes, *await self._commit_of(decision)
 
@@ -297,6 +296,7 @@ class Actor:
         """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
         decision = await settle_decision(self.working, decision, self._storage, self._runtime)
         decision = await self._embed_merged(decision)
+        decision = await settle_suspicions(self.working, decision, self._storage, self._models, self._runtime)
         return decision, commit_of(self.working, decision, self._models, self._runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:

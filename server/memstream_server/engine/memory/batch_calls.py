@@ -134,6 +134,7 @@ class BatchCalls:
             session = await map_write_errors(actor.ingest.open_session(batch.producer, outcomes=True))
         else:
             session = actor.ingest.open_anonymous()
+        session.name_related(batch.related)
         try:
             self._ask_index(session)
             full = await session.find_full()

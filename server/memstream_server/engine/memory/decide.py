@@ -23,13 +23,14 @@ from memstream_server.engine.memory.receipts import complete_answer
 from memstream_server.engine.memory.superseding import find_superseded, supersede_by_update
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.journal.records import Answer, Job
-from memstream_server.ports.journal.writing import Outcome, Outcomes
+from memstream_server.ports.journal.writing import Outcome, Outcomes, Related
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.receipts import Batch
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
 
+NOTHING_RELATED: Mapping[str, tuple[Related, ...]] = {}
 OBSERVATIONS_PER_SLICE = 8
 """Observations decided per slice, about 0.7 ms; a small call waits that long at each of its event-loop iterations."""
 
@@ -51,10 +52,12 @@ async def decide_observations(
     known: KnownFragments,
     models: EngineModels,
     runtime: Runtime,
+    related: Mapping[str, tuple[Related, ...]] = NOTHING_RELATED,
 ) -> tuple[Decision, dict[int, Outcome]]:
     """The decision on a group of receipts, and the outcome of each observation by position.
 
-    `known` holds the fragments that these observations may repeat, echo or update. Other tasks run between slices: only
+    `known` holds the fragments that these observations may repeat, echo or update; `related` the statements that the
+    outcomes name, by id of the observation. Other tasks run between slices: only
     the caller changes the memory, and recalls see nothing before the commit.
     """
     policy = effective_policy(working.record.policy, models)
@@ -73,7 +76,7 @@ async def decide_observations(
         return Decision(batches=batches), {}
     transition = join_all(steps)
     kept = [parts[put.id] for put in transition.puts if put.id in parts]  # by their ids in the memory
-    outcomes = _collect_outcomes(firsts, transition)
+    outcomes = _collect_outcomes(firsts, transition, related)
     decision = Decision(
         transition=transition,
         gathered=parts,
@@ -160,17 +163,6 @@ def apply_update(existing: Fragment, new: Fragment) -> Fragment:
     )
 
 
-def add_suspicions(
-    working: WorkingSet, decision: Decision, found: Sequence[Suspicion], models: EngineModels, runtime: Runtime
-) -> Decision:
-    """The decision with the suspicions whose fragments it keeps, and a job for each that the LLM is to decide."""
-    decision = decision.with_suspicions(found)
-    if models.judge is None or not decision.suspicions or not working.record.policy.conflicts.ask_llm:
-        return decision
-    jobs = jobs_of(working, Transition(working.state), (), runtime, decision.suspicions)
-    return replace(decision, jobs=(*decision.jobs, *jobs))
-
-
 def jobs_of(
     working: WorkingSet,
     transition: Transition,
@@ -199,7 +191,9 @@ def jobs_of(
     )
 
 
-def _collect_outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Transition) -> dict[int, Outcome]:
+def _collect_outcomes(
+    firsts: Sequence[tuple[Fragment, Event]], transition: Transition, related: Mapping[str, tuple[Related, ...]]
+) -> dict[int, Outcome]:
     tiers: dict[str, Tier] = {put.id: put.tier for put in transition.puts}
     out = {}
     for fragment, event in firsts:
@@ -210,6 +204,7 @@ def _collect_outcomes(firsts: Sequence[tuple[Fragment, Event]], transition: Tran
             type=event.type,
             other=event.fragment if counted else "",
             tier=None if counted else tiers.get(event.fragment),
+            related=related.get(fragment.id, ()) if not counted and event.fragment in tiers else (),
         )
     return out
 
@@ -230,4 +225,4 @@ def _kept_outcomes(batches: Sequence[Batch], outcomes: Mapping[int, Outcome]) ->
 
 def _number_outcomes(batch: Batch, outcomes: Mapping[int, Outcome]) -> tuple[Outcome, ...]:
     numbered = zip(batch.receipt.sequences, batch.receipt.fragments, strict=True)
-    return tuple(outcomes[part.position].with_sequence(number) for number, part in numbered)
+    return tuple(outcomes[part.position].for_batch(number, batch.receipt.related) for number, part in numbered)

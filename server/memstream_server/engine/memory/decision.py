@@ -62,20 +62,6 @@ class Decision:
         )
         return replace(self, transition=replace(self.transition, puts=puts), gathered={**self.gathered, **found})
 
-    def with_suspicions(self, found: Sequence[Suspicion]) -> Decision:
-        """A copy with those suspicions whose fragments it keeps, and an event for each.
-
-        A newcomer that was counted, or that updated another fragment, is none of its own.
-        """
-        if not found or self.transition is None:
-            return self
-        puts = {put.id: put for put in self.transition.puts}
-        gone = {*self.transition.removed, *(id_ for id_, put in puts.items() if put.superseded_by)}
-        gone |= self.gathered.keys() - puts.keys()
-        kept = tuple(one for one in found if gone.isdisjoint((one.newer, one.older)))
-        events = (Event(EventType.CONFLICT_SUSPECTED, one.newer, one.older, conflict_reason=one.reason) for one in kept)
-        return replace(self, events=(*self.events, *events), suspicions=(*self.suspicions, *kept))
-
     def with_cost(self, account: Account, purpose: Purpose) -> Decision:
         """A copy with an event for the LLM requests and tokens that the decision cost, if there were any."""
         if not account.requests:

@@ -394,7 +394,9 @@ class Ingest:
                 continue
             if state.session is not None:
                 numbered = zip(receipt.sequences, receipt.fragments, strict=True)
-                state.session.add_outcomes([outcomes[part.position].with_sequence(number) for number, part in numbered])
+                state.session.add_outcomes(
+                    [outcomes[part.position].for_batch(number, receipt.related) for number, part in numbered]
+                )
             last = receipt.last_sequence
             state.advance_levels(received=last, stored=last, revision=self._decider.revision)
             self._sessions.drop_if_done(state)

@@ -45,6 +45,8 @@ class ProducerState:
     """A batch is admitted completely or not at all, because its caller cannot be shown single rejections."""
     outcomes: bool = False
     """Keep the outcomes of observations submitted from now on, for clients that resume."""
+    related: int = 0
+    """How many related statements the outcomes of observations submitted from now on name."""
 
     def next_number(self) -> int:
         return self.submitted + 1
@@ -206,6 +208,10 @@ class ObserveSession:
     def add_rejections(self, rejections: Sequence[Rejection]) -> None:
         self._rejected.extend(rejections)
         self.news.set()
+
+    def name_related(self, count: int) -> None:
+        """Name so many related statements in the outcomes of observations submitted from now on."""
+        self._state.related = count
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         self._outcomes.extend(outcomes)

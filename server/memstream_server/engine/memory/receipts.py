@@ -99,6 +99,7 @@ def batch_of(
         model=models.embedding_model.name,
         position=position,
         outcomes=state.outcomes,
+        related=state.related,
         answer=answer,
     )
     return Batch(receipt, state, runtime.clock.monotonic_s(), capture_origin())

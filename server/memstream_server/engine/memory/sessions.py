@@ -92,7 +92,7 @@ class Sessions:
             state.session.fail(
                 ProducerSuperseded(f"a newer stream of producer {name!r} was opened; this one is superseded")
             )
-        state.epoch, state.outcomes = producer.epoch, outcomes
+        state.epoch, state.outcomes, state.related = producer.epoch, outcomes, 0
         state.received = state.submitted = producer.received
         state.forget_after(state.received)
         state.stored = max(state.stored, producer.stored)

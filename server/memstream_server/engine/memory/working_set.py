@@ -18,13 +18,13 @@ import structlog
 from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.events import EventType
 from memstream_server.core.identity import identity_hash
 from memstream_server.core.lexical import Legs, LexicalIndex
 from memstream_server.core.postings import Hashes
 from memstream_server.core.supersession import Links
-from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.suspicions import KnownPairs
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
-from memstream_server.engine.memory.claim_cache import ClaimCache
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FragmentCache
 from memstream_server.engine.memory.image_changes import outdates_image, read_changes
@@ -78,8 +78,7 @@ class WorkingSet:
         """Revisions by id: text read from that fragment before the revision may hold erased words: not to be used."""
         self.erase_revision = 0
         """The last revision since the load that erased content: an earlier answer may hold erased words."""
-        self.suspicions = OpenSuspicions()
-        self.claims = ClaimCache()
+        self.suspicions = KnownPairs()
         self._dense_max = dense_max
         self._newest_vectors = newest_vectors
         self._recalled: OrderedDict[tuple[str, int], tuple[int, str]] = OrderedDict()
@@ -226,7 +225,7 @@ class WorkingSet:
             short_term=_sort_held(loaded.short_term),
             reflection_aggregate=loaded.record.reflection_aggregate,
         )
-        self.suspicions = OpenSuspicions(loaded.suspicions)
+        self.suspicions = KnownPairs(loaded.suspicions)
 
     def take_over(self, earlier: WorkingSet) -> None:
         """Take over the state of an earlier working set that the journal does not store."""
@@ -409,16 +408,13 @@ class WorkingSet:
 
     def _apply_suspicions(self, commit: Commit) -> None:
         if self.suspicions:
-            for id_ in (*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)):
-                self.suspicions.discard_all_of(id_)
+            for event in commit.events:
+                if event.type is EventType.CONFLICT_ENDED:
+                    self.suspicions.discard(event.fragment, event.other)
         for one in commit.suspicions:
             self.suspicions.add(one)
         for done in commit.resolutions:
-            self.suspicions.discard(done.newer, done.older)
-        if self.suspicions:
-            for row in commit.rows:
-                if row.fragment.superseded_by:
-                    self.suspicions.discard_all_of(row.fragment.id)
+            self.suspicions.resolve(done.newer, done.older, done.decision)
 
     def _forget_words(self, commit: Commit) -> None:
         if commit.erased:
@@ -454,7 +450,6 @@ class WorkingSet:
         for id_ in ids:
             if self.tier_of(id_) is not None:
                 self.fragment_cache.remove(id_)
-            self.claims.remove(id_)
             self._unsettled.discard(id_)
             self.insights.discard(id_)
             self.links.remove(id_)

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from memstream_server.core.budget import Item, fit
+from memstream_server.core.filters import EVERYTHING, passes
+from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Stage
-from memstream_server.core.suspicions import OpenSuspicions
+from memstream_server.core.retention import is_expired
+from memstream_server.core.suspicions import KnownPairs
+from memstream_server.core.twins import put_later_first
 from memstream_server.core.values import Fragment, TruthStatus
-from memstream_server.engine.recall.rank_memory import Found
+from memstream_server.engine.memory.related import read_words
+from memstream_server.engine.recall.rank_memory import Found, truth_of
 from memstream_server.engine.recall.reranking import Ranked
 from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.ports.models import Analyzer
 
 
 def with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> RecallAnswer:
@@ -48,6 +54,43 @@ def with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recall
     return structs.replace(answer, recollections=found, near_misses=missed, validity_change_us=change_us)
 
 
+def list_working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
+    """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
+    retention, chosen = working.record.policy.retention, None if query.filter == EVERYTHING else query.filter
+    current = truth_of(working.record.policy, query) is Truth.CURRENT
+    return [
+        one
+        for one in (held.fragment for held in working.state.short_term)
+        if not (current and one.status_at(now_us) is not TruthStatus.CURRENT)
+        and (chosen is None or passes(one, chosen))
+        and not is_expired(one, now_us, retention)
+    ]
+
+
+def arrange_twins(
+    working: WorkingSet, ranked: Ranked, folded: Mapping[str, Sequence[str]], analyzer: Analyzer
+) -> tuple[Ranked, Mapping[str, str]]:
+    """The results with the later one of twins first, and the id of the latest twin by that of an earlier one."""
+    found = [fragment for _, fragment in ranked]
+    scores = [scored.score for scored, _ in ranked]
+
+    def last_observed(one: Fragment) -> tuple[int, int]:
+        time_us, position = one.last_observed
+        if one.id in folded:  # the same words
+            times_us = working.columns.last_us[working.columns.slots(folded[one.id])]
+            time_us = max(time_us, int(times_us.max(initial=time_us)))
+        return time_us, position
+
+    order, later = put_later_first(
+        found,
+        scores,
+        list(map(last_observed, found)),
+        read_words(working.record, analyzer),
+        working.suspicions.are_apart,
+    )
+    return [ranked[place] for place in order], {found[place].id: found[last].id for place, last in later.items()}
+
+
 def _budget_item(fragment: Fragment) -> Item:
     return Item(fragment.id, fragment.content, fragment.token_count or None)
 
@@ -58,9 +101,11 @@ def build_answer(
     known: Mapping[str, Fragment],
     short_term: Sequence[Fragment],
     query: Query,
-    suspicions: OpenSuspicions,
+    suspicions: KnownPairs,
+    later: Mapping[str, str],
 ) -> RecallAnswer:
-    """The answer of a ranking. known: the fragments of its results and companions by id."""
+    """The answer of a ranking. known: the fragments of its results and companions by id. later: by id of a result, the
+    id of its latest twin."""
 
     def companion_of(id_: str) -> Recollection | None:
         beside = found.companions.get(id_)
@@ -74,7 +119,7 @@ def build_answer(
             scored,
             folded=found.folded.get(scored.id, ()),
             suspicions=suspicions.of(scored.id),
-            under=found.under.get(scored.id, ()),
+            later_id=later.get(scored.id, ""),
             companion=companion_of(scored.id),
         )
         for scored, fragment in ranked

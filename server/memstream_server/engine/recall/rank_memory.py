@@ -46,12 +46,10 @@ class Found:
     near_misses: tuple[NearMiss, ...]
     folded: Mapping[str, tuple[str, ...]]
     formula: str
-    under: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Ids of the older suspected fragments folded under a result."""
     companions: Mapping[str, Scored] = field(default_factory=dict)
     """The reply to a result, by the result's id."""
     limit: int | None = None
-    """Size of the answer after reranking; None: the results are final."""
+    """Size of the answer after reranking and twins; None: the results are final."""
     beta: float = 0.0
     degraded: str = ""
     """Why it was not reranked."""
@@ -60,7 +58,7 @@ class Found:
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
     suspicions: tuple[Suspicion, ...] = ()
-    """The open suspicions about candidates, if the query asks for a receipt."""
+    """The known pairs with a candidate, if the query asks for a receipt."""
     accesses: tuple[tuple[str, int], ...] = ()
     """(id, time of its last access) of the candidates, if the formula counts accesses and the query asks for a receipt.
     """
@@ -234,7 +232,7 @@ def _rank_whole(
         ranked.folded,
         ranking.FORMULA,
         shared=_read_shared(legs, question, ranked),
-        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
+        suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
     )
 
 
@@ -275,7 +273,7 @@ def _rank_dbgpt(
         ranked.near_misses,
         ranked.folded,
         ranking_dbgpt.FORMULA,
-        suspicions=_read_suspicions(working, scored, ranked.results) if query.receipt else (),
+        suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
         accesses=_read_accesses(working, scored) if query.receipt else (),
     )
 
@@ -289,16 +287,10 @@ def _read_shared(legs: Legs, question: Question, ranked: ranking.Ranking) -> fro
     return frozenset(question.terms[legs.terms_of(slots)].tolist())
 
 
-def _read_suspicions(working: WorkingSet, slots: Slots, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
-    """The open suspicions between candidates (at these slots), which may move one, and those shown with a result."""
-    held, ids = working.suspicions, working.columns.ids
-    if not held:
-        return ()
-    chosen, shown = {ids[slot] for slot in slots.tolist()}, {one.id for one in results}
-    about = dict.fromkeys(one for id_ in sorted(chosen) for one in held.of(id_))
-    return tuple(
-        one for one in about if {one.newer, one.older} <= chosen or not shown.isdisjoint((one.newer, one.older))
-    )
+def _read_suspicions(working: WorkingSet, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
+    """The known pairs with a result: suspicions are shown, and pairs kept apart are no twins."""
+    held = working.suspicions
+    return tuple(dict.fromkeys(pair for one in results for pair in held.all_of(one.id))) if held else ()
 
 
 def _read_accesses(working: WorkingSet, slots: Slots) -> tuple[tuple[str, int], ...]:
@@ -312,15 +304,15 @@ def rank_memory(
     question: Question,
     cosines: Cosines,
     now_us: int,
-    rerank: bool,
+    wider: bool,
     legs: Legs | None = None,
     unread: Unread | None = None,
 ) -> Found:
     """Rank the working set.
 
     cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. now_us: the
-    time for expiry. rerank: the result is reranked before it is cut to the limit. legs: the lexical legs, if already
-    computed. unread: if some cosines are estimates; while it wants any, the result is not to be used.
+    time for expiry. wider: the results are rearranged before they are cut to the limit. legs: the lexical legs, if
+    already computed. unread: if some cosines are estimates; while it wants any, the result is not to be used.
     """
     masks = find_masks(working, query, now_us)
     allowed, superseded = masks.allowed, superseded_of(working, masks)
@@ -346,10 +338,9 @@ def rank_memory(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
-        ranked.under,
         ranked.companions,
-        limit_of(policy, query) if rerank else None,
+        limit_of(policy, query) if wider else None,
         weights.beta,
         shared=_read_shared(legs, question, ranked),
-        suspicions=_read_suspicions(working, ranked.candidates(), ranked.results) if query.receipt else (),
+        suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
     )

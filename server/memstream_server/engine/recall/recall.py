@@ -8,7 +8,7 @@ Rule 3. If a leg is missing (model down, index down), the others answer, and `de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,20 +21,23 @@ from msgspec import structs
 from memstream_server.core import ranking
 from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
-from memstream_server.core.filters import EVERYTHING, passes
 from memstream_server.core.lexical import Legs, query_terms
-from memstream_server.core.newer_first import NOTHING_SUSPECTED, Suspected
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
-from memstream_server.core.retention import is_expired
 from memstream_server.core.speakers import list_named
-from memstream_server.core.suspicions import OpenSuspicions
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
+from memstream_server.core.twins import AMONG
 from memstream_server.core.unread import Unread
-from memstream_server.core.values import Fragment, MemoryKind, TruthStatus, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
-from memstream_server.engine.recall.answers import build_answer, fit_answer, with_truth
+from memstream_server.engine.recall.answers import (
+    arrange_twins,
+    build_answer,
+    fit_answer,
+    list_working_memory,
+    with_truth,
+)
 from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
@@ -288,8 +291,9 @@ class Recaller:
         policy = working.record.policy
         terms = self._read_terms(working, query)
         given = policy.recall
-        limit, reranking = limit_of(policy, query), self._find_reranking(working)
-        ranked = limit if reranking is None else max(limit, reranking.candidates)
+        reranking = self._find_reranking(working)
+        twins = AMONG if _orders_twins(working) else 0
+        ranked = max(limit_of(policy, query), twins, 0 if reranking is None else reranking.candidates)
         return Question(
             text=query.text,
             terms=query_terms(terms.hashes),
@@ -301,7 +305,6 @@ class Recaller:
             near_misses=query.near_misses,
             fold=given.fold if query.fold is None else query.fold,
             preferred=query.preferred,
-            suspected=_suspected(working),
             windows=tuple(each.window for each in times),
             only_time=asks_only_time(query.text, times),
         )
@@ -315,8 +318,8 @@ class Recaller:
         legs: Legs | None = None,
         unread: Unread | None = None,
     ) -> Found:
-        rerank = self._find_reranking(working) is not None
-        return rank_memory(working, query, question, cosines, self._expiry_us(query), rerank, legs, unread)
+        wider = _orders_twins(working) or self._find_reranking(working) is not None
+        return rank_memory(working, query, question, cosines, self._expiry_us(query), wider, legs, unread)
 
     def _expiry_us(self, query: Query) -> int:
         """The time that expiry counts at."""
@@ -324,9 +327,7 @@ class Recaller:
 
     def _find_reranking(self, working: WorkingSet) -> Reranking | None:
         """None without a reranker, for a memory that answers in order of receipt, and with DB-GPT's ranking."""
-        whole = working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM)
-        absolute = working.record.policy.recall.ranking is RankingRule.ABSOLUTE
-        return self._models.reranking if absolute and not whole else None
+        return self._models.reranking if _orders_by_score(working) else None
 
     def _unrated_reason(self, working: WorkingSet, query: Query) -> str:
         """Why importances in the scores may be defaults; empty if they are not."""
@@ -357,16 +358,22 @@ class Recaller:
         """Build the answer from a ranking; skips fragments that have left the memory since."""
         working = actor.working
         wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
-        short_term = _working_memory(working, query, self._expiry_us(query)) if wants_working else []
+        short_term = list_working_memory(working, query, self._expiry_us(query)) if wants_working else []
         ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
-        if self._models.reranking is not None and found.limit is not None:
-            watch.record_step("read")
-            ranked, formula, late = await self._models.reranking.rerank(query.text, ranked, found.formula, found.beta)
-            watch.record_step("rerank")
+        later: Mapping[str, str] = {}
+        if found.limit is not None:
+            if self._models.reranking is not None:
+                watch.record_step("read")
+                reranking = self._models.reranking.rerank(query.text, ranked, found.formula, found.beta)
+                ranked, formula, late = await reranking
+                watch.record_step("rerank")
+                found = replace(found, formula=formula, degraded=late)
+            if _orders_twins(working) and not _asks_about_the_past(found.interpreted, query, self._runtime.clock):
+                ranked, later = arrange_twins(working, ranked, found.folded, self._models.analyzer)
             missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
-            found = replace(found, formula=formula, near_misses=missed + found.near_misses, degraded=late)
+            found = replace(found, near_misses=missed + found.near_misses)
             ranked = ranked[: found.limit]
-        answer = build_answer(found, ranked, known, short_term, query, _suspicions_of(working))
+        answer = build_answer(found, ranked, known, short_term, query, working.suspicions, later)
         if query.token_budget > 0:
             answer = fit_answer(answer, short_term, query)
         return with_truth(answer, working, self._expiry_us(query))
@@ -387,29 +394,20 @@ async def _wait_until_visible(actor: Actor, query: Query) -> None:
         ) from None
 
 
-def _suspicions_of(working: WorkingSet) -> OpenSuspicions:
-    return working.suspicions if working.record.policy.conflicts.suspect else OpenSuspicions()
+def _orders_by_score(working: WorkingSet) -> bool:
+    """Whether it answers by the absolute formula: neither in order of receipt nor with DB-GPT's ranking."""
+    whole = working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM)
+    return not whole and working.record.policy.recall.ranking is RankingRule.ABSOLUTE
 
 
-def _suspected(working: WorkingSet) -> Suspected:
-    """The open suspicions, unless the policy turns them off."""
-    policy, held = working.record.policy.conflicts, working.suspicions
-    if not held or not policy.suspect:
-        return NOTHING_SUSPECTED
-    return Suspected({older: held.newer_of(older) for older in held.older_ids()}, policy.margin, policy.fold)
+def _orders_twins(working: WorkingSet) -> bool:
+    return working.record.policy.conflicts.suspect and _orders_by_score(working)
 
 
-def _working_memory(working: WorkingSet, query: Query, now_us: int) -> list[Fragment]:
-    """Short-term in order, restricted by the query's filter, which applies to the whole answer."""
-    retention, chosen = working.record.policy.retention, None if query.filter == EVERYTHING else query.filter
-    current = truth_of(working.record.policy, query) is Truth.CURRENT
-    return [
-        one
-        for one in (held.fragment for held in working.state.short_term)
-        if not (current and one.status_at(now_us) is not TruthStatus.CURRENT)
-        and (chosen is None or passes(one, chosen))
-        and not is_expired(one, now_us, retention)
-    ]
+def _asks_about_the_past(interpreted: Sequence[TimePhrase], query: Query, clock: Clock) -> bool:
+    """Whether a phrase of time in the query names a time that is over: the statement of that time is wanted then."""
+    now_us = clock.now_us() if query.now_us is None else query.now_us
+    return any(one.window.end_us is not None and one.window.end_us <= now_us for one in interpreted)
 
 
 def _search_count(working: WorkingSet, query: Query, question: Question) -> int:

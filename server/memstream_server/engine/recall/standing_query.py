@@ -32,10 +32,10 @@ PAUSE_S = 1.0
 """Pause between two rankings: one change covers a burst of commits."""
 
 _Held: TypeAlias = dict[
-    str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...], tuple[str, int] | None]
+    str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...], str, tuple[str, int] | None]
 ]
 """By id, best first: version, whether the budget cut it, the ids folded into it, whether it is current, the open
-suspicions about it, and id and version of its companion."""
+suspicions about it, its latest twin, and id and version of its companion."""
 
 
 def as_standing(query: Query) -> Query:
@@ -76,6 +76,7 @@ class StandingQuery:
                 tuple(sorted(one.folded)),
                 one.status,
                 one.suspicions,
+                one.later_id,
                 None if one.companion is None else (one.companion.fragment.id, one.companion.fragment.version),
             )
             for one in found

@@ -47,7 +47,7 @@ class LoadedMemory:
     producers: tuple[Producer, ...]
     next_position: int
     suspicions: tuple[Suspicion, ...] = ()
-    """Those that are not decided."""
+    """Those that are not decided, and the pairs that a decision keeps apart."""
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -30,6 +30,14 @@ class Rejection:
     """Goes into ErrorInfo.metadata."""
 
 
+class Related(Struct, frozen=True, gc=False, array_like=True):
+    """An earlier statement that is near to an observation."""
+
+    fragment: str
+    share: float
+    """Of the words of the shorter of the two."""
+
+
 class Outcome(Struct, frozen=True, gc=False, array_like=True):
     """The outcome of a stored observation. Encoded as an array of its fields: append new ones at the end."""
 
@@ -38,10 +46,12 @@ class Outcome(Struct, frozen=True, gc=False, array_like=True):
     type: EventType
     other: str
     tier: Tier | None
+    related: tuple[Related, ...] = ()
+    """The earlier statements that are nearest to it, if its batch asks for them."""
 
-    def with_sequence(self, sequence: int) -> Outcome:
-        """The same outcome for another sequence number."""
-        return Outcome(sequence, self.fragment, self.type, self.other, self.tier)
+    def for_batch(self, sequence: int, related: int) -> Outcome:
+        """The same outcome for a number of a batch that asks for so many related statements."""
+        return Outcome(sequence, self.fragment, self.type, self.other, self.tier, self.related[:related])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,8 @@ class Receipt:
     """Position of the first fragment, or the next position if all were rejected: the batch's place in the order."""
     outcomes: bool = False
     """Whether to keep the outcomes of its observations with it (`Commit.outcomes`)."""
+    related: int = 0
+    """How many related statements each outcome names."""
     answer: Answer | None = None
     """The answer to the call, written with the receipt. An empty response is a placeholder that the commit which stores
     the batch replaces (`Commit.answers`)."""

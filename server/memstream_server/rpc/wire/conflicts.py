@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from memstream.v1 import fragment_pb2
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.ports.journal.reading import StoredConflict
@@ -13,14 +11,13 @@ from memstream_server.rpc.wire.scalars import Enums
 DECISIONS = Enums(fragment_pb2.ConflictDecision, ConflictDecision)
 
 
-def suspicion_message(suspicion: Suspicion, under: Collection[str] = ()) -> fragment_pb2.Suspicion:
-    """A suspicion as clients see it. `under`: ids folded under the newer fragment in an answer."""
+def suspicion_message(suspicion: Suspicion) -> fragment_pb2.Suspicion:
+    """A suspicion as clients see it."""
     return fragment_pb2.Suspicion(
         newer_id=suspicion.newer,
         older_id=suspicion.older,
         reason=suspicion.reason.value,
         create_time=scalars.timestamp_message(suspicion.time_us),
-        folded=suspicion.older in under,
     )
 
 

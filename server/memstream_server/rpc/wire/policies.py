@@ -6,10 +6,10 @@ google.protobuf.Duration) there. One walk over the tunables therefore handles th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
@@ -39,6 +39,11 @@ _ENUMS: dict[type[StrEnum], Enums[Any]] = {
     core.RankingRule: Enums(pb.RankingRule, core.RankingRule),
     core.Truth: TRUTHS,
 }
+_RETIRED: Mapping[Literal["margin", "fold"], str] = {
+    "margin": "a result that scores more than 0.1 higher keeps its place; leave the field out",
+    "fold": "an earlier statement is shown under the later one; to hide it, supersede it, and leave the field out",
+}
+"""Fields of `conflicts` that have lost their meaning, and what to do instead."""
 _LANGUAGES = (
     "arabic armenian basque catalan czech danish dutch dutch_porter english esperanto estonian finnish french german "
     "greek hindi hungarian indonesian irish italian lithuanian nepali norwegian persian polish porter portuguese "
@@ -50,6 +55,7 @@ LANGUAGES = frozenset(_LANGUAGES.split())
 
 def read_policy(found: Violations, message: pb.Policy, field: str = "policy") -> Policy:
     """A complete policy: fields that are set, and the profile's defaults for the rest."""
+    _refuse_retired(found, message, field)
     profile = _PROFILES.read_value(found, f"{field}.profile", message.profile, Profile.DEFAULT)
     policy = core.PROFILES[profile]
     if message == pb.Policy():
@@ -65,6 +71,13 @@ def read_policy(found: Violations, message: pb.Policy, field: str = "policy") ->
     return _check_policy(found, policy, field)
 
 
+def _refuse_retired(found: Violations, message: pb.Policy, field: str, masked: Collection[str] = ()) -> None:
+    """Adds the fields that are set, or masked, and no longer have a meaning."""
+    for name, hint in _RETIRED.items():
+        if name in masked or message.conflicts.HasField(name):
+            found.add(f"{field}.conflicts.{name}", f"is no longer used: {hint}")
+
+
 def change_policy(found: Violations, current: Policy, message: pb.Memory, paths: Iterable[str]) -> Policy | None:
     """`current` with the masked fields of `message.policy`; masked fields that are unset get their defaults. None if
     the mask names no field of the policy.
@@ -78,7 +91,10 @@ def change_policy(found: Violations, current: Policy, message: pb.Memory, paths:
         return read_policy(found, message.policy)
     defaults = core.PROFILES[current.profile]
     policy = current
-    for path in masked:
+    prefix = "policy.conflicts."
+    names = [path.removeprefix(prefix) for path in masked if path.removeprefix(prefix) in _RETIRED]
+    _refuse_retired(found, message.policy, "policy", names)
+    for path in [path for path in masked if path.removeprefix(prefix) not in names]:
         policy = _apply_mask_path(found, policy, defaults, message.policy, path)
     return _check_policy(found, policy, "policy")
 

@@ -28,6 +28,7 @@ def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]
             type=EVENT_TYPES.to_number(each.type),
             other_id=each.other,
             tier=TIERS.to_number(each.tier),
+            related=[pb.RelatedFragment(fragment_id=one.fragment, share=one.share) for one in each.related],
         )
         for each in outcomes
     ]

@@ -229,7 +229,9 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
     if recollection.folded:
         message.folded_ids.extend(recollection.folded)
     if recollection.suspicions:
-        message.suspicions.extend(suspicion_message(each, recollection.under) for each in recollection.suspicions)
+        message.suspicions.extend(map(suspicion_message, recollection.suspicions))
+    if recollection.later_id:
+        message.later_id = recollection.later_id
     if recollection.companion is not None:
         _write_recollection(message.companion, recollection.companion, 0, formula)
     for link in recollection.chain:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, select, tuple_
+from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, or_, select, tuple_
 
 from memstream_server.adapters.journal.sql import bulk
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
 from memstream_server.adapters.journal.sql.reads import find_number
 from memstream_server.adapters.journal.sql.schema import conflicts
-from memstream_server.core.suspicions import ConflictDecision, ConflictReason, Suspicion
+from memstream_server.core.events import EventType
+from memstream_server.core.suspicions import APART, ConflictDecision, ConflictReason, Suspicion
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.writing import Commit
 
-_INSERT = bulk.build_insert(conflicts, ("memory", "newer", "older"), "reason = excluded.reason")
+_INSERT = bulk.build_insert(conflicts, ("memory", "newer", "older"))
 _RESOLVE = bulk.build_update(
     "conflicts",
     ("memory", "newer", "older", "decision", "note", "at"),
@@ -28,12 +29,15 @@ _REMOVE = tuple(
     delete(conflicts).where(conflicts.c.memory == _number, side.in_(_ids))
     for side in (conflicts.c.newer, conflicts.c.older)
 )
-_SETTLE = tuple(statement.where(conflicts.c.decision == "") for statement in _REMOVE)
-"""Open suspicions about a superseded fragment: what they ask is answered."""
+_END = delete(conflicts).where(
+    conflicts.c.memory == _number, conflicts.c.newer == bindparam("one"), conflicts.c.older == bindparam("other")
+)
 _ALL = select(conflicts).where(conflicts.c.memory == _number).order_by(conflicts.c.newer, conflicts.c.older)
-OPEN_CONFLICTS = (
-    select(conflicts.c.newer, conflicts.c.older, conflicts.c.reason, conflicts.c.time_us)
-    .where(conflicts.c.memory == bindparam("number"), conflicts.c.decision == "")
+KNOWN_PAIRS = (
+    select(conflicts.c.newer, conflicts.c.older, conflicts.c.reason, conflicts.c.time_us, conflicts.c.decision)
+    .where(
+        conflicts.c.memory == bindparam("number"), or_(*(conflicts.c.decision == one for one in ("", *sorted(APART))))
+    )
     .order_by(conflicts.c.newer, conflicts.c.older)
 )
 _PAIR = tuple_(conflicts.c.newer, conflicts.c.older)
@@ -54,10 +58,13 @@ _ONE = select(conflicts).where(
 
 
 def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
-    """Apply what commits do to suspicions: first removals, then new ones, then decisions, then what these settle."""
+    """Apply what commits do to suspicions: first removals, then new ones, then decisions."""
     for number, commit in commits:
         gone = [*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)]
         _delete_of(connection, _REMOVE, number, gone)
+        ended = [one for one in commit.events if one.type is EventType.CONFLICT_ENDED]
+        if ended:
+            connection.execute(_END, [{"m": number, "one": one.fragment, "other": one.other} for one in ended])
     new = [
         (number, one.newer, one.older, one.reason.value, one.time_us, "", "", None)
         for number, commit in commits
@@ -70,9 +77,6 @@ def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]
         for one in commit.resolutions
     ]
     bulk.write_rows(connection, _RESOLVE, decided)
-    for number, commit in commits:
-        outdated = [row.fragment.id for row in commit.rows if row.fragment.superseded_by]
-        _delete_of(connection, _SETTLE, number, outdated)
 
 
 def _delete_of(connection: Connection, statements: Sequence[Delete], number: int, ids: Sequence[str]) -> None:
@@ -82,8 +86,10 @@ def _delete_of(connection: Connection, statements: Sequence[Delete], number: int
 
 
 def make_suspicions(rows: Sequence[Sequence[Any]]) -> tuple[Suspicion, ...]:
-    """The suspicions of rows of `OPEN_CONFLICTS`."""
-    return tuple([Suspicion(newer, older, ConflictReason(reason), at) for newer, older, reason, at in rows])
+    """The suspicions of rows of `KNOWN_PAIRS`."""
+    return tuple(
+        [Suspicion(newer, older, ConflictReason(reason), at, bool(end)) for newer, older, reason, at, end in rows]
+    )
 
 
 def read_by_newer(connection: Connection, number: int) -> dict[str, tuple[StoredConflict, ...]]:

@@ -23,7 +23,7 @@ from memstream_server.adapters.journal.sql.bulk import (
     split_ids,
 )
 from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
-from memstream_server.adapters.journal.sql.conflicts import OPEN_CONFLICTS, make_suspicions
+from memstream_server.adapters.journal.sql.conflicts import KNOWN_PAIRS, make_suspicions
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments, resolve_anchors
 from memstream_server.adapters.journal.sql.reads import decode_record, read_events
 from memstream_server.adapters.journal.sql.row_columns import Packed, to_rows
@@ -125,7 +125,7 @@ _PRODUCERS = (
     .where(producers.c.memory == _number)
     .order_by(producers.c.name)
 )
-_SIDE: tuple[Select[*tuple[Any, ...]], ...] = (_ANCHORS, _PENDING_PAGE, _PRODUCERS, OPEN_CONFLICTS)
+_SIDE: tuple[Select[*tuple[Any, ...]], ...] = (_ANCHORS, _PENDING_PAGE, _PRODUCERS, KNOWN_PAIRS)
 """What a memory has besides its fragments and their vectors."""
 
 

@@ -2304,7 +2304,7 @@ export const ListConflictsResponseSchema: GenMessage<ListConflictsResponse> = /*
   messageDesc(file_memstream_v1_memory_service, 53);
 
 /**
- * Decides a suspicion. A decided one can be decided again; a supersession that an earlier decision made stays until
+ * Decides about two statements, suspected or not. A decided pair can be decided again; a supersession that an earlier decision made stays until
  * RestoreFragments undoes it.
  *
  * @generated from message memstream.v1.ResolveConflictRequest
@@ -2368,7 +2368,8 @@ export const ResolveConflictRequestSchema: GenMessage<ResolveConflictRequest> = 
   messageDesc(file_memstream_v1_memory_service, 54);
 
 /**
- * The suspicion is decided. If these two are not suspected, the call fails with FRAGMENT_NOT_FOUND.
+ * The pair is decided. If they are not suspected, and one is not in the memory or `newer_id` was not observed after
+ * `older_id`, the call fails with FRAGMENT_NOT_FOUND.
  *
  * @generated from message memstream.v1.ResolveConflictResponse
  */
@@ -2960,7 +2961,7 @@ export const MemoryService: GenService<{
     output: typeof ListConflictsResponseSchema;
   },
   /**
-   * Decides a suspicion.
+   * Decides about two statements, suspected or not (`Recollection.later_id`).
    *
    * @generated from rpc memstream.v1.MemoryService.ResolveConflict
    */

@@ -22,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/stream_service.proto.
  */
 export const file_memstream_v1_stream_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlIsABCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQFCEQoPX2tub3duX3NlcXVlbmNlIlsKEE9ic2VydmF0aW9uQmF0Y2gSFgoOZmlyc3Rfc2VxdWVuY2UYASABKAMSLwoMb2JzZXJ2YXRpb25zGAIgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uIiAKDE9ic2VydmVGbHVzaBIQCghmbHVzaF9pZBgBIAEoAyIOCgxPYnNlcnZlQ2xvc2Ui9wEKD09ic2VydmVSZXNwb25zZRItCgZvcGVuZWQYASABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZU9wZW5lZEgAEiAKA2FjaxgCIAEoCzIRLm1lbXN0cmVhbS52MS5BY2tIABIqCgh0aHJvdHRsZRgDIAEoCzIWLm1lbXN0cmVhbS52MS5UaHJvdHRsZUgAEi0KCmdvaW5nX2F3YXkYBCABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLQoGY2xvc2VkGAUgASgLMhsubWVtc3RyZWFtLnYxLk9ic2VydmVDbG9zZWRIAEIJCgdtZXNzYWdlIqADCg1PYnNlcnZlT3BlbmVkEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIZChFleHBlY3RlZF9zZXF1ZW5jZRgDIAEoAxIWCg5wcm9kdWNlcl9lcG9jaBgEIAEoAxIbChN3aW5kb3dfb2JzZXJ2YXRpb25zGAUgASgFEhQKDHdpbmRvd19ieXRlcxgGIAEoAxIkCgZsaW1pdHMYByABKAsyFC5tZW1zdHJlYW0udjEuTGltaXRzEhIKCm1lbW9yeV91aWQYCCABKAkSEAoIcmV2aXNpb24YCSABKAMSMwoIcmVqZWN0ZWQYCiADKAsyIS5tZW1zdHJlYW0udjEuUmVqZWN0ZWRPYnNlcnZhdGlvbhIyCghvdXRjb21lcxgLIAMoCzIgLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbk91dGNvbWUSDwoHcmVzdW1lZBgMIAEoAxIRCglyZXN1bWVfdG8YDSABKAMSFgoOcmVqZWN0ZWRfc2luY2UYDiABKAMSFgoOb3V0Y29tZXNfc2luY2UYDyABKAMi1QEKA0FjaxIQCghyZWNlaXZlZBgBIAEoAxIOCgZzdG9yZWQYAiABKAMSDwoHaW5kZXhlZBgDIAEoAxIQCghyZXZpc2lvbhgEIAEoAxIzCghyZWplY3RlZBgFIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAYgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdmbHVzaGVkGAcgASgDEg8KB3Jlc3VtZWQYCCABKAMiSwoTUmVqZWN0ZWRPYnNlcnZhdGlvbhIQCghzZXF1ZW5jZRgBIAEoAxIiCgZzdGF0dXMYAiABKAsyEi5nb29nbGUucnBjLlN0YXR1cyKWAQoST2JzZXJ2YXRpb25PdXRjb21lEhAKCHNlcXVlbmNlGAEgASgDEhMKC2ZyYWdtZW50X2lkGAIgASgJEiUKBHR5cGUYAyABKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEhAKCG90aGVyX2lkGAQgASgJEiAKBHRpZXIYBSABKA4yEi5tZW1zdHJlYW0udjEuVGllciJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgiwgYKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAKIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIA4gBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISASIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgFiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBogBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aBIRCgl0aW1lX3pvbmUYGiABKAkSGwoOaW50ZXJwcmV0X3RpbWUYGyABKAhIB4gBARIPCgdyZWNlaXB0GBkgASgIEjAKCmFzX29mX3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YGCABKANIAUINCgtvYnNlcnZhdGlvbkIHCgVhc19vZkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvd0IRCg9faW50ZXJwcmV0X3RpbWUiZwoNUmVjYWxsV2VpZ2h0cxISCgVhbHBoYRgBIAEoAUgAiAEBEhEKBGJldGEYAiABKAFIAYgBARISCgVnYW1tYRgDIAEoAUgCiAEBQggKBl9hbHBoYUIHCgVfYmV0YUIICgZfZ2FtbWEiIAoMUmVjYWxsQ2FuY2VsEhAKCHF1ZXJ5X2lkGAEgASgJIg0KC1JlY2FsbENsb3NlIrQCCg5SZWNhbGxSZXNwb25zZRIsCgZvcGVuZWQYASABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbmVkSAASNAoNcmVjb2xsZWN0aW9ucxgCIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zSAASKAoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lSAASLAoGZmFpbGVkGAQgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbEZhaWxlZEgAEi0KCmdvaW5nX2F3YXkYBSABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLAoJcmV0cmFjdGVkGAYgASgLMhcubWVtc3RyZWFtLnYxLlJldHJhY3RlZEgAQgkKB21lc3NhZ2UiWgoMUmVjYWxsT3BlbmVkEhIKCm1lbW9yeV91aWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSJAoGbGltaXRzGAMgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cyLIAQoNUmVjb2xsZWN0aW9ucxIQCghxdWVyeV9pZBgBIAEoCRIxCg1yZWNvbGxlY3Rpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbhIaChJ3b3JraW5nX21lbW9yeV9pZHMYAyADKAkSLgoOd29ya2luZ19tZW1vcnkYBCADKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSJgoEZG9uZRgFIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lIu4CCgxSZWNvbGxlY3Rpb24SKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDQoFc2NvcmUYAiABKAESEQoJcmVsZXZhbmNlGAMgASgBEgwKBHJhbmsYBCABKAUSEQoJdHJ1bmNhdGVkGAUgASgIEi4KC2V4cGxhbmF0aW9uGAYgASgLMhkubWVtc3RyZWFtLnYxLkV4cGxhbmF0aW9uEhIKCmZvbGRlZF9pZHMYByADKAkSKQoGc3RhdHVzGAggASgOMhkubWVtc3RyZWFtLnYxLlRydXRoU3RhdHVzEiYKBWNoYWluGAkgAygLMhcubWVtc3RyZWFtLnYxLkNoYWluTGluaxIrCgpzdXNwaWNpb25zGAogAygLMhcubWVtc3RyZWFtLnYxLlN1c3BpY2lvbhItCgljb21wYW5pb24YCyABKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uIn0KCUNoYWluTGluaxITCgtmcmFnbWVudF9pZBgBIAEoCRIwCgxvYnNlcnZlX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEikKBnN0YXR1cxgDIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cyJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiiQEKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQESFQoNc3VwZXJzZWRlZF9ieRgFIAEoCUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSKoAwoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgSEgoKcmVjZWlwdF9pZBgMIAEoCRIyCgtpbnRlcnByZXRlZBgNIAMoCzIdLm1lbXN0cmVhbS52MS5JbnRlcnByZXRlZFRpbWUSFgoOYXNfb2ZfcmV2aXNpb24YDiABKAMaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEicwoPSW50ZXJwcmV0ZWRUaW1lEg4KBnBocmFzZRgBIAEoCRIoCgRmcm9tGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBImCgJ0bxgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi4wEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCSI2ChRPYnNlcnZlQmF0Y2hSZXNwb25zZRIeCgNhY2sYASABKAsyES5tZW1zdHJlYW0udjEuQWNrInEKEVJlY2FsbE9uY2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIoCgVxdWVyeRgEIAEoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxRdWVyeSJwChJSZWNhbGxPbmNlUmVzcG9uc2USMgoNcmVjb2xsZWN0aW9ucxgBIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zEiYKBGRvbmUYAiABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZSpqCghBY2tMZXZlbBIZChVBQ0tfTEVWRUxfVU5TUEVDSUZJRUQQABIWChJBQ0tfTEVWRUxfUkVDRUlWRUQQARIUChBBQ0tfTEVWRUxfU1RPUkVEEAISFQoRQUNLX0xFVkVMX0lOREVYRUQQAzKQAwoNU3RyZWFtU2VydmljZRJKCgdPYnNlcnZlEhwubWVtc3RyZWFtLnYxLk9ic2VydmVSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLk9ic2VydmVSZXNwb25zZSgBMAESRwoGUmVjYWxsEhsubWVtc3RyZWFtLnYxLlJlY2FsbFJlcXVlc3QaHC5tZW1zdHJlYW0udjEuUmVjYWxsUmVzcG9uc2UoATABEkIKBVdhdGNoEhoubWVtc3RyZWFtLnYxLldhdGNoUmVxdWVzdBobLm1lbXN0cmVhbS52MS5XYXRjaFJlc3BvbnNlMAESVQoMT2JzZXJ2ZUJhdGNoEiEubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlcXVlc3QaIi5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVzcG9uc2USTwoKUmVjYWxsT25jZRIfLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5SZWNhbGxPbmNlUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU3RyZWFtU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlItEBCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQESDwoHcmVsYXRlZBgIIAEoBUIRCg9fa25vd25fc2VxdWVuY2UiWwoQT2JzZXJ2YXRpb25CYXRjaBIWCg5maXJzdF9zZXF1ZW5jZRgBIAEoAxIvCgxvYnNlcnZhdGlvbnMYAiADKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24iIAoMT2JzZXJ2ZUZsdXNoEhAKCGZsdXNoX2lkGAEgASgDIg4KDE9ic2VydmVDbG9zZSL3AQoPT2JzZXJ2ZVJlc3BvbnNlEi0KBm9wZW5lZBgBIAEoCzIbLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbmVkSAASIAoDYWNrGAIgASgLMhEubWVtc3RyZWFtLnYxLkFja0gAEioKCHRocm90dGxlGAMgASgLMhYubWVtc3RyZWFtLnYxLlRocm90dGxlSAASLQoKZ29pbmdfYXdheRgEIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABItCgZjbG9zZWQYBSABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZUNsb3NlZEgAQgkKB21lc3NhZ2UioAMKDU9ic2VydmVPcGVuZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhkKEWV4cGVjdGVkX3NlcXVlbmNlGAMgASgDEhYKDnByb2R1Y2VyX2Vwb2NoGAQgASgDEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYBSABKAUSFAoMd2luZG93X2J5dGVzGAYgASgDEiQKBmxpbWl0cxgHIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSEgoKbWVtb3J5X3VpZBgIIAEoCRIQCghyZXZpc2lvbhgJIAEoAxIzCghyZWplY3RlZBgKIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAsgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdyZXN1bWVkGAwgASgDEhEKCXJlc3VtZV90bxgNIAEoAxIWCg5yZWplY3RlZF9zaW5jZRgOIAEoAxIWCg5vdXRjb21lc19zaW5jZRgPIAEoAyLVAQoDQWNrEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIPCgdpbmRleGVkGAMgASgDEhAKCHJldmlzaW9uGAQgASgDEjMKCHJlamVjdGVkGAUgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBiADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lEg8KB2ZsdXNoZWQYByABKAMSDwoHcmVzdW1lZBgIIAEoAyJLChNSZWplY3RlZE9ic2VydmF0aW9uEhAKCHNlcXVlbmNlGAEgASgDEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIsYBChJPYnNlcnZhdGlvbk91dGNvbWUSEAoIc2VxdWVuY2UYASABKAMSEwoLZnJhZ21lbnRfaWQYAiABKAkSJQoEdHlwZRgDIAEoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSEAoIb3RoZXJfaWQYBCABKAkSIAoEdGllchgFIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEi4KB3JlbGF0ZWQYBiADKAsyHS5tZW1zdHJlYW0udjEuUmVsYXRlZEZyYWdtZW50IjUKD1JlbGF0ZWRGcmFnbWVudBITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzaGFyZRgCIAEoASJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgiwgYKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAKIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIA4gBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISASIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgFiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBogBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aBIRCgl0aW1lX3pvbmUYGiABKAkSGwoOaW50ZXJwcmV0X3RpbWUYGyABKAhIB4gBARIPCgdyZWNlaXB0GBkgASgIEjAKCmFzX29mX3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YGCABKANIAUINCgtvYnNlcnZhdGlvbkIHCgVhc19vZkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvd0IRCg9faW50ZXJwcmV0X3RpbWUiZwoNUmVjYWxsV2VpZ2h0cxISCgVhbHBoYRgBIAEoAUgAiAEBEhEKBGJldGEYAiABKAFIAYgBARISCgVnYW1tYRgDIAEoAUgCiAEBQggKBl9hbHBoYUIHCgVfYmV0YUIICgZfZ2FtbWEiIAoMUmVjYWxsQ2FuY2VsEhAKCHF1ZXJ5X2lkGAEgASgJIg0KC1JlY2FsbENsb3NlIrQCCg5SZWNhbGxSZXNwb25zZRIsCgZvcGVuZWQYASABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbmVkSAASNAoNcmVjb2xsZWN0aW9ucxgCIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zSAASKAoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lSAASLAoGZmFpbGVkGAQgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbEZhaWxlZEgAEi0KCmdvaW5nX2F3YXkYBSABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLAoJcmV0cmFjdGVkGAYgASgLMhcubWVtc3RyZWFtLnYxLlJldHJhY3RlZEgAQgkKB21lc3NhZ2UiWgoMUmVjYWxsT3BlbmVkEhIKCm1lbW9yeV91aWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSJAoGbGltaXRzGAMgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cyLIAQoNUmVjb2xsZWN0aW9ucxIQCghxdWVyeV9pZBgBIAEoCRIxCg1yZWNvbGxlY3Rpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbhIaChJ3b3JraW5nX21lbW9yeV9pZHMYAyADKAkSLgoOd29ya2luZ19tZW1vcnkYBCADKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSJgoEZG9uZRgFIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lIoADCgxSZWNvbGxlY3Rpb24SKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDQoFc2NvcmUYAiABKAESEQoJcmVsZXZhbmNlGAMgASgBEgwKBHJhbmsYBCABKAUSEQoJdHJ1bmNhdGVkGAUgASgIEi4KC2V4cGxhbmF0aW9uGAYgASgLMhkubWVtc3RyZWFtLnYxLkV4cGxhbmF0aW9uEhIKCmZvbGRlZF9pZHMYByADKAkSKQoGc3RhdHVzGAggASgOMhkubWVtc3RyZWFtLnYxLlRydXRoU3RhdHVzEiYKBWNoYWluGAkgAygLMhcubWVtc3RyZWFtLnYxLkNoYWluTGluaxIrCgpzdXNwaWNpb25zGAogAygLMhcubWVtc3RyZWFtLnYxLlN1c3BpY2lvbhItCgljb21wYW5pb24YCyABKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhAKCGxhdGVyX2lkGAwgASgJIn0KCUNoYWluTGluaxITCgtmcmFnbWVudF9pZBgBIAEoCRIwCgxvYnNlcnZlX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEikKBnN0YXR1cxgDIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cyJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiiQEKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQESFQoNc3VwZXJzZWRlZF9ieRgFIAEoCUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSKoAwoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgSEgoKcmVjZWlwdF9pZBgMIAEoCRIyCgtpbnRlcnByZXRlZBgNIAMoCzIdLm1lbXN0cmVhbS52MS5JbnRlcnByZXRlZFRpbWUSFgoOYXNfb2ZfcmV2aXNpb24YDiABKAMaLgoMVGltaW5nc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEicwoPSW50ZXJwcmV0ZWRUaW1lEg4KBnBocmFzZRgBIAEoCRIoCgRmcm9tGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBImCgJ0bxgDIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiRAoMUmVjYWxsRmFpbGVkEhAKCHF1ZXJ5X2lkGAEgASgJEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIjMKCVJldHJhY3RlZBIQCghxdWVyeV9pZBgBIAEoCRIUCgxmcmFnbWVudF9pZHMYAiADKAki0AEKDFdhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEiQKBmN1cnNvchgDIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISJgoFdHlwZXMYBCADKA4yFy5tZW1zdHJlYW0udjEuRXZlbnRUeXBlEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhkKEWluY2x1ZGVfZnJhZ21lbnRzGAYgASgIIqcBCg1XYXRjaFJlc3BvbnNlEisKBmV2ZW50cxgBIAEoCzIZLm1lbXN0cmVhbS52MS5XYXRjaEV2ZW50c0gAEi8KCHByb2dyZXNzGAIgASgLMhsubWVtc3RyZWFtLnYxLldhdGNoUHJvZ3Jlc3NIABItCgpnb2luZ19hd2F5GAMgASgLMhcubWVtc3RyZWFtLnYxLkdvaW5nQXdheUgAQgkKB21lc3NhZ2UiXQoLV2F0Y2hFdmVudHMSIwoGZXZlbnRzGAEgAygLMhMubWVtc3RyZWFtLnYxLkV2ZW50EikKCWZyYWdtZW50cxgCIAMoCzIWLm1lbXN0cmVhbS52MS5GcmFnbWVudCJfCg1XYXRjaFByb2dyZXNzEiQKBmN1cnNvchgBIAEoCzIULm1lbXN0cmVhbS52MS5DdXJzb3ISKAoEdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAi9AEKE09ic2VydmVCYXRjaFJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIQCghwcm9kdWNlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAUgASgDEi8KDG9ic2VydmF0aW9ucxgGIAMoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZhdGlvbhIpCglhY2tfbGV2ZWwYByABKA4yFi5tZW1zdHJlYW0udjEuQWNrTGV2ZWwSEgoKcmVxdWVzdF9pZBgIIAEoCRIPCgdyZWxhdGVkGAkgASgFIjYKFE9ic2VydmVCYXRjaFJlc3BvbnNlEh4KA2FjaxgBIAEoCzIRLm1lbXN0cmVhbS52MS5BY2sicQoRUmVjYWxsT25jZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRIPCgdzZXNzaW9uGAMgASgJEigKBXF1ZXJ5GAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5InAKElJlY2FsbE9uY2VSZXNwb25zZRIyCg1yZWNvbGxlY3Rpb25zGAEgASgLMhsubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbnMSJgoEZG9uZRgCIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lKmoKCEFja0xldmVsEhkKFUFDS19MRVZFTF9VTlNQRUNJRklFRBAAEhYKEkFDS19MRVZFTF9SRUNFSVZFRBABEhQKEEFDS19MRVZFTF9TVE9SRUQQAhIVChFBQ0tfTEVWRUxfSU5ERVhFRBADMpADCg1TdHJlYW1TZXJ2aWNlEkoKB09ic2VydmUSHC5tZW1zdHJlYW0udjEuT2JzZXJ2ZVJlcXVlc3QaHS5tZW1zdHJlYW0udjEuT2JzZXJ2ZVJlc3BvbnNlKAEwARJHCgZSZWNhbGwSGy5tZW1zdHJlYW0udjEuUmVjYWxsUmVxdWVzdBocLm1lbXN0cmVhbS52MS5SZWNhbGxSZXNwb25zZSgBMAESQgoFV2F0Y2gSGi5tZW1zdHJlYW0udjEuV2F0Y2hSZXF1ZXN0GhsubWVtc3RyZWFtLnYxLldhdGNoUmVzcG9uc2UwARJVCgxPYnNlcnZlQmF0Y2gSIS5tZW1zdHJlYW0udjEuT2JzZXJ2ZUJhdGNoUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5PYnNlcnZlQmF0Y2hSZXNwb25zZRJPCgpSZWNhbGxPbmNlEh8ubWVtc3RyZWFtLnYxLlJlY2FsbE9uY2VSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLlJlY2FsbE9uY2VSZXNwb25zZUJTChBkZXYubWVtc3RyZWFtLnYxQhJTdHJlYW1TZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
 
 /**
  * A message of the client on an Observe stream.
@@ -135,6 +135,14 @@ export type ObserveOpen = Message<"memstream.v1.ObserveOpen"> & {
    * @generated from field: optional int64 known_sequence = 7;
    */
   knownSequence?: bigint | undefined;
+
+  /**
+   * Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10; needs
+   * `outcomes`. 0 for none.
+   *
+   * @generated from field: int32 related = 8;
+   */
+  related: number;
 };
 
 /**
@@ -534,6 +542,15 @@ export type ObservationOutcome = Message<"memstream.v1.ObservationOutcome"> & {
    * @generated from field: memstream.v1.Tier tier = 5;
    */
   tier: Tier;
+
+  /**
+   * If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
+   * nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+   * kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
+   *
+   * @generated from field: repeated memstream.v1.RelatedFragment related = 6;
+   */
+  related: RelatedFragment[];
 };
 
 /**
@@ -542,6 +559,34 @@ export type ObservationOutcome = Message<"memstream.v1.ObservationOutcome"> & {
  */
 export const ObservationOutcomeSchema: GenMessage<ObservationOutcome> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 9);
+
+/**
+ * An earlier statement that is near to an observation.
+ *
+ * @generated from message memstream.v1.RelatedFragment
+ */
+export type RelatedFragment = Message<"memstream.v1.RelatedFragment"> & {
+  /**
+   * Its id.
+   *
+   * @generated from field: string fragment_id = 1;
+   */
+  fragmentId: string;
+
+  /**
+   * How many words of the shorter of the two both have, as a share in (0, 1].
+   *
+   * @generated from field: double share = 2;
+   */
+  share: number;
+};
+
+/**
+ * Describes the message memstream.v1.RelatedFragment.
+ * Use `create(RelatedFragmentSchema)` to create a new message.
+ */
+export const RelatedFragmentSchema: GenMessage<RelatedFragment> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 10);
 
 /**
  * The client should pause: the server may refuse further observations.
@@ -569,7 +614,7 @@ export type Throttle = Message<"memstream.v1.Throttle"> & {
  * Use `create(ThrottleSchema)` to create a new message.
  */
 export const ThrottleSchema: GenMessage<Throttle> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 10);
+  messageDesc(file_memstream_v1_stream_service, 11);
 
 /**
  * The server will end this stream soon.
@@ -597,7 +642,7 @@ export type GoingAway = Message<"memstream.v1.GoingAway"> & {
  * Use `create(GoingAwaySchema)` to create a new message.
  */
 export const GoingAwaySchema: GenMessage<GoingAway> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 11);
+  messageDesc(file_memstream_v1_stream_service, 12);
 
 /**
  * All of the producer's observations are stored; the stream ends with OK.
@@ -646,7 +691,7 @@ export type ObserveClosed = Message<"memstream.v1.ObserveClosed"> & {
  * Use `create(ObserveClosedSchema)` to create a new message.
  */
 export const ObserveClosedSchema: GenMessage<ObserveClosed> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 12);
+  messageDesc(file_memstream_v1_stream_service, 13);
 
 /**
  * A message of the client on a Recall stream.
@@ -699,7 +744,7 @@ export type RecallRequest = Message<"memstream.v1.RecallRequest"> & {
  * Use `create(RecallRequestSchema)` to create a new message.
  */
 export const RecallRequestSchema: GenMessage<RecallRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 13);
+  messageDesc(file_memstream_v1_stream_service, 14);
 
 /**
  * Opens a Recall stream.
@@ -744,7 +789,7 @@ export type RecallOpen = Message<"memstream.v1.RecallOpen"> & {
  * Use `create(RecallOpenSchema)` to create a new message.
  */
 export const RecallOpenSchema: GenMessage<RecallOpen> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 14);
+  messageDesc(file_memstream_v1_stream_service, 15);
 
 /**
  * A query.
@@ -977,7 +1022,7 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
  * Use `create(RecallQuerySchema)` to create a new message.
  */
 export const RecallQuerySchema: GenMessage<RecallQuery> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 15);
+  messageDesc(file_memstream_v1_stream_service, 16);
 
 /**
  * Weights of the score: alpha x recency + beta x relevance + gamma x importance.
@@ -1012,7 +1057,7 @@ export type RecallWeights = Message<"memstream.v1.RecallWeights"> & {
  * Use `create(RecallWeightsSchema)` to create a new message.
  */
 export const RecallWeightsSchema: GenMessage<RecallWeights> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 16);
+  messageDesc(file_memstream_v1_stream_service, 17);
 
 /**
  * Cancels one query. The query still ends with exactly one message: `failed` with QUERY_CANCELLED, or the `done` or
@@ -1034,7 +1079,7 @@ export type RecallCancel = Message<"memstream.v1.RecallCancel"> & {
  * Use `create(RecallCancelSchema)` to create a new message.
  */
 export const RecallCancelSchema: GenMessage<RecallCancel> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 17);
+  messageDesc(file_memstream_v1_stream_service, 18);
 
 /**
  * No more queries.
@@ -1049,7 +1094,7 @@ export type RecallClose = Message<"memstream.v1.RecallClose"> & {
  * Use `create(RecallCloseSchema)` to create a new message.
  */
 export const RecallCloseSchema: GenMessage<RecallClose> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 18);
+  messageDesc(file_memstream_v1_stream_service, 19);
 
 /**
  * A message of the server on a Recall stream.
@@ -1119,7 +1164,7 @@ export type RecallResponse = Message<"memstream.v1.RecallResponse"> & {
  * Use `create(RecallResponseSchema)` to create a new message.
  */
 export const RecallResponseSchema: GenMessage<RecallResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 19);
+  messageDesc(file_memstream_v1_stream_service, 20);
 
 /**
  * The stream is open.
@@ -1154,7 +1199,7 @@ export type RecallOpened = Message<"memstream.v1.RecallOpened"> & {
  * Use `create(RecallOpenedSchema)` to create a new message.
  */
 export const RecallOpenedSchema: GenMessage<RecallOpened> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 20);
+  messageDesc(file_memstream_v1_stream_service, 21);
 
 /**
  * A part of a query's answer. Content is sent once: a working-memory fragment that was also ranked appears only by id.
@@ -1204,7 +1249,7 @@ export type Recollections = Message<"memstream.v1.Recollections"> & {
  * Use `create(RecollectionsSchema)` to create a new message.
  */
 export const RecollectionsSchema: GenMessage<Recollections> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 21);
+  messageDesc(file_memstream_v1_stream_service, 22);
 
 /**
  * A fragment that was recalled, and its scores.
@@ -1281,7 +1326,7 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
   chain: ChainLink[];
 
   /**
-   * The open suspicions about the fragment, as the newer or the older of two.
+   * The open suspicions about the fragment, as the newer or the older of two. They change no order.
    *
    * @generated from field: repeated memstream.v1.Suspicion suspicions = 10;
    */
@@ -1295,6 +1340,15 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
    * @generated from field: memstream.v1.Recollection companion = 11;
    */
   companion?: Recollection | undefined;
+
+  /**
+   * If the fragment is an earlier statement that a later one may have replaced: the id of the latest one, which has a
+   * better rank. Both are statements of one speaker that share many words. Nobody decided that they contradict each
+   * other: ResolveConflict does.
+   *
+   * @generated from field: string later_id = 12;
+   */
+  laterId: string;
 };
 
 /**
@@ -1302,7 +1356,7 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
  * Use `create(RecollectionSchema)` to create a new message.
  */
 export const RecollectionSchema: GenMessage<Recollection> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 22);
+  messageDesc(file_memstream_v1_stream_service, 23);
 
 /**
  * A fragment in a chain of supersessions.
@@ -1337,7 +1391,7 @@ export type ChainLink = Message<"memstream.v1.ChainLink"> & {
  * Use `create(ChainLinkSchema)` to create a new message.
  */
 export const ChainLinkSchema: GenMessage<ChainLink> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 23);
+  messageDesc(file_memstream_v1_stream_service, 24);
 
 /**
  * The explanation of a score: contributions sum to the score.
@@ -1365,7 +1419,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 24);
+  messageDesc(file_memstream_v1_stream_service, 25);
 
 /**
  * One part of a score.
@@ -1416,7 +1470,7 @@ export type ScorePart = Message<"memstream.v1.ScorePart"> & {
  * Use `create(ScorePartSchema)` to create a new message.
  */
 export const ScorePartSchema: GenMessage<ScorePart> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 25);
+  messageDesc(file_memstream_v1_stream_service, 26);
 
 /**
  * A fragment that almost made it into the answer.
@@ -1433,8 +1487,7 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
 
   /**
    * What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
-   * "min_relevance", "folded" (a recollection says the same), "suspected" (folded under the newer fragment of a
-   * suspicion), "limit", "budget".
+   * "min_relevance", "folded" (a recollection says the same), "limit", "budget".
    *
    * @generated from field: string stage = 2;
    */
@@ -1467,7 +1520,7 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
  * Use `create(NearMissSchema)` to create a new message.
  */
 export const NearMissSchema: GenMessage<NearMiss> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 26);
+  messageDesc(file_memstream_v1_stream_service, 27);
 
 /**
  * A query's answer is complete.
@@ -1585,7 +1638,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
  * Use `create(RecallDoneSchema)` to create a new message.
  */
 export const RecallDoneSchema: GenMessage<RecallDone> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 27);
+  messageDesc(file_memstream_v1_stream_service, 28);
 
 /**
  * A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
@@ -1620,7 +1673,7 @@ export type InterpretedTime = Message<"memstream.v1.InterpretedTime"> & {
  * Use `create(InterpretedTimeSchema)` to create a new message.
  */
 export const InterpretedTimeSchema: GenMessage<InterpretedTime> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 28);
+  messageDesc(file_memstream_v1_stream_service, 29);
 
 /**
  * A query failed.
@@ -1648,7 +1701,7 @@ export type RecallFailed = Message<"memstream.v1.RecallFailed"> & {
  * Use `create(RecallFailedSchema)` to create a new message.
  */
 export const RecallFailedSchema: GenMessage<RecallFailed> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 29);
+  messageDesc(file_memstream_v1_stream_service, 30);
 
 /**
  * Recollections that have left a standing query's answer.
@@ -1676,7 +1729,7 @@ export type Retracted = Message<"memstream.v1.Retracted"> & {
  * Use `create(RetractedSchema)` to create a new message.
  */
 export const RetractedSchema: GenMessage<Retracted> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 30);
+  messageDesc(file_memstream_v1_stream_service, 31);
 
 /**
  * Asks for a memory's events.
@@ -1733,7 +1786,7 @@ export type WatchRequest = Message<"memstream.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 31);
+  messageDesc(file_memstream_v1_stream_service, 32);
 
 /**
  * A message of the server on a Watch stream.
@@ -1778,7 +1831,7 @@ export type WatchResponse = Message<"memstream.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 32);
+  messageDesc(file_memstream_v1_stream_service, 33);
 
 /**
  * Events in order.
@@ -1806,7 +1859,7 @@ export type WatchEvents = Message<"memstream.v1.WatchEvents"> & {
  * Use `create(WatchEventsSchema)` to create a new message.
  */
 export const WatchEventsSchema: GenMessage<WatchEvents> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 33);
+  messageDesc(file_memstream_v1_stream_service, 34);
 
 /**
  * A mark: everything up to the cursor was sent.
@@ -1834,7 +1887,7 @@ export type WatchProgress = Message<"memstream.v1.WatchProgress"> & {
  * Use `create(WatchProgressSchema)` to create a new message.
  */
 export const WatchProgressSchema: GenMessage<WatchProgress> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 34);
+  messageDesc(file_memstream_v1_stream_service, 35);
 
 /**
  * Observes one batch.
@@ -1898,6 +1951,13 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
    * @generated from field: string request_id = 8;
    */
   requestId: string;
+
+  /**
+   * Name, in each outcome, up to this many earlier statements that are near to the observation, 0 to 10. 0 for none.
+   *
+   * @generated from field: int32 related = 9;
+   */
+  related: number;
 };
 
 /**
@@ -1905,7 +1965,7 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
  * Use `create(ObserveBatchRequestSchema)` to create a new message.
  */
 export const ObserveBatchRequestSchema: GenMessage<ObserveBatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 35);
+  messageDesc(file_memstream_v1_stream_service, 36);
 
 /**
  * The batch has reached the level asked for.
@@ -1926,7 +1986,7 @@ export type ObserveBatchResponse = Message<"memstream.v1.ObserveBatchResponse"> 
  * Use `create(ObserveBatchResponseSchema)` to create a new message.
  */
 export const ObserveBatchResponseSchema: GenMessage<ObserveBatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 36);
+  messageDesc(file_memstream_v1_stream_service, 37);
 
 /**
  * Asks one query.
@@ -1968,7 +2028,7 @@ export type RecallOnceRequest = Message<"memstream.v1.RecallOnceRequest"> & {
  * Use `create(RecallOnceRequestSchema)` to create a new message.
  */
 export const RecallOnceRequestSchema: GenMessage<RecallOnceRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 37);
+  messageDesc(file_memstream_v1_stream_service, 38);
 
 /**
  * A query's answer.
@@ -1996,7 +2056,7 @@ export type RecallOnceResponse = Message<"memstream.v1.RecallOnceResponse"> & {
  * Use `create(RecallOnceResponseSchema)` to create a new message.
  */
 export const RecallOnceResponseSchema: GenMessage<RecallOnceResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 38);
+  messageDesc(file_memstream_v1_stream_service, 39);
 
 /**
  * The acknowledgement level of an observation.
