@@ -146,7 +146,6 @@ async def converse(client: Client) -> None:
     (old,) = [one for one in (await done(client, "list"))["fragments"] if one["id"] == tea["id"]]
     assert old["superseded_by"] == cocoa["id"]
     assert "nobody" in await refused(client, "correct", ids=["nobody"], content="Bob takes nothing")
-    assert "either content or by" in await refused(client, "correct", ids=[cocoa["id"]])
     assert await done(client, "forget", ids=[cocoa["id"]]) == {"forgotten": 1}
 
     assert await done(client, "forget", ids=[tea["id"]]) == {"forgotten": 1}
@@ -171,6 +170,8 @@ async def test_an_agent_corrects_what_it_is_shown(server: ServerProcess, memory:
         assert (said["id"], said["content"]) == (old["id"], "I live in Munich near the river")
         both = (await done(client, "recall", query="Where does ann live?"))["recollections"]
         assert [(one["id"], one["later_id"]) for one in both] == [(new["id"], ""), (old["id"], new["id"])]
+        for given in ({}, {"content": "I live in Rome", "by": new["id"]}):
+            assert "either content or by" in await refused(client, "correct", ids=[said["id"]], **given)
         corrected = await done(client, "correct", ids=[said["id"]], by=new["id"])
         assert corrected == {"id": new["id"], "outcome": "corrected", "related": []}
         (left,) = (await done(client, "recall", query="Where does ann live?"))["recollections"]

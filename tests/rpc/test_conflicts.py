@@ -104,3 +104,40 @@ async def test_an_unknown_suspicion_is_not_found(wire: Wire) -> None:
 async def test_a_foreign_page_token_is_refused(wire: Wire) -> None:
     error = await refused(wire.memories.ListConflicts(pb.ListConflictsRequest(**NAMED, page_token="MDEyMzQ1Njc4")))
     assert error.reason == "PAGE_TOKEN_INVALID"
+
+
+# ---- fields of policies and requests
+@pytest.mark.parametrize(("given", "field"), [({"margin": 0.3}, "margin"), ({"fold": False}, "fold")])
+async def test_policy_fields_without_meaning_are_refused(wire: Wire, given: dict[str, Any], field: str) -> None:
+    policy = memory_pb.Policy(conflicts=memory_pb.ConflictPolicy(**given))
+    made = await refused(wire.memories.CreateMemory(pb.CreateMemoryRequest(namespace="ns", memory="x", policy=policy)))
+    paths = [f"policy.conflicts.{field}"]
+    change = pb.UpdateMemoryRequest(
+        memory=memory_pb.Memory(namespace="ns", name="m", policy=policy), update_mask=FieldMask(paths=paths)
+    )
+    changed = await refused(wire.memories.UpdateMemory(change))
+    change.memory.ClearField("policy")  # back to the default
+    cleared = await refused(wire.memories.UpdateMemory(change))
+    for error in (made, changed, cleared):
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")
+        assert f"policy.conflicts.{field}: is no longer used" in error.message
+    read = (await wire.memories.GetMemory(pb.GetMemoryRequest(**NAMED))).memory.policy.conflicts
+    assert not read.HasField(field)
+
+
+async def test_an_outcome_names_related_statements(wire: Wire) -> None:
+    first = await tell(wire, "I live in Munich near the river.", "a")
+    said = fragments.Observation(content="I live in Berlin near the river.", speaker="Ada", session="s")
+    request = stream_pb.ObserveBatchRequest(**NAMED, observations=[said], related=2, request_id="once")
+    answers = [await wire.streams.ObserveBatch(request) for _ in range(2)]  # the second by its request_id
+    for answer in answers:
+        ((near,),) = [outcome.related for outcome in answer.ack.outcomes]
+        assert (near.fragment_id, near.share) == (first, 0.75)
+
+
+@pytest.mark.parametrize("count", [-1, 11])
+async def test_the_number_of_related_statements_is_bounded(wire: Wire, count: int) -> None:
+    said = [fragments.Observation(content="I live in Berlin.")]
+    request = stream_pb.ObserveBatchRequest(**NAMED, observations=said, related=count)
+    error = await refused(wire.streams.ObserveBatch(request))
+    assert (error.reason, "related" in error.message) == ("INVALID_FIELD", True)
