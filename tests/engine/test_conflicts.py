@@ -152,6 +152,19 @@ async def test_a_question_about_a_past_time_wants_its_statement(engine: Engine) 
     assert ids_of(await recall(engine, "Where does Ada live?", now_us=now_us)) == [newer, older]
 
 
+async def test_a_changed_text_is_compared_as_it_is_now(engine: Engine) -> None:
+    await create(engine)
+    (older,) = await tell(engine, OLD)
+    (newer,) = await tell(engine, "I bought a bicycle in Berlin.")
+    assert not any(one.later_id for one in (await recall(engine)).recollections)
+    await engine.fragments.update(*NAME, FragmentChange(newer, content=NEW))
+    assert ids_of(await recall(engine)) == [newer, older]
+    operation = await engine.erasing.start(*NAME, [newer])
+    await engine.operations.wait_for_end(operation.id)
+    async with engine._registry.use(*NAME) as actor:
+        assert newer not in actor.working.words, "no trace of erased words"
+
+
 async def test_a_filter_is_never_widened_by_twins(engine: Engine) -> None:
     await create(engine)
     (older,) = await tell(engine, OLD, session="a")

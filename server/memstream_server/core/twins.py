@@ -27,6 +27,8 @@ AMONG = 10
 """Results of an answer."""
 CHARACTERS_MAX = 200
 Words = frozenset[int]
+KnownWords = dict[str, tuple[int, Words]]
+"""Words of fragments by id, with the version of the fragment."""
 
 
 def may_have_twins(fragment: Fragment) -> bool:

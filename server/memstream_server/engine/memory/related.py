@@ -22,7 +22,7 @@ from memstream_server.core.lexical import idf, query_terms
 from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import Suspicion, may_be_suspected
 from memstream_server.core.transition import Transition
-from memstream_server.core.twins import SHARE_MIN, Words, may_have_twins, share_of
+from memstream_server.core.twins import SHARE_MIN, KnownWords, Words, may_have_twins, share_of
 from memstream_server.core.values import Fragment
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision
@@ -39,6 +39,8 @@ CANDIDATES_MAX = RELATED_MAX
 """Fragments that one is compared with: those that share its rarest words, and as many before it in its group."""
 SUSPECTED_MAX = 3
 """Suspicions that one observation or change can bring: each is a question for the LLM."""
+WORDS_MAX = 512
+"""Fragments of a memory whose words are kept, about a kilobyte each: to analyze ten takes a tenth of a recall."""
 _COMPARED = frozenset({EventType.OBSERVED, EventType.UPDATED, EventType.RESTORED})
 
 
@@ -47,15 +49,17 @@ class _Near(NamedTuple):
     share: float
 
 
-def read_words(record: MemoryRecord, analyzer: Analyzer) -> Callable[[Fragment], Words]:
-    """A function that returns the words of a fragment as twins.py compares them; it analyzes each fragment once."""
-    known: dict[str, Words] = {}
+def read_words(record: MemoryRecord, analyzer: Analyzer, known: KnownWords) -> Callable[[Fragment], Words]:
+    """A function that returns the words of a fragment as twins.py compares them, and keeps them in `known`."""
 
     def words_of(fragment: Fragment) -> Words:
-        if fragment.id not in known:
+        found = known.get(fragment.id)
+        if found is None or found[0] != fragment.version:
             terms = analyzer.terms(fragment.content, record.policy.language, record.namespace)
-            known[fragment.id] = frozenset(query_terms(terms.hashes).tolist())
-        return known[fragment.id]
+            if len(known) >= WORDS_MAX:
+                known.clear()
+            found = known[fragment.id] = fragment.version, frozenset(query_terms(terms.hashes).tolist())
+        return found[1]
 
     return words_of
 
@@ -64,7 +68,7 @@ async def find_related(
     working: WorkingSet, fragments: Sequence[Fragment], storage: Storage, analyzer: Analyzer
 ) -> dict[str, tuple[Related, ...]]:
     """By id of a new fragment: the earlier statements of its speaker that share words with it, the nearest first."""
-    near = await _find_near(working, fragments, storage, read_words(working.record, analyzer))
+    near = await _find_near(working, fragments, storage, read_words(working.record, analyzer, {}))
     observed = {one.id: one.last_observed for one in fragments}
     return {
         id_: tuple(
@@ -126,7 +130,7 @@ async def _find_suspicions(
         working,
         [put for id_, put in puts.items() if id_ in said],
         storage,
-        read_words(working.record, analyzer),
+        read_words(working.record, analyzer, {}),
     )
     gone, over = set(transition.removed), set(ended)
     found: dict[tuple[str, str], Suspicion] = {}

@@ -24,6 +24,7 @@ from memstream_server.core.lexical import Legs, LexicalIndex
 from memstream_server.core.postings import Hashes
 from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import KnownPairs
+from memstream_server.core.twins import KnownWords
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.fragment_cache import FragmentCache
@@ -79,6 +80,8 @@ class WorkingSet:
         self.erase_revision = 0
         """The last revision since the load that erased content: an earlier answer may hold erased words."""
         self.suspicions = KnownPairs()
+        self.words: KnownWords = {}
+        """Of fragments that recall returned lately; see related.py."""
         self._dense_max = dense_max
         self._newest_vectors = newest_vectors
         self._recalled: OrderedDict[tuple[str, int], tuple[int, str]] = OrderedDict()
@@ -384,12 +387,15 @@ class WorkingSet:
         )
         self._log_time_us = commit.time_us
         self._apply_suspicions(commit)
+        if commit.policy is not None:  # another language may be set
+            self.words.clear()
         if commit.erased_evidence:
             self.erase_revision = commit.revision + 1
         if decision.transition is None:
             return
         for row in commit.rows:
             fragment = row.fragment
+            self.words.pop(fragment.id, None)
             if row.vector is not None or row.terms is not None or self.tier_of(fragment.id) is None:
                 self._unsettled.add(fragment.id)
             self._pending.setdefault(fragment.id, []).append(row)
@@ -451,6 +457,7 @@ class WorkingSet:
             if self.tier_of(id_) is not None:
                 self.fragment_cache.remove(id_)
             self._unsettled.discard(id_)
+            self.words.pop(id_, None)
             self.insights.discard(id_)
             self.links.remove(id_)
             key = self._key_of.pop(id_, "")

@@ -85,7 +85,7 @@ def arrange_twins(
         found,
         scores,
         list(map(last_observed, found)),
-        read_words(working.record, analyzer),
+        read_words(working.record, analyzer, working.words),
         working.suspicions.are_apart,
     )
     return [ranked[place] for place in order], {found[place].id: found[last].id for place, last in later.items()}
