@@ -128,4 +128,4 @@ async def _indexed(metrics: str) -> bool:
 def test_no_label_can_hold_what_a_user_names() -> None:
     families = cast("list[Any]", list(Metrics().registry._names_to_collectors.values()))
     labels = {name for family in families for name in family._labelnames}
-    assert labels == {"code", "event", "kind", "outcome", "reason", "role", "rpc"}
+    assert labels == {"code", "event", "kind", "outcome", "quota", "reason", "role", "rpc"}
