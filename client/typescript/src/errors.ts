@@ -53,6 +53,11 @@ export class MemstreamError extends ConnectError {
     return this.reason === ErrorReason.UNSPECIFIED ? "" : ErrorReason[this.reason];
   }
 
+  /** For logs: the reason, or else the gRPC status, and the message. */
+  override toString(): string {
+    return this.reasonName ? `MemstreamError: ${this.reasonName}: ${this.rawMessage}` : `MemstreamError: ${this.message}`;
+  }
+
   /** Whether the same call may succeed later. */
   get transient(): boolean {
     if (this.code === Code.ResourceExhausted) return this.reason !== ErrorReason.WINDOW_EXCEEDED;

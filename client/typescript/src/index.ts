@@ -6,6 +6,8 @@
  * streams. A failure rejects with a `MemstreamError`; an aborted signal of the caller rejects with the signal's reason, by
  * default an AbortError, as `fetch` does.
  */
+import { randomUUID } from "node:crypto";
+
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
 import type { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
@@ -13,12 +15,14 @@ import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
 import type { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
+import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
+import { checkOptions } from "./checks.js";
 import { protocolViolationError } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
-import { ObserveStream } from "./observe.js";
-import type { ObserveOptions } from "./observe.js";
-import { RecallStream, toAnswer, toQuery } from "./recall.js";
+import { ObserveStream, toObservation } from "./observe.js";
+import type { Observable, ObserveOptions } from "./observe.js";
+import { QUERY_OPTIONS, RecallStream, toAnswer, toQuery } from "./recall.js";
 import type { Answer, Query, QueryOptions, RecallOptions } from "./recall.js";
 import { Watch } from "./watch.js";
 import type { WatchOptions } from "./watch.js";
@@ -33,6 +37,7 @@ export type { Violation } from "./errors.js";
 export type { Resumption } from "./ledger.js";
 export type { Token } from "./calls.js";
 export type { MemoryPath, Pem, Settings, Tls } from "./link.js";
+export { memoryName, userIdOf } from "./names.js";
 export { ObserveStream } from "./observe.js";
 export type { Observable, ObserveOptions, WaitOptions } from "./observe.js";
 export { RecallStream } from "./recall.js";
@@ -45,6 +50,7 @@ export type { WatchedEvent, WatchOptions } from "./watch.js";
 
 /** Returns a client of the server at `target` ("host:port"). It does not connect yet. */
 export function connect(target: string, settings: Settings = {}): Client {
+  checkOptions("settings", settings, ["token", "tls", "timeoutMs", "retry", "keepaliveMs", "writeBytesMax"]);
   return new Client(new Link(target, settings));
 }
 
@@ -84,6 +90,18 @@ export class Client {
   }
 }
 
+/** Options of `Memory.observeBatch`. */
+export interface BatchOptions extends QueryOptions {
+  /** Identifies the batch, so that a repeat is harmless. Default: a new one, for the retries of this call. */
+  readonly requestId?: string;
+  /** Session of observations that have none. */
+  readonly session?: string;
+}
+
+function callLimits({ signal, timeoutMs }: QueryOptions): { signal?: AbortSignal; timeoutMs?: number } {
+  return { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
+}
+
 /** One memory of a server, created by `Client.memory`. */
 export class Memory {
   constructor(
@@ -96,6 +114,7 @@ export class Memory {
    * it in one process at a time: the server remembers its numbers.
    */
   async observe(producer: string, options: ObserveOptions = {}): Promise<ObserveStream> {
+    checkOptions("options", options, ["session", "ackLevel", "outcomes", "knownSequence", "signal"]);
     const stream = new ObserveStream(this.link, this.path, producer, options);
     await stream.waitUntilOpen();
     return stream;
@@ -103,16 +122,32 @@ export class Memory {
 
   /** Opens a stream of queries; resolves when the server has answered. */
   async recall(options: RecallOptions = {}): Promise<RecallStream> {
+    checkOptions("options", options, ["session", "signal"]);
     const stream = new RecallStream(this.link, this.path, options);
     await stream.waitUntilOpen();
     return stream;
   }
 
+  /**
+   * Sends observations without a producer, and resolves when all are stored; the acknowledgement lists the rejected ones.
+   * A repeat with the same `requestId` stores nothing again.
+   */
+  async observeBatch(observations: readonly Observable[], options: BatchOptions = {}): Promise<Ack> {
+    checkOptions("options", options, ["requestId", "session", ...QUERY_OPTIONS]);
+    const { namespace, name } = this.path;
+    const { requestId = randomUUID(), session = "" } = options;
+    const sent = { namespace, memory: name, requestId, session, observations: observations.map(toObservation) };
+    const { ack } = await this.link.streams.observeBatch(sent, callLimits(options));
+    if (!ack) throw protocolViolationError("the server's answer is incomplete");
+    return ack;
+  }
+
   /** Sends one query, without a stream. */
-  async recallOnce(what: Query, { signal, timeoutMs }: QueryOptions = {}): Promise<Answer> {
+  async recallOnce(what: Query, options: QueryOptions = {}): Promise<Answer> {
+    checkOptions("options", options, QUERY_OPTIONS);
     const { namespace, name } = this.path;
     const request = { namespace, memory: name, query: toQuery(what) };
-    const limits = { ...(signal && { signal }), ...(timeoutMs !== undefined && { timeoutMs }) };
+    const limits = callLimits(options);
     const { recollections, done } = await this.link.streams.recallOnce(request, limits);
     if (!done) throw protocolViolationError("the server's answer is incomplete");
     return toAnswer(recollections ? [recollections] : [], done);
@@ -120,6 +155,7 @@ export class Memory {
 
   /** Returns every event of the memory once. */
   watch(options: WatchOptions = {}): Watch {
+    checkOptions("options", options, ["from", "types", "includeFragments", "signal"]);
     return new Watch(this.link, this.path, options);
   }
 }

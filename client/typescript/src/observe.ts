@@ -14,6 +14,7 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 
 import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes } from "./changes.js";
+import { checkedMessage, checkOptions } from "./checks.js";
 import {
   asError,
   ClosedError,
@@ -70,6 +71,12 @@ export interface WaitOptions {
 
 /** The content of an observation: text, or a message of the contract. */
 export type Observable = string | MessageInitShape<typeof ObservationSchema>;
+
+/** Returns the observation as a message. */
+export function toObservation(what: Observable): Observation {
+  const init = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
+  return checkedMessage("observation", ObservationSchema, init);
+}
 
 /** The answer to `open`, with the rejections and outcomes that follow it. */
 interface Opening {
@@ -177,10 +184,11 @@ export class ObserveStream {
    * Numbers and queues an observation; waits only while the window is full. If this rejects, the observation is not
    * queued.
    */
-  async send(what: Observable, { signal }: WaitOptions = {}): Promise<Sent> {
+  async send(what: Observable, options: WaitOptions = {}): Promise<Sent> {
+    checkOptions("options", options, ["signal"]);
+    const { signal } = options;
     signal?.throwIfAborted();
-    const init = typeof what === "string" ? { body: { case: "content" as const, value: what } } : what;
-    const observation = create(ObservationSchema, init);
+    const observation = toObservation(what);
     const size = toBinary(ObservationSchema, observation).length;
     this.checkAccepts(size);
     if (this.waitingTurns === 0 && this.ledger.hasRoom(size)) return this.queueObservation(observation, size);

@@ -6,6 +6,7 @@ import { durationFromMs } from "@bufbuild/protobuf/wkt";
 
 import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes, raceSignal } from "./changes.js";
+import { checkedMessage, checkOptions } from "./checks.js";
 import {
   asError,
   ClosedError,
@@ -51,6 +52,8 @@ export interface QueryOptions extends WaitOptions {
   readonly timeoutMs?: number | undefined;
 }
 
+export const QUERY_OPTIONS = ["signal", "timeoutMs"];
+
 /** Options of a Recall stream. */
 export interface RecallOptions {
   /** The session for which the queries are made. */
@@ -71,7 +74,8 @@ export interface Answer {
 
 /** Returns the query as a message. */
 export function toQuery(what: Query): RecallQuery {
-  return create(
+  return checkedMessage(
+    "query",
     RecallQuerySchema,
     typeof what === "string" ? { observation: { case: "text", value: what } } : what,
   );
@@ -177,7 +181,9 @@ export class RecallStream {
    * Sends a query and waits for the answer. An aborted signal or the end of the timeout cancels only this query. The query
    * carries the timeout, so that the server stops working on it then; a timeout that the query already has is kept.
    */
-  async query(what: Query, { signal, timeoutMs = this.link.timeoutMs }: QueryOptions = {}): Promise<Answer> {
+  async query(what: Query, options: QueryOptions = {}): Promise<Answer> {
+    checkOptions("options", options, QUERY_OPTIONS);
+    const { signal, timeoutMs = this.link.timeoutMs } = options;
     const question = new PendingQuery(withTimeout(what, timeoutMs));
     const limit = new AbortController();
     const stop = (): void => { limit.abort(signal?.reason); };
@@ -200,6 +206,7 @@ export class RecallStream {
    * is closed.
    */
   subscribe(what: Query, options: StandingOptions = {}): StandingQuery {
+    checkOptions("options", options, QUERY_OPTIONS);
     const timeoutMs = options.timeoutMs ?? this.link.timeoutMs;
     const standing = new StandingState(withTimeout(what, timeoutMs));
     standing.query.subscribe = true;

@@ -1,0 +1,25 @@
+/** Names of users' memories are those of all languages. */
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { MemstreamError } from "../errors.js";
+import { memoryName, userIdOf } from "../names.js";
+
+interface Table {
+  names: Record<string, string>;
+  refused_ids: string[];
+  refused_names: string[];
+}
+
+void test("names are those of all languages", () => {
+  const file = new URL("../../../../tests/conformance/user_ids.json", import.meta.url);
+  const table = JSON.parse(readFileSync(file, "utf8")) as Table;
+  assert(Object.keys(table.names).length >= 10 && table.refused_ids.length >= 2 && table.refused_names.length >= 5);
+  for (const [id, name] of Object.entries(table.names)) {
+    assert.equal(memoryName(id), name);
+    assert.equal(userIdOf(name), id);
+  }
+  for (const id of [...table.refused_ids, "\ud83d"]) assert.throws(() => memoryName(id), MemstreamError, id);
+  for (const name of table.refused_names) assert.throws(() => userIdOf(name), MemstreamError, name);
+});
