@@ -1,8 +1,8 @@
 """Random histories of one attribute, by every road into a memory: the last statement leads, and nothing is lost.
 
 A history is three to seven statements of one speaker about one thing, in which a value may come back, with other
-remarks between them. It goes in by a stream, batches, puts or the HTTP port; with times of its own, in order or late,
-or without; without sessions, in one, or each statement in its own.
+remarks between them. It goes in by a stream, batches, puts, the HTTP port or the tools of MCP; with times of its own,
+in order or late, or without; without sessions, in one, or each statement in its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 
 import memstream
 from memstream import Observation
+from memstream.mcp.tools import Tools
 from tests.support.server import ServerProcess
 
 START = datetime(2026, 1, 5, 9, tzinfo=UTC)
@@ -30,7 +31,7 @@ ATTRIBUTES = (
     ("我住在{}的河边。", "她住在哪里", ["北京", "上海", "广州", "成都"]),
 )
 REMARKS = ("The train was late today.", "We had soup for lunch.", "My bicycle has a yellow basket.")
-ROADS = ("stream", "batches", "puts", "http")
+ROADS = ("stream", "batches", "puts", "http", "mcp")
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class History:
     """All that was said about the attribute."""
 
 
-def draw_history(draw: random.Random) -> History:
+def draw_history(draw: random.Random, road: str) -> History:
     form, question, values = draw.choice(ATTRIBUTES)
     chosen: list[str] = []
     for _ in range(draw.randint(3, 7)):
         chosen.append(draw.choice([value for value in values if not chosen or value != chosen[-1]]))
     texts = [form.format(value) for value in chosen]
     timed, sessions, late = draw.random() < 0.5, draw.choice(("none", "one", "own")), draw.random() < 0.5
+    timed = timed and road != "mcp"  # its tools take no time
     made: list[Observation] = []
     for number, text in enumerate(texts):
         when: dict[str, Any] = {"observe_time": START + timedelta(days=number)} if timed else {}
@@ -70,7 +72,7 @@ def list_rows(history: History, road: str) -> int:
     return len({(one.body, one.session, one.observe_time) for one in history.observations})
 
 
-async def send(memory: memstream.Memory, address: str, history: History, road: str) -> None:
+async def send(client: memstream.Client, memory: memstream.Memory, address: str, history: History, road: str) -> None:
     if road == "stream":
         async with memory.observe(producer="letters") as stream:
             for one in history.observations:
@@ -90,6 +92,10 @@ async def send(memory: memstream.Memory, address: str, history: History, road: s
                     external_id=f"letter-{number}",
                 )
             )
+    elif road == "mcp":
+        tools = Tools(client, memory.path)
+        for one in history.observations:
+            await tools.observe(str(one.body), speaker=one.speaker, session=one.session)
     else:
         for one in history.observations:
             said = {"content": one.body, "speaker": one.speaker, "session": one.session}
@@ -111,10 +117,10 @@ async def test_the_last_statement_leads_and_none_is_lost(
     http_server: tuple[ServerProcess, str], road: str, seed: int
 ) -> None:
     server, address = http_server
-    history = draw_history(random.Random(f"{seed}"))
+    history = draw_history(random.Random(f"{seed}"), road)
     async with memstream.connect(server.address) as client:
         memory = await client.create_memory(f"histories/{road}-{seed}", policy={"language": "auto"})
-        await send(memory, address, history, road)
+        await send(client, memory, address, history, road)
         answer = await memory.recall_once(history.question, omit_working_memory=True)
         found = [one.fragment.content for one in answer]
         about = [content for content in found if content in history.said]
