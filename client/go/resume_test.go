@@ -24,7 +24,8 @@ func outcomeOf(sequence int64, id string) *v1.ObservationOutcome {
 func TestLostRejectionsAndOutcomesAreResent(t *testing.T) {
 	server, memory, ctx := startScripted(t)
 	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
-		if open := acceptOpen(t, call, openedWith(0, 0, 0, 9)); open.KnownSequence != nil || !open.GetOutcomes() {
+		if open := acceptOpen(t, call, openedWith(0, 0, 0, 9)); open.KnownSequence != nil || !open.GetOutcomes() ||
+			open.GetRelated() != 2 {
 			t.Errorf("the stream opened with %v", open)
 		}
 		for received := 0; received < 3; {
@@ -34,13 +35,16 @@ func TestLostRejectionsAndOutcomesAreResent(t *testing.T) {
 			}
 			received += len(request.GetBatch().GetObservations())
 		}
-		sendAck(t, call, &v1.Ack{Received: 1, Stored: 1, Revision: 1, Outcomes: []*v1.ObservationOutcome{outcomeOf(1, "a")}})
+		first := outcomeOf(1, "a")
+		first.Related = []*v1.RelatedFragment{{FragmentId: "z", Share: 0.5}}
+		sendAck(t, call, &v1.Ack{Received: 1, Stored: 1, Revision: 1, Outcomes: []*v1.ObservationOutcome{first}})
 		return errCut
 	}
 	server.observeCalls <- func(call v1.StreamService_ObserveServer) error {
 		opened := openedWith(3, 3, 2, 9)
 		opened.Resumed, opened.ResumeTo, opened.Rejected = 2, 3, []*v1.RejectedObservation{rejectionOf(2)}
-		if open := acceptOpen(t, call, opened); open.KnownSequence == nil || open.GetKnownSequence() != 1 {
+		if open := acceptOpen(t, call, opened); open.KnownSequence == nil || open.GetKnownSequence() != 1 ||
+			open.GetRelated() != 2 {
 			t.Errorf("the stream reopened with %v", open)
 		}
 		sendAck(t, call, &v1.Ack{
@@ -56,7 +60,7 @@ func TestLostRejectionsAndOutcomesAreResent(t *testing.T) {
 			}
 		}
 	}
-	stream, err := memory.Observe(ctx, "p", ObserveOptions{Outcomes: true})
+	stream, err := memory.Observe(ctx, "p", ObserveOptions{Related: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +86,9 @@ func TestLostRejectionsAndOutcomesAreResent(t *testing.T) {
 		if _, err := sent[place].Stored(ctx); err != nil || sent[place].Outcome().GetFragmentId() != id {
 			t.Errorf("the outcome of %s is %v, %v", id, sent[place].Outcome(), err)
 		}
+	}
+	if near := sent[0].Outcome().GetRelated(); len(near) != 1 || near[0].GetFragmentId() != "z" {
+		t.Errorf("the first is related to %v", near)
 	}
 	if stream.Resumption() != nil {
 		t.Errorf("there is a resumption: %v", stream.Resumption())

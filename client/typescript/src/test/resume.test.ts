@@ -27,12 +27,13 @@ void test("lost rejections and outcomes are resent", async () => {
   const first: Observing = async function* (requests) {
     const open = await requests.next();
     assert(open.case === "open" && open.value.knownSequence === undefined && open.value.outcomes);
+    assert.equal(open.value.related, 2);
     yield opened(0n);
     for (let received = 0; received < 3;) {
       const batch = await requests.next();
       received += batch.case === "batch" ? batch.value.observations.length : 0;
     }
-    const outcomes = [{ sequence: 1n, fragmentId: "a" }];
+    const outcomes = [{ sequence: 1n, fragmentId: "a", related: [{ fragmentId: "z", share: 0.5 }] }];
     yield { message: { case: "ack", value: { received: 1n, stored: 1n, revision: 1n, outcomes } } };
     throw cut();
   };
@@ -50,13 +51,14 @@ void test("lost rejections and outcomes are resent", async () => {
     }
   };
   await withScripted({ observe: [first, second] }, async (memory) => {
-    const stream = await memory.observe("p", { outcomes: true });
+    const stream = await memory.observe("p", { related: 2 });
     const sent: Sent[] = [];
     for (const content of ["a", "b", "c"]) sent.push(await stream.send(content));
     await stream.flush();
     const ends = await Promise.allSettled(sent.map((one) => one.stored));
     assert.deepEqual(ends.map((end) => end.status), ["fulfilled", "rejected", "fulfilled"]);
     assert.deepEqual(sent.map((one) => one.outcome?.fragmentId), ["a", undefined, "c"]);
+    assert.deepEqual(sent[0]?.outcome?.related.map((one) => one.fragmentId), ["z"]);
     assert.equal(stream.rejectedCount, 1);
     assert.equal(stream.resumption, undefined);
     await stream.abandon();
