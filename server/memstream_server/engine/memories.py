@@ -44,8 +44,11 @@ class Memories:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def create(self, new: NewMemory, answer: AnswerOf | None = None) -> tuple[MemoryRecord, bool]:
-        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded, CapabilityMissing."""
-        existing = await self._journal.get_memory(new.namespace, new.name)
+        """(the memory, whether it is new). Raises MemoryExists unless `exist_ok`, QuotaExceeded, CapabilityMissing.
+
+        Without `exist_ok` the write alone finds one that exists, and an earlier answer.
+        """
+        existing = await self._journal.get_memory(new.namespace, new.name) if new.exist_ok else None
         if existing is None:
             await check_bytes(self._journal, self._runtime.limits, new.namespace)
             await self._models.prepare_language(new.policy)

@@ -72,13 +72,16 @@ def commit_with_answer(call: IdempotentCall[R] | None, response: Callable[[T], R
     return None if call is None else Once(call.key, lambda result: call.make_answer(response(result)))
 
 
-async def respond_once(call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]]) -> R:
+async def respond_once(
+    call: IdempotentCall[R] | None, answers: Answers, act: Callable[[], Awaitable[R]], *, try_first: bool = False
+) -> R:
     """The first response if the request is a repeat, otherwise that of `act`.
 
     A repeat may overtake the original call after the client gave up on that. Then the engine refuses `act`, because the
-    original has made the change or stored its response, and the response is available by then.
+    original has made the change or stored its response, and the response is available by then. With `try_first`, no
+    answer is read before: for an `act` that is refused to every repeat.
     """
-    if (first := await first_answer(call, answers)) is not None:
+    if not try_first and (first := await first_answer(call, answers)) is not None:
         return first
     try:
         return await act()

@@ -66,7 +66,7 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
                 _check_same(request, record)
             return _create_response(record, created)
 
-        return await respond_once(call, self._engine, create)
+        return await respond_once(call, self._engine, create, try_first=not new.exist_ok)
 
     async def get_memory(self, request: pb.GetMemoryRequest, _context: _Context) -> pb.GetMemoryResponse:
         namespace, name = self._memory_of(request)

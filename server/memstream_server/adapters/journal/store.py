@@ -383,7 +383,7 @@ class SqlJournal:
         return await self._read(reads.read_answer, request, self._clock_us())
 
     async def put_answer(self, answer: Answer) -> None:
-        await self._write(answers.put_answers, 1, False, [answer])
+        await self._write(answers.replace_answers, 1, False, [answer])
 
     async def prune_answers(self, limit: int) -> int:
         return await self._write(answers.prune_answers, limit, False, self._clock_us() - answers.ANSWER_KEPT_US, limit)

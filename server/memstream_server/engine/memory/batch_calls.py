@@ -4,7 +4,9 @@ Rule 1. The answer of an unnumbered batch is written in the transaction that mak
 client waits for *received*, else with the commit that stores the batch. A batch that is received but not stored has an
 empty answer, so that a repeat after a crash waits for the batch and does not send it again.
 Rule 2. A numbered batch is safe to repeat because of its numbers; its answer is written when it is complete.
-Rule 3. Repeats of a running request_id wait for the running call. A call whose batch is submitted runs to its end even
+Rule 3. A call goes the way of a stream's batch: the journal finds a repeat of an unnumbered one when it stores the
+answer, and only then its first answer is read. A numbered one is read first: its answer comes last.
+Rule 4. Repeats of a running request_id wait for the running call. A call whose batch is submitted runs to its end even
 if all callers have left; before that it is cancelled with its last caller.
 """
 
@@ -16,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memstream_server.engine.errors import JournalUnavailable, RequestIdConflict, map_write_errors
+from memstream_server.engine.errors import EngineError, JournalUnavailable, RequestIdConflict, map_write_errors
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.memory.receipts import decode_progress, encode_progress
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
@@ -80,20 +82,31 @@ class BatchCalls:
 
     async def _answer_call(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
         request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
+        answer = Answer(request, batch.digest, b"", self._clock.now_us())
         with actor.keep_active():
-            stored = await self._read_answer(request)
-            if stored is not None:
-                if stored.digest:  # else an erasure removed the digest
-                    _check_same(stored.digest, batch)
-                if not stored.response:  # an earlier process received the batch
-                    await actor.ingest.wait_for_answer(request)
-                    stored = await self._read_answer(request)
-            if stored is not None and stored.response:
-                return await self._wait_until_indexed(actor, batch, decode_progress(stored.response))
-            answer = Answer(request, batch.digest, b"", self._clock.now_us())
             if batch.producer:
-                return await self._send_numbered(actor, batch, answer, call)
-            return await self._send_unnumbered(actor, batch, answer, call)
+                first = await self._find_first(actor, batch, request)
+                return first or await self._send_numbered(actor, batch, answer, call)
+            try:
+                return await self._send_unnumbered(actor, batch, answer, call)
+            except EngineError:  # a repeat, which may also be refused for what its first call has changed
+                first = await self._find_first(actor, batch, request)
+                if first is None:
+                    raise
+                return first
+
+    async def _find_first(self, actor: Actor, batch: NewBatch, request: str) -> Progress | None:
+        """The first answer to the request, if it is a repeat. Raises RequestIdConflict."""
+        stored = await self._read_answer(request)
+        if stored is not None:
+            if stored.digest:  # else an erasure removed the digest
+                _check_same(stored.digest, batch)
+            if not stored.response:  # an earlier process received the batch
+                await actor.ingest.wait_for_answer(request)
+                stored = await self._read_answer(request)
+        if stored is None or not stored.response:
+            return None
+        return await self._wait_until_indexed(actor, batch, decode_progress(stored.response))
 
     async def _send_unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
         if batch.level is AckLevel.RECEIVED:

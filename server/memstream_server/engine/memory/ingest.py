@@ -38,7 +38,7 @@ from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.engine.runtime.call_context import without_account
-from memstream_server.ports.journal.errors import Conflict, JournalError, WriteRefused
+from memstream_server.ports.journal.errors import AlreadyAnswered, Conflict, JournalError, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Answer
@@ -301,7 +301,7 @@ class Ingest:
         self._waiting.clear()
         self._at_once = asyncio.current_task()
         try:
-            await self._decider.store_at_once(batches)
+            await self._store_together(batches)
         except BaseException as error:
             self._waiting.extendleft(reversed(batches[1:]))
             if isinstance(error, asyncio.CancelledError):
@@ -309,6 +309,16 @@ class Ingest:
             raise
         finally:
             self._at_once = None
+
+    async def _store_together(self, batches: tuple[Batch, ...]) -> None:
+        """Store them in one commit; the first alone if one of several was answered before: it may be another."""
+        try:
+            await self._decider.store_at_once(batches)
+        except AlreadyAnswered:
+            if len(batches) == 1:
+                raise
+            await self._decider.store_at_once(batches[:1])
+            self._waiting.extendleft(reversed(batches[1:]))
 
     async def _answer_repeats(
         self,
@@ -371,6 +381,8 @@ class Ingest:
             return error  # the actor ended before the batch was stored
         if isinstance(error, WriteRefused):
             return write_error(error)
+        if isinstance(error, AlreadyAnswered):
+            return JournalUnavailable("this request was answered meanwhile: try again", retry_after_s=0.1)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):

@@ -48,6 +48,8 @@ LATEST_MAX = 1_024
 """Fragments that a load leaves in the fragment cache: it decodes them anyway."""
 _UNSHOWN_MAX = 32
 """Rows that may wait for the next read; so many cost it half a millisecond."""
+_UNSHOWN_BYTES = 4_096
+"""What a row that waits for the next read counts as."""
 
 
 class WorkingSet:
@@ -93,17 +95,17 @@ class WorkingSet:
         """Fragments of that image: they have the first slots."""
         self._log_time_us = 0
         """Time of the commit that made the present revision; 0: unknown."""
-        self._empty(False)
 
     # ---- called by the journal during the load
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> list[str] | None:
         """See Gathering: from the memory's image and the rows that were committed after it."""
-        self.begin(record, all_vectors=True)
+        self.record = record
         self._log_time_us = changes.time_us
         self.forget_image()
         reading = self._images.read(record.uid, record.epoch, self.embedding.name, self._analyzer.version)
         if reading is None:
             return None
+        self.begin(record, all_vectors=True)
         positions, times_us = changes.read_accesses()  # another thread reads the image meanwhile
         image, held = reading.result(), None
         if image is None:
@@ -178,6 +180,8 @@ class WorkingSet:
 
     def _empty(self, all_vectors: bool, quantizes: bool = False) -> None:
         self._structures = SearchStructures(self.embedding.model.dimension, all_vectors, quantizes)
+        self._measured = (0, -1), 0
+        """Revision and waiting rows at the last measurement, and bytes of the search structures."""
         self._pending: dict[str, list[Row]] = {}
         """Committed rows by fragment that the search structures lack."""
         self._pending_rows = 0
@@ -242,8 +246,11 @@ class WorkingSet:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate RAM."""
-        return self.refresh_search().size_bytes + self.fragment_cache.bytes
+        """Approximate RAM. Measures the search structures once for each change, and does not bring them up to date."""
+        state = self.record.revision, self._pending_rows
+        if self._measured[0] != state:
+            self._measured = state, self._structures.size_bytes + self._pending_rows * _UNSHOWN_BYTES
+        return self._measured[1] + self.fragment_cache.bytes
 
     def __len__(self) -> int:
         return len(self.columns)

@@ -13,6 +13,10 @@ class Conflict(JournalError):
     """The memory has another (epoch, revision) or was deleted: another process wrote, or the RAM state is stale."""
 
 
+class AlreadyAnswered(Conflict):
+    """The request has a stored answer, or its batch is received and waits to be stored: serve that answer."""
+
+
 class AlreadyExists(JournalError):
     """A memory with this name, or a fragment with this external id, exists."""
 

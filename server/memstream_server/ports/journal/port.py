@@ -200,7 +200,7 @@ class Journal(Protocol):
 
     async def receive(self, receipt: Receipt) -> None:
         """Make a batch durable. Raises Conflict if the memory or the producer has another epoch, or first_sequence is
-        not the producer's received + 1."""
+        not the producer's received + 1; AlreadyAnswered if the request of its answer has one."""
         ...
 
     async def received_hashes(
@@ -217,7 +217,10 @@ class Journal(Protocol):
         """The last number of the last receipt that ends in that range without outcomes; 0 if all have outcomes."""
         ...
 
-    async def commit(self, commit: Commit) -> None: ...
+    async def commit(self, commit: Commit) -> None:
+        """Raises Conflict if the memory has another epoch or revision; AlreadyAnswered if the request of `answer`, or
+        of a receipt that it brings, has an answer."""
+        ...
 
     async def add_accesses(self, accesses: Accesses) -> None:
         """Add access statistics. Raises Conflict if the memory does not exist or has another epoch."""

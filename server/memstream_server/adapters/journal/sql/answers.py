@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, select
 
 from memstream_server.adapters.journal.sql import bulk
 from memstream_server.adapters.journal.sql.schema import requests
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import AlreadyAnswered
 from memstream_server.ports.journal.records import ANSWER_KEPT_S, Answer
 
 ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
 """How long the stored answer to a request_id is returned to repeats."""
 _ANSWERS = bulk.build_insert(requests, ("request",))
+_NEW = bulk.Bulk(
+    _ANSWERS.head,
+    _ANSWERS.width,
+    f"{_ANSWERS.tail} WHERE requests.time_us < excluded.time_us - {ANSWER_KEPT_US} RETURNING requests.request",
+)
 _FORGET_ANSWERS = delete(requests).where(requests.c.time_us < bindparam("before"))
 _OLD_ANSWERS = (
     select(requests.c.time_us)
@@ -21,29 +26,27 @@ _OLD_ANSWERS = (
     .order_by(requests.c.time_us)
     .limit(bindparam("limit"))
 )
-_ANSWERED = select(requests.c.request).where(requests.c.request == bindparam("r"))
 
 
 def put_answer(connection: Connection, answer: Answer | None) -> None:
-    """Store an answer and delete expired ones, by its time. Raises Conflict if the request has an answer."""
-    if answer is None:
-        return
-    connection.execute(_FORGET_ANSWERS, {"before": answer.time_us - ANSWER_KEPT_US})
-    if connection.execute(_ANSWERED, {"r": answer.request}).first() is not None:
-        raise Conflict("this request was answered meanwhile: serve that answer")
-    row = {
-        "request": answer.request,
-        "digest": answer.digest,
-        "time_us": answer.time_us,
-        "response": answer.response,
-    }
-    connection.execute(insert(requests), row)
+    """As `put_answers`, of at most one."""
+    if answer is not None:
+        put_answers(connection, [answer])
 
 
 def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
-    """Replace earlier answers to the same requests. The caller ensures that each request is answered once."""
-    rows = [(one.request, one.digest, one.time_us, one.response) for one in answers]
-    bulk.write_rows(connection, _ANSWERS, rows)
+    """Store the first answers to different requests, over expired ones. Raises AlreadyAnswered if one has an answer."""
+    if len(bulk.write_returning(connection, _NEW, list(map(_make_row, answers)))) < len(answers):
+        raise AlreadyAnswered("a request of this write was answered before: serve that answer")
+
+
+def replace_answers(connection: Connection, answers: Sequence[Answer]) -> None:
+    """Store answers in place of those to the same requests."""
+    bulk.write_rows(connection, _ANSWERS, list(map(_make_row, answers)))
+
+
+def _make_row(answer: Answer) -> tuple[str, bytes, int, bytes]:
+    return answer.request, answer.digest, answer.time_us, answer.response
 
 
 def prune_answers(connection: Connection, before_us: int, limit: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
-from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
+from memstream_server.adapters.journal.sql.answers import put_answer, put_answers, replace_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
 from memstream_server.adapters.journal.sql.recall_receipts import erase_evidence, keep_receipt
 from memstream_server.adapters.journal.sql.schema import (
@@ -186,7 +186,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     kept = [(number, some) for number, one in commits for some in one.outcomes]
     encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
     bulk.write_rows(connection, _OUTCOMES, encoded)
-    put_answers(connection, [answer for one in given for answer in one.answers])
+    _put_batch_answers(connection, given)
     outbox.enter_entries(connection, [entry for one in given for entry in one.index])
     conflicts.write_conflicts(connection, commits)
     _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
@@ -197,6 +197,16 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
         _erase_traces(connection, number, one.memory, one.erased)
         put_answer(connection, one.answer)
     append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
+
+
+def _put_batch_answers(connection: Connection, given: Sequence[Commit]) -> None:
+    """The answers of calls whose batches these commits store. Raises AlreadyAnswered for a batch that they also
+    receive, if its request was answered before.
+    """
+    at_once = {receipt.answer.request for one in given for receipt in one.receipts if receipt.answer is not None}
+    answers = [answer for one in given for answer in one.answers]
+    put_answers(connection, [answer for answer in answers if answer.request in at_once])
+    replace_answers(connection, [answer for answer in answers if answer.request not in at_once])
 
 
 def _erase_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
