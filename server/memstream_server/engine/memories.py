@@ -62,7 +62,7 @@ class Memories:
                 existing = await self._journal.get_memory(new.namespace, new.name)
             else:
                 if not self._registry.ownership.shared:
-                    self._registry.record_name(record)
+                    self._registry.record_name(record, created=True)
                 return record, True
         if existing is not None and new.exist_ok:
             return await self._registry.read_record(new.namespace, new.name), False

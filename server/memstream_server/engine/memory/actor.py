@@ -156,6 +156,11 @@ class Actor:
             revised = self._revised
             await revised.wait()
 
+    async def write_image(self, ticket: int | None) -> None:
+        """Once it has ended, write the memory's image. One that failed meanwhile does not know its revision."""
+        if ticket is not None and isinstance(self.failed, ShuttingDown):
+            await self.working.write_image(ticket)
+
     # ---- deciding
     def queue_batch(self, batch: Batch) -> None:
         """Decide this batch after all earlier ones."""

@@ -48,8 +48,6 @@ LATEST_MAX = 1_024
 """Fragments that a load leaves in the fragment cache: it decodes them anyway."""
 _UNSHOWN_MAX = 32
 """Rows that may wait for the next read; so many cost it half a millisecond."""
-_UNSHOWN_BYTES = 4_096
-"""What a row that waits for the next read counts as."""
 
 
 class WorkingSet:
@@ -249,7 +247,7 @@ class WorkingSet:
         """Approximate RAM. Measures the search structures once for each change, and does not bring them up to date."""
         state = self.record.revision, self._pending_rows
         if self._measured[0] != state:
-            self._measured = state, self._structures.size_bytes + self._pending_rows * _UNSHOWN_BYTES
+            self._measured = state, self._structures.size_bytes + self._pending_rows * 4_096
         return self._measured[1] + self.fragment_cache.bytes
 
     def __len__(self) -> int:
@@ -301,11 +299,8 @@ class WorkingSet:
         """The search structures, brought up to date with all commits."""
         if self._pending:
             self._structures.apply_rows([row for rows in self._pending.values() for row in rows])
-            self._pending, self._pending_rows, self._pending_identities = (
-                {},
-                0,
-                {},
-            )  # cleared last: half-applied rows must stay pending
+            # Cleared last: half-applied rows must stay pending.
+            self._pending, self._pending_rows, self._pending_identities = {}, 0, {}
             self._structures.drop_large_dense(self._dense_max, self._unsettled, self._newest_vectors)
         return self._structures
 
@@ -359,7 +354,7 @@ class WorkingSet:
             self._recalled[key] = (now_us, fragment.id)
             self._recalled.move_to_end(key)
         oldest_us = now_us - self.record.policy.short_term.echo_window_s * 1_000_000
-        while self._recalled and (len(self._recalled) > _RECALLED_MAX or _oldest_us(self._recalled) < oldest_us):
+        while len(self._recalled) > _RECALLED_MAX or next(iter(self._recalled.values()), (oldest_us,))[0] < oldest_us:
             self._recalled.popitem(last=False)
 
     def echo_of(self, fragment: Fragment) -> str:
@@ -496,11 +491,6 @@ def _at_version(state: State, changed: Set[str], version: int) -> State:
     return State(
         state.kind, state.seed, stamp_tier(state.sensory), stamp_tier(state.short_term), state.reflection_aggregate
     )
-
-
-def _oldest_us(recalled: OrderedDict[tuple[str, int], tuple[int, str]]) -> int:
-    """Time of the oldest recall."""
-    return next(iter(recalled.values()))[0]
 
 
 def _sort_held(held: Sequence[Held]) -> tuple[Held, ...]:

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REVIVE_PAUSE_S = 0.2
-"""First pause before a memory is loaded again after its actor failed: observations may wait in it. Doubles with each
-failure.
-"""
+"""First pause before a memory whose actor failed is loaded again: observations may wait in it. Doubles each time."""
 REVIVE_PAUSE_MAX_S = 30.0
 MEASURED_AT_ONCE = 8
 """Working sets measured per event-loop iteration, about 0.25 ms."""
 NAMES_MAX = 65_536
 """Names kept of memories that are no longer active: a few MB."""
+CREATED_MAX = 256
+"""Memories known to be new."""
 IMAGE_MIN = 1_000
 """Fragments of the smallest memory of which an image is written: its rows take 15 ms of CPU."""
 IMAGE_WAIT_S = 0.1
@@ -79,6 +79,8 @@ class Registry:
         """Uids by name, of active memories. If the journal is not shared, also of evicted ones: no other process can
         rename or delete them.
         """
+        self._created: dict[str, MemoryRecord] = {}
+        """The newest memories that were never active: nothing but an actor of this process writes into them."""
         self._activating: dict[str, asyncio.Task[Actor]] = {}
         self.ownership = ownership
         ownership.on_loss(self._end_all_actors)
@@ -153,11 +155,15 @@ class Registry:
             uid = (await self.read_record(namespace, name)).uid
         return uid
 
-    def record_name(self, record: MemoryRecord) -> None:
-        """The memory has this name, and no read is needed to find it."""
+    def record_name(self, record: MemoryRecord, *, created: bool = False) -> None:
+        """The memory has this name, and no read is needed to find it; if it was just created, none to activate it."""
         self._uids[record.namespace, record.name] = record.uid
         if len(self._uids) > NAMES_MAX:
             del self._uids[next(iter(self._uids))]  # a later call reads it again
+        if created:
+            self._created[record.uid] = record
+            for uid in list(self._created)[:-CREATED_MAX]:
+                del self._created[uid]
 
     async def begin_use(self, uid: str) -> Actor:
         """The actor, kept active until `end_use`."""
@@ -236,8 +242,13 @@ class Registry:
         working = WorkingSet(
             embedding, vectors_max, self._models.analyzer, self._storage.images, newest_vectors=limits.newest_vectors
         )
+        created = self._created.pop(uid, None)
         try:
-            loaded = await journal.load_memory(uid, embedding.name, vectors_max, working)
+            if created is not None:
+                working.begin(created, all_vectors=True)
+                loaded = LoadedMemory.of_created(created)
+            else:
+                loaded = await journal.load_memory(uid, embedding.name, vectors_max, working)
         except ValueError:  # the analyzer lacks the language: prepare_language says so as an engine error
             await self._models.prepare_language(working.record.policy)
             raise
@@ -307,9 +318,8 @@ class Registry:
         """The working set may be out of date: end the actor and load the memory again."""
         actor = self._actors.get(uid)
         if actor is not None:
-            actor.fail(
-                JournalUnavailable("a write's outcome is unknown; the memory is loaded again", retry_after_s=0.2)
-            )
+            text = "a write's outcome is unknown; the memory is loaded again"
+            actor.fail(JournalUnavailable(text, retry_after_s=0.2))
 
     def _revive_pause_s(self, uid: str) -> float:
         """Pause before the memory is loaded again; doubles while it fails repeatedly."""
@@ -347,6 +357,7 @@ class Registry:
         returns.
         """
         self._deleting.add(record.uid)
+        self._created.pop(record.uid, None)
         try:
             yield
         finally:
@@ -377,7 +388,7 @@ class Registry:
         until_s = self._runtime.clock.monotonic_s() + IMAGES_AT_STOP_S
         for actor, ticket in tickets:
             if self._runtime.clock.monotonic_s() < until_s:
-                await _write_image(actor, ticket)
+                await actor.write_image(ticket)
         self._actors.clear()
         self._sizes.clear()
         self._size_bytes = 0
@@ -449,7 +460,7 @@ class Registry:
 
     async def _retire_actor(self, actor: Actor, ticket: int | None) -> None:
         await actor.retire()
-        await _write_image(actor, ticket)
+        await actor.write_image(ticket)
         if actor.uid not in self._actors and actor.uid not in self._activating:
             await self.ownership.release_memory(actor.uid)
 
@@ -467,12 +478,6 @@ class Registry:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-async def _write_image(actor: Actor, ticket: int | None) -> None:
-    """Write the image of an ended actor's memory: an actor that failed while it ended does not know its revision."""
-    if ticket is not None and isinstance(actor.failed, ShuttingDown):
-        await actor.working.write_image(ticket)
 
 
 class _Use:

@@ -49,6 +49,11 @@ class LoadedMemory:
     suspicions: tuple[Suspicion, ...] = ()
     """Those that are not decided, and the pairs that a decision keeps apart."""
 
+    @classmethod
+    def of_created(cls, record: MemoryRecord) -> LoadedMemory:
+        """What a load of a memory reads that has only been created."""
+        return cls(record, blocks=(), sensory=(), short_term=(), pending=(), producers=(), next_position=0)
+
     @property
     def rows(self) -> tuple[Row, ...]:
         """The rows of all blocks."""
