@@ -47,6 +47,8 @@ def memory_from_wire(wire: memory_pb2.Memory) -> MemoryInfo:
         create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
         update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
         etag=wire.etag,
+        fragments=wire.fragments,
+        change_time=optional_timestamp_from_wire(wire.change_time, wire.HasField("change_time")),
     )
 
 

@@ -130,6 +130,10 @@ class MemoryInfo:
     create_time: datetime | None
     update_time: datetime | None
     etag: str
+    fragments: int
+    """Those that are not forgotten; from a server that does not count them 0."""
+    change_time: datetime | None
+    """When the last transition was committed."""
 
     @property
     def path(self) -> str:

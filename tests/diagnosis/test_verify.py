@@ -216,6 +216,11 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "is not assigned yet",
         _sql("UPDATE memories SET next_position = 1"),
     ),
+    "another count of fragments": (
+        "memories",
+        "that are not forgotten, and counts",
+        _sql("UPDATE memories SET fragments = fragments + 1"),
+    ),
     "a transition is gone": (
         "revisions",
         "follows",

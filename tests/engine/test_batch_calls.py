@@ -172,6 +172,36 @@ async def test_small_batch_is_one_write(parts: Assembled) -> None:
     ] == ["commit"]
 
 
+async def test_first_batch_of_a_new_memory_reads_nothing(parts: Assembled) -> None:
+    await parts.engine.memories.create(NewMemory(NAMESPACE, "new", MemoryKind.HYBRID, DEFAULT))
+    for read in ("get_memory", "get_answer", "load_memory"):
+        parts.journal.fail_at(1, Fault.LOST, read)
+        assert (await batch(parts, LINES[:2], name="new", request=read)).stored == 2
+        assert parts.journal.failed == ""
+    parts.journal.disarm()
+    assert await contents(parts, "new") == [one.content for one in LINES[:2]]
+
+
+async def test_repeat_among_others_leaves_them_stored(parts: Assembled) -> None:
+    first = await batch(parts, LINES[:2])
+    others = [batch(parts, LINES[place : place + 2], request=f"r{place}") for place in (2, 4, 6)]
+    asked = (others[0], batch(parts, LINES[:2]), others[1], batch(parts, LINES[:1]), others[2])
+    one, again, two, conflict, three = await asyncio.gather(*asked, return_exceptions=True)
+    assert again == first
+    assert isinstance(conflict, RequestIdConflict)
+    assert [found.stored for found in (one, two, three) if isinstance(found, Progress)] == [2, 2, 2]
+    assert len(await contents(parts)) == 8
+
+
+async def test_repeat_to_a_full_memory_gets_first_answer(tmp_path: Path) -> None:
+    async with assembled(tmp_path, memory_fragments_max=2) as parts:
+        await create(parts)
+        first = await batch(parts, LINES[:2])
+        with pytest.raises(EngineError):
+            await batch(parts, LINES[2:3], request="more")
+        assert await batch(parts, LINES[:2]) == first
+
+
 async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> None:
     release = parts.journal.hold("commit")
     leaving, staying = (asyncio.create_task(batch(parts, LINES[:2])) for _ in range(2))

@@ -202,6 +202,7 @@ async def test_purge_that_waits_for_another_server_is_cancellable(
         yield 0
 
     await create(engine, MemoryKind.LONG_TERM)
+    await engine.fragments.forget(*NAME, await tell(engine, "gone"))
     monkeypatch.setattr(engine._retention, "purge_memory", elsewhere)
     operation = await engine.purging.start(NAME[0], "")
 
@@ -213,3 +214,43 @@ async def test_purge_that_waits_for_another_server_is_cancellable(
     await engine.operations.cancel(operation.id)
     async with asyncio.timeout(60):
         assert (await engine.operations.wait_for_end(operation.id)).state is OperationState.CANCELLED
+
+
+async def test_purge_erases_in_memories_that_have_forgotten(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, retention__forget_grace_s=60)
+    await engine.memories.create(NewMemory(NAME[0], "untouched", MemoryKind.HYBRID, DEFAULT))
+    ids = await tell(engine, "tea", "cake", "milk")
+    await engine.fragments.forget(*NAME, ids[:2])
+    for later_us, kept in ((0, 2), (61 * SECOND_US, 0)):
+        clock.offset_us += later_us
+        operation = await engine.purging.start("", "")
+        assert (await engine.operations.wait_for_end(operation.id)).done == 2 - kept
+        assert len(await listed(engine, forgotten=True)) == kept
+
+
+async def test_memory_counts_fragments_that_are_not_forgotten(engine: Engine, clock: SettableClock) -> None:
+    await create(engine, MemoryKind.HYBRID, retention__forget_grace_s=60)
+
+    async def counted() -> int:
+        (record,) = await engine.memories.list_page(NAME[0], "", 10)
+        assert record == await engine.memories.get(*NAME)
+        stats = (await engine.memories.get_statistics(*NAME)).counts
+        assert record.fragments == stats.sensory + stats.short_term + stats.long_term
+        return record.fragments
+
+    assert await counted() == 0
+    ids = await tell(engine, "tea", "cake", "milk", "tea")
+    told_us = (await engine.memories.get(*NAME)).change_time_us
+    assert await counted() == 3
+    await engine.fragments.forget(*NAME, ids[:2])
+    assert await counted() == 1
+    await engine.fragments.restore(*NAME, ids[:1])
+    assert await counted() == 2
+    clock.offset_us += 61 * SECOND_US
+    await engine.run_maintenance()
+    assert await counted() == 2
+    assert (await engine.memories.get(*NAME)).change_time_us > told_us
+    await tell(engine, "soon", ttl_us=SECOND_US)
+    clock.offset_us += 2 * SECOND_US
+    await engine.run_maintenance()
+    assert await counted() == 2

@@ -79,7 +79,7 @@ async def test_evicting_memories_in_use_loses_and_doubles_nothing(
             expected = [said(name, who, number) for who in ("left", "right") for number in range(1, ROUNDS + 1)]
             assert await contents(parts.engine, name) == sorted(expected)
         assert len(parts.engine._registry) <= 2
-        assert len(loads) > 2 * len(MEMORIES)
+        assert len(loads) > len(MEMORIES)
         if not journals.DATABASE:  # with a shared journal an evicted memory is released to other servers
             assert "own_memory" not in parts.journal.written, "a process alone takes no memory"
 
@@ -174,6 +174,7 @@ async def test_reactivation_needs_no_lookup_by_name(tmp_path: Path) -> None:
 async def test_concurrent_activations_load_a_memory_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
+        parts.engine._registry._created.clear()  # as after a restart
         loads = counted(parts, "load_memory")
         await asyncio.gather(*(recalled(parts.engine, "joy", "anything") for _ in range(20)))
         assert len(loads) == 1
@@ -198,6 +199,7 @@ def counted(parts: Assembled, name: str, gate: asyncio.Event | None = None) -> l
 async def test_cancelled_caller_does_not_end_a_shared_activation(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
+        parts.engine._registry._created.clear()  # as after a restart
         gate = asyncio.Event()
         loads = counted(parts, "load_memory", gate)
         first, second = (asyncio.create_task(recalled(parts.engine, "joy", "anything")) for _ in range(2))

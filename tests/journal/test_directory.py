@@ -193,11 +193,12 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
-async def test_migration_keeps_labels_and_counts_bytes(data_dir: Path) -> None:
+async def test_migration_keeps_labels_and_counts(data_dir: Path) -> None:
     labels = (("team", 'co"re 茶'), ("tier", "gold"))
     journal = await filled(data_dir)
     await journal.commit(transition(2, labels=labels))
-    before = await journal.read_bytes(["comedy"])
+    await journal.commit(transition(3, rows=(row(fragment(8)), row(fragment(9, forget_time_us=1))), added=4))
+    memory, held = await journal.get_memory("comedy", "joy"), await journal.read_bytes(["comedy"])
     await journal.close()
     engine = sqlite.writer_engine(data_dir / "journal.db")
     with engine.begin() as connection:
@@ -206,12 +207,14 @@ async def test_migration_keeps_labels_and_counts_bytes(data_dir: Path) -> None:
         connection.exec_driver_sql("DROP TABLE namespace_bytes")
         connection.exec_driver_sql("ALTER TABLE deletions DROP COLUMN namespace")
         connection.exec_driver_sql("DROP TABLE memory_labels")
+        for column in ("fragments", "change_time_us"):
+            connection.exec_driver_sql(f"ALTER TABLE memories DROP COLUMN {column}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0014'")
     engine.dispose()
     migrated = await opened(data_dir)
     for label in labels:
-        assert [one.name for one in await migrated.list_memories("comedy", "", 9, "", (label,))] == ["joy"]
-    assert await migrated.read_bytes(["comedy"]) == before
+        assert await migrated.list_memories("comedy", "", 9, "", (label,)) == [memory]
+    assert await migrated.read_bytes(["comedy"]) == held
     await migrated.close()
 
 

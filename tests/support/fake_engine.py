@@ -12,6 +12,7 @@ from memstream_server.core.ranking import NearMiss, Stage
 from memstream_server.core.scores import Scored
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.errors import (
+    AlreadyAnswered,
     CursorVoid,
     EngineError,
     MemoryNotFound,
@@ -198,6 +199,12 @@ class FakeEngine:
     def keep(self, answer: Answer | None) -> None:
         if answer is not None:
             self._answers[answer.request] = answer
+
+    def keep_first(self, answer: Answer | None) -> None:
+        """As `keep`; a request that has an answer is refused, as by the journal."""
+        if answer is not None and answer.request in self._answers:
+            raise AlreadyAnswered("this request has an answer", retry_after_s=0.1)
+        self.keep(answer)
 
     async def stored_answer(self, request: str) -> Answer | None:
         return self._answers.get(request)

@@ -105,9 +105,10 @@ class FakeMemories:
         record = MemoryRecord(
             encode_ulid(self._engine.made), new.namespace, new.name, new.kind, new.policy, b"seed", new.labels
         )
-        memory = self._engine.held[new.namespace, new.name] = FakeMemory(record)
+        memory = FakeMemory(record)
         memory.commit(Event(EventType.MEMORY_CREATED, ""))
-        self._engine.keep(None if answer is None else answer(memory.record))
+        self._engine.keep_first(None if answer is None else answer(memory.record))
+        self._engine.held[new.namespace, new.name] = memory
         return memory.record, True
 
     async def clone(

@@ -219,6 +219,8 @@ class Memory(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
+    CHANGE_TIME_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """Its namespace."""
     name: _builtins.str
@@ -231,6 +233,8 @@ class Memory(_message.Message):
     """Counts committed transitions; the token for freshness (`min_revision`) and where a watch starts."""
     etag: _builtins.str
     """Changes with every change of policy or labels."""
+    fragments: _builtins.int
+    """Its fragments in all tiers that are not forgotten. One that has expired counts until the next maintenance forgets it."""
     @_builtins.property
     def policy(self) -> Global___Policy:
         """Its complete policy."""
@@ -247,6 +251,10 @@ class Memory(_message.Message):
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When its policy or labels last changed."""
 
+    @_builtins.property
+    def change_time(self) -> _timestamp_pb2.Timestamp:
+        """When the last transition was committed, for instance when the last observation was stored."""
+
     def __init__(
         self,
         *,
@@ -260,10 +268,12 @@ class Memory(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        fragments: _builtins.int = ...,
+        change_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change_time", b"change_time", "create_time", b"create_time", "policy", b"policy", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "kind", b"kind", "labels", b"labels", "name", b"name", "namespace", b"namespace", "policy", b"policy", "revision", b"revision", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_time", b"change_time", "create_time", b"create_time", "etag", b"etag", "fragments", b"fragments", "kind", b"kind", "labels", b"labels", "name", b"name", "namespace", b"namespace", "policy", b"policy", "revision", b"revision", "uid", b"uid", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

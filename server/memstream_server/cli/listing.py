@@ -104,12 +104,16 @@ def _share(stored: int, most: int) -> str:
 
 
 def _list_memories(server: Server, namespace: str, labels: Mapping[str, str], most: int, as_json: bool) -> None:
-    grid = create_table("memory", "kind", "profile", "revision", "created", numbers=["revision"])
+    heads = ("memory", "kind", "profile", "fragments", "revision", "changed", "created")
+    grid = create_table(*heads, numbers=["fragments", "revision"])
 
     async def list_rows(client: Client) -> bool:
         def add_row(item: MemoryInfo) -> None:
             profile = item.policy.profile.value if item.policy.profile else ""
-            grid.add_row(item.path, item.kind.value, profile, f"{item.revision:,}", format_time(item.create_time))
+            changed, created = format_time(item.change_time), format_time(item.create_time)
+            grid.add_row(
+                item.path, item.kind.value, profile, f"{item.fragments:,}", f"{item.revision:,}", changed, created
+            )
 
         items = client.list_memories(namespace, labels=labels, page_size=page_size(most))
         return await emit_items(items, most, as_json, add_row)

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
+    AnswerExists,
     Conflict,
     JournalError,
     NamespaceFull,
@@ -296,6 +297,11 @@ def namespace_full(error: NamespaceFull) -> QuotaExceeded:
     )
 
 
+def answered_error(error: AnswerExists) -> AlreadyAnswered:
+    """The error for the caller of a write whose request has an answer, should that be gone when it is read."""
+    return AlreadyAnswered(f"{error}: try again", retry_after_s=0.1)
+
+
 def write_error(error: JournalError) -> StorageIsFull | JournalUnavailable:
     """The error for the caller of a write that the journal did not take."""
     if isinstance(error, StorageFull):
@@ -314,6 +320,8 @@ async def map_write_errors(writing: Awaitable[T]) -> T:
         raise
     except NamespaceFull as error:
         raise namespace_full(error) from error
+    except AnswerExists as error:
+        raise answered_error(error) from error
     except Conflict as error:
         raise MemoryDeleted("the memory was deleted") from error
     except JournalError as error:

@@ -85,6 +85,7 @@ class Memories:
             revision=1,
             create_time_us=now_us,
             update_time_us=now_us,
+            change_time_us=now_us,
         )
 
     async def clone(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import AnswerExists, Conflict
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 from tests.journal.samples import DAY_US, Now, fragment, image, receipt, record, row, transition
@@ -28,6 +28,22 @@ class Answering:
         again = replace(answer, time_us=now.us)
         await journal.commit(transition(2, answer=again))
         assert await journal.get_answer(answer.request) == again
+
+    async def test_answered_batch_is_refused_and_leaves_nothing(self, journal: Journal, now: Now) -> None:
+        answer = Answer("comedy\nDo\nr1", b"digest", b"response", now.us)
+        await journal.receive(replace(receipt(1, 2, 0), producer="", answer=answer))
+        repeat = replace(receipt(1, 2, 2), producer="", answer=replace(answer, digest=b"other"))
+        with pytest.raises(AnswerExists):
+            await journal.receive(repeat)
+        at_once = transition(1, receipts=(repeat,), answers=(repeat.answer,), rows=(row(fragment(2)),))
+        with pytest.raises(AnswerExists):
+            await journal.commit(at_once)
+        loaded = await image(journal)
+        assert (len(loaded.pending), loaded.rows, loaded.record.revision) == (1, (), 1)
+        assert await journal.get_answer(answer.request) == answer
+        complete = replace(answer, response=b"stored")
+        await journal.commit(transition(1, stored_positions=(0,), answers=(complete,)))
+        assert await journal.get_answer(answer.request) == complete
 
     async def test_create_and_delete_store_answers(self, journal: Journal, now: Now) -> None:
         made, gone = Answer("made", b"d", b"1", now.us), Answer("gone", b"d", b"2", now.us)

@@ -195,6 +195,7 @@ class Committing:
             labels=(("a", "b"),),
             reflection_aggregate=2.5,
             update_time_us=10,
+            change_time_us=10,
         )
         assert await journal.get_memory("comedy", "joy") == expected
         await journal.commit(transition(2))

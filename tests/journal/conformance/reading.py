@@ -44,6 +44,7 @@ class Reading:
         await journal.commit(transition(1, rows=tuple(row(one) for one in rows)))
         await journal.create_memory(record("u2", "sad"), ())
         assert await journal.oldest_forgotten() == [("u1", 10)]
+        assert [one.uid for one in await journal.get_records(["u2", "nobody", "u1"])] == ["u1", "u2"]
         assert await journal.list_purgeable("u1", 30, 10) == [rows[1].id, rows[0].id]
         assert await journal.list_purgeable("u1", 30, 1) == [rows[1].id]
         assert await journal.list_purgeable("u1", 29, 10) == [rows[1].id]

@@ -377,7 +377,11 @@ type Memory struct {
 	// When its policy or labels last changed.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// Changes with every change of policy or labels.
-	Etag          string `protobuf:"bytes,10,opt,name=etag,proto3" json:"etag,omitempty"`
+	Etag string `protobuf:"bytes,10,opt,name=etag,proto3" json:"etag,omitempty"`
+	// Its fragments in all tiers that are not forgotten. One that has expired counts until the next maintenance forgets it.
+	Fragments int64 `protobuf:"varint,11,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// When the last transition was committed, for instance when the last observation was stored.
+	ChangeTime    *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=change_time,json=changeTime,proto3" json:"change_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -480,6 +484,20 @@ func (x *Memory) GetEtag() string {
 		return x.Etag
 	}
 	return ""
+}
+
+func (x *Memory) GetFragments() int64 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *Memory) GetChangeTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangeTime
+	}
+	return nil
 }
 
 // A memory's tunables. In a request, an unset field takes the profile's default; in an answer every field is set.
@@ -1498,7 +1516,7 @@ var File_memstream_v1_memory_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\n" +
-	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xc7\x03\n" +
+	"\x19memstream/v1/memory.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xa2\x04\n" +
 	"\x06Memory\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -1512,7 +1530,10 @@ const file_memstream_v1_memory_proto_rawDesc = "" +
 	"\vupdate_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x12\x12\n" +
 	"\x04etag\x18\n" +
-	" \x01(\tR\x04etag\x1a9\n" +
+	" \x01(\tR\x04etag\x12\x1c\n" +
+	"\tfragments\x18\v \x01(\x03R\tfragments\x12;\n" +
+	"\vchange_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"changeTime\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x06\n" +
@@ -1738,30 +1759,31 @@ var file_memstream_v1_memory_proto_depIdxs = []int32{
 	16, // 2: memstream.v1.Memory.labels:type_name -> memstream.v1.Memory.LabelsEntry
 	17, // 3: memstream.v1.Memory.create_time:type_name -> google.protobuf.Timestamp
 	17, // 4: memstream.v1.Memory.update_time:type_name -> google.protobuf.Timestamp
-	1,  // 5: memstream.v1.Policy.profile:type_name -> memstream.v1.Profile
-	8,  // 6: memstream.v1.Policy.sensory:type_name -> memstream.v1.SensoryPolicy
-	9,  // 7: memstream.v1.Policy.short_term:type_name -> memstream.v1.ShortTermPolicy
-	10, // 8: memstream.v1.Policy.reflection:type_name -> memstream.v1.ReflectionPolicy
-	11, // 9: memstream.v1.Policy.recall:type_name -> memstream.v1.RecallPolicy
-	12, // 10: memstream.v1.Policy.retention:type_name -> memstream.v1.RetentionPolicy
-	14, // 11: memstream.v1.Policy.history:type_name -> memstream.v1.HistoryPolicy
-	13, // 12: memstream.v1.Policy.conflicts:type_name -> memstream.v1.ConflictPolicy
-	2,  // 13: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
-	3,  // 14: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
-	4,  // 15: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
-	18, // 16: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
-	5,  // 17: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
-	19, // 18: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
-	18, // 19: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
-	18, // 20: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
-	18, // 21: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
-	18, // 22: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
-	18, // 23: memstream.v1.HistoryPolicy.version_retention:type_name -> google.protobuf.Duration
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	17, // 5: memstream.v1.Memory.change_time:type_name -> google.protobuf.Timestamp
+	1,  // 6: memstream.v1.Policy.profile:type_name -> memstream.v1.Profile
+	8,  // 7: memstream.v1.Policy.sensory:type_name -> memstream.v1.SensoryPolicy
+	9,  // 8: memstream.v1.Policy.short_term:type_name -> memstream.v1.ShortTermPolicy
+	10, // 9: memstream.v1.Policy.reflection:type_name -> memstream.v1.ReflectionPolicy
+	11, // 10: memstream.v1.Policy.recall:type_name -> memstream.v1.RecallPolicy
+	12, // 11: memstream.v1.Policy.retention:type_name -> memstream.v1.RetentionPolicy
+	14, // 12: memstream.v1.Policy.history:type_name -> memstream.v1.HistoryPolicy
+	13, // 13: memstream.v1.Policy.conflicts:type_name -> memstream.v1.ConflictPolicy
+	2,  // 14: memstream.v1.ShortTermPolicy.kind:type_name -> memstream.v1.ShortTermKind
+	3,  // 15: memstream.v1.ShortTermPolicy.similarity_rule:type_name -> memstream.v1.SimilarityRule
+	4,  // 16: memstream.v1.ShortTermPolicy.overflow:type_name -> memstream.v1.Overflow
+	18, // 17: memstream.v1.ShortTermPolicy.echo_window:type_name -> google.protobuf.Duration
+	5,  // 18: memstream.v1.RecallPolicy.ranking:type_name -> memstream.v1.RankingRule
+	19, // 19: memstream.v1.RecallPolicy.truth:type_name -> memstream.v1.Truth
+	18, // 20: memstream.v1.RetentionPolicy.ttl:type_name -> google.protobuf.Duration
+	18, // 21: memstream.v1.RetentionPolicy.strength_half_life:type_name -> google.protobuf.Duration
+	18, // 22: memstream.v1.RetentionPolicy.forget_grace:type_name -> google.protobuf.Duration
+	18, // 23: memstream.v1.RetentionPolicy.event_retention:type_name -> google.protobuf.Duration
+	18, // 24: memstream.v1.HistoryPolicy.version_retention:type_name -> google.protobuf.Duration
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_proto_init() }

@@ -256,6 +256,9 @@ class SqlJournal:
     async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
         return await self._read(reads.all_memories, after, limit)
 
+    async def get_records(self, uids: Sequence[str]) -> list[MemoryRecord]:
+        return await self._read(reads.get_records, uids)
+
     async def read_epochs(self, uids: Sequence[str]) -> dict[str, int]:
         return await self._read(reads.read_epochs, uids)
 

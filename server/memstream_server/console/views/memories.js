@@ -36,7 +36,7 @@ export async function render({ place, signal, query }) {
   }, (memories) => {
     counts.clear();
     const body = h("tbody", null, memories.map((memory) => rowOf(memory, counts, choose)));
-    const heads = ["Memory", "Kind", ["Sensory", "number"], ["Short-term", "number"], ["Long-term", "number"], ["Backlog", "number"],
+    const heads = ["Memory", "Kind", ["Fragments", "number"], ["Sensory", "number"], ["Short-term", "number"], ["Long-term", "number"], ["Backlog", "number"],
       ["Not indexed", "number"], ["No vector", "number"], "Labels", ["Revision", "number"], "Created"];
     return memories.length ? table("Memories", heads, body, "memories") : h("p", { class: "empty" }, labels.size ? "No memory has such a name and these labels." : "No memory has such a name.");
   });
@@ -89,7 +89,7 @@ function rowOf(memory, counts, choose) {
   const numbers = ["sensory", "shortTerm", "longTerm", "backlog", "unindexed", "unvectored"].map((name) => h("td", { class: "number", "data-count": name }, "·"));
   const row = h("tr", null,
     h("th", { scope: "row" }, h("a", { href: link("m", memory.namespace, memory.name) }, memory.name)),
-    h("td", null, enumName(memory.kind, "MEMORY_KIND_")), numbers, h("td", { class: "labels" }, labels),
+    h("td", null, enumName(memory.kind, "MEMORY_KIND_")), h("td", { class: "number" }, count(memory.fragments ?? 0)), numbers, h("td", { class: "labels" }, labels),
     h("td", { class: "number" }, count(memory.revision)), h("td", null, time(memory.createTime)));
   counts.add(row, memory);
   return row;

@@ -103,6 +103,14 @@ class Retention:
                     yield record
             after = page[-1].uid
 
+    async def list_forgetful(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
+        """Those of `list_memories` that have forgotten fragments; the others are not read."""
+        uids = [uid for uid, _ in await self._journal.oldest_forgotten()]
+        for start in range(0, len(uids), PAGE):
+            for record in await self._journal.get_records(uids[start : start + PAGE]):
+                if namespace in ("", record.namespace) and name in ("", record.name):
+                    yield record
+
     async def _maintain_memory(self, record: MemoryRecord, now_us: int, oldest_forgotten_us: int | None) -> None:
         policy = record.policy.retention
         if policy.ttl_s:

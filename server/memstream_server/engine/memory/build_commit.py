@@ -35,14 +35,17 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
     waited = [batch for batch in decision.batches if not batch.at_once]
+    rows = tuple(_build_rows(working, decision, record.revision + 1, other))
+    removed = transition.removed if transition is not None else ()
     return Commit(
         memory=record.uid,
         epoch=record.epoch,
         revision=record.revision,
         time_us=time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=tuple(_build_rows(working, decision, record.revision + 1, other)),
-        removed=transition.removed if transition is not None else (),
+        rows=rows,
+        removed=removed,
+        added=_count_added(working, rows, removed),
         replaced=tuple(_replaced_fragments(working, decision)),
         versions_max=record.policy.history.versions,
         versions_since_us=_versions_since_us(record.policy, time_us),
@@ -70,6 +73,12 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         erased_evidence=_erased_evidence(decision),
         erased=decision.erased,
     )
+
+
+def _count_added(working: WorkingSet, rows: Sequence[Row], removed: Sequence[str]) -> int:
+    """How many more fragments are there after the commit."""
+    after = {row.fragment.id: row.fragment.forget_time_us is None for row in rows} | dict.fromkeys(removed, False)
+    return sum(is_there - working.is_present(id_) for id_, is_there in after.items())
 
 
 def _erased_evidence(decision: Decision) -> tuple[str, ...]:

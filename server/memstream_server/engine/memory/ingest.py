@@ -29,6 +29,7 @@ from memstream_server.engine.errors import (
     JournalUnavailable,
     ProducerSuperseded,
     QuotaExceeded,
+    answered_error,
     write_error,
 )
 from memstream_server.engine.memory import fragment_quota
@@ -38,7 +39,7 @@ from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.engine.runtime.call_context import without_account
-from memstream_server.ports.journal.errors import AlreadyAnswered, Conflict, JournalError, WriteRefused
+from memstream_server.ports.journal.errors import AnswerExists, Conflict, JournalError, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Answer
@@ -314,7 +315,7 @@ class Ingest:
         """Store them in one commit; the first alone if one of several was answered before: it may be another."""
         try:
             await self._decider.store_at_once(batches)
-        except AlreadyAnswered:
+        except AnswerExists:
             if len(batches) == 1:
                 raise
             await self._decider.store_at_once(batches[:1])
@@ -381,8 +382,8 @@ class Ingest:
             return error  # the actor ended before the batch was stored
         if isinstance(error, WriteRefused):
             return write_error(error)
-        if isinstance(error, AlreadyAnswered):
-            return JournalUnavailable("this request was answered meanwhile: try again", retry_after_s=0.1)
+        if isinstance(error, AnswerExists):
+            return answered_error(error)
         if isinstance(error, Conflict) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):

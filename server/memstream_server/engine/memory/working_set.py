@@ -325,6 +325,10 @@ class WorkingSet:
         slot = self._structures.columns.slot(fragment_id)
         return slot is not None and not self._structures.columns.alive[slot]
 
+    def is_present(self, fragment_id: str) -> bool:
+        """Whether the fragment is in the memory and not forgotten."""
+        return self.tier_of(fragment_id) is not None and not self.is_forgotten(fragment_id)
+
     def id_of(self, external_id: str) -> str:
         """The id of the fragment with that external id; empty if there is none."""
         return self._keys.get(external_id, "")
@@ -342,9 +346,7 @@ class WorkingSet:
         found = self._structures.find_alike(identity)
         if identity in self._pending_identities:
             found = [*found, *self._pending_identities[identity]]
-        return [
-            id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and not self.is_forgotten(id_)
-        ]
+        return [id_ for id_ in dict.fromkeys(found) if self.tier_of(id_) is Tier.LONG_TERM and self.is_present(id_)]
 
     # ---- echoes
     def remember_recalled(self, session: str, fragments: Iterable[Fragment], now_us: int) -> None:
@@ -369,7 +371,7 @@ class WorkingSet:
         recalled = self._recalled.get((fragment.session, hash(fragment.content)))
         if recalled is None or fragment.create_time_us - recalled[0] > window_s * 1_000_000:
             return ""
-        return recalled[1] if self.tier_of(recalled[1]) is not None and not self.is_forgotten(recalled[1]) else ""
+        return recalled[1] if self.is_present(recalled[1]) else ""
 
     # ---- after a commit
     def apply_commit(self, commit: Commit, decision: Decision) -> None:
@@ -386,6 +388,8 @@ class WorkingSet:
             name=self.record.name if commit.name is None else commit.name[1],
             update_time_us=commit.time_us if commit.policy or commit.labels is not None else self.record.update_time_us,
             reflection_aggregate=self.state.reflection_aggregate,
+            fragments=self.record.fragments + commit.added,
+            change_time_us=commit.time_us,
         )
         self._log_time_us = commit.time_us
         self._apply_suspicions(commit)

@@ -128,12 +128,12 @@ class Erasing:
                 async with asyncio.timeout(POLL_INTERVAL_S):
                     await actor.wait_for_revision(actor.revision + 1)
         while True:  # repeats until nothing derives from them: streams and jobs add fragments meanwhile
+            before, commits = actor.revision, 0
             derived = await _read_derived(actor.uid, self._storage)
-            found = False
             for start in range(0, len(ids), BATCH):
-                found = await self._erase_part(actor, ids[start : start + BATCH], derived) or found
+                commits += await self._erase_part(actor, ids[start : start + BATCH], derived)
                 await progress.report_done(max(progress.operation.done, min(start + BATCH, len(ids))), len(ids))
-            if not found:
+            if not commits or actor.revision == before + commits:  # nobody else has changed the memory meanwhile
                 return
 
     async def _erase_part(self, actor: Actor, named: Sequence[str], derived: Mapping[str, Collection[str]]) -> bool:

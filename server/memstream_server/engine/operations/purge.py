@@ -36,7 +36,7 @@ class Purging:
     async def _run_purge(self, operation: Operation, progress: Progress) -> None:
         done = operation.done
         elsewhere: list[str] = []
-        async for record in self._retention.list_memories(operation.namespace, operation.memory):
+        async for record in self._retention.list_forgetful(operation.namespace, operation.memory):
             try:
                 async for erased in self._retention.purge_memory(record):
                     done += erased

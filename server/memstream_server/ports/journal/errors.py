@@ -13,7 +13,7 @@ class Conflict(JournalError):
     """The memory has another (epoch, revision) or was deleted: another process wrote, or the RAM state is stale."""
 
 
-class AlreadyAnswered(Conflict):
+class AnswerExists(Conflict):
     """The request has a stored answer, or its batch is received and waits to be stored: serve that answer."""
 
 

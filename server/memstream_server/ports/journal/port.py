@@ -159,6 +159,10 @@ class Journal(Protocol):
         """Memories of all namespaces with uids greater than `after`, ascending."""
         ...
 
+    async def get_records(self, uids: Sequence[str]) -> list[MemoryRecord]:
+        """The existing ones of at most 500 memories, in order of uid."""
+        ...
+
     async def read_epochs(self, uids: Sequence[str]) -> dict[str, int]:
         """The epochs of those memories that exist."""
         ...
@@ -200,7 +204,7 @@ class Journal(Protocol):
 
     async def receive(self, receipt: Receipt) -> None:
         """Make a batch durable. Raises Conflict if the memory or the producer has another epoch, or first_sequence is
-        not the producer's received + 1; AlreadyAnswered if the request of its answer has one."""
+        not the producer's received + 1; AnswerExists if the request of its answer has one."""
         ...
 
     async def received_hashes(
@@ -218,7 +222,7 @@ class Journal(Protocol):
         ...
 
     async def commit(self, commit: Commit) -> None:
-        """Raises Conflict if the memory has another epoch or revision; AlreadyAnswered if the request of `answer`, or
+        """Raises Conflict if the memory has another epoch or revision; AnswerExists if the request of `answer`, or
         of a receipt that it brings, has an answer."""
         ...
 

@@ -31,6 +31,10 @@ class MemoryRecord:
     create_time_us: int = 0
     update_time_us: int = 0
     reflection_aggregate: float = 0.0
+    fragments: int = 0
+    """Those that are not forgotten, expired ones included until the next maintenance."""
+    change_time_us: int = 0
+    """Time of the last commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class Commit:
     or counted twice."""
     removed: tuple[str, ...] = ()
     """Ids of fragments to delete, with vectors, terms, anchors and lineage."""
+    added: int = 0
+    """How many more fragments the memory has that are not forgotten."""
     replaced: tuple[Replaced, ...] = ()
     """Fragments in `rows` of which a version is kept first."""
     versions_max: int = 0

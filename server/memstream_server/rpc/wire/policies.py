@@ -126,6 +126,8 @@ def memory_message(record: MemoryRecord) -> pb.Memory:
         create_time=scalars.timestamp_message(record.create_time_us),
         update_time=scalars.timestamp_message(record.update_time_us),
         etag=memory_etag(record),
+        fragments=record.fragments,
+        change_time=scalars.timestamp_message(record.change_time_us),
     )
 
 

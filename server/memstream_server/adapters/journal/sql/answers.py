@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 
 from memstream_server.adapters.journal.sql import bulk
 from memstream_server.adapters.journal.sql.schema import requests
-from memstream_server.ports.journal.errors import AlreadyAnswered
+from memstream_server.ports.journal.errors import AnswerExists
 from memstream_server.ports.journal.records import ANSWER_KEPT_S, Answer
 
 ANSWER_KEPT_US = ANSWER_KEPT_S * 1_000_000
@@ -35,9 +35,9 @@ def put_answer(connection: Connection, answer: Answer | None) -> None:
 
 
 def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
-    """Store the first answers to different requests, over expired ones. Raises AlreadyAnswered if one has an answer."""
+    """Store the first answers to different requests, over expired ones. Raises AnswerExists if one has an answer."""
     if len(bulk.write_returning(connection, _NEW, list(map(_make_row, answers)))) < len(answers):
-        raise AlreadyAnswered("a request of this write was answered before: serve that answer")
+        raise AnswerExists("this request has an answer")
 
 
 def replace_answers(connection: Connection, answers: Sequence[Answer]) -> None:

@@ -80,8 +80,8 @@ _OWNED = bulk.Bulk(  # without a lock: a count is valid even if another process 
 )
 _ADVANCE = bulk.build_update(
     "memories",
-    ("uid", "epoch", "revision", "after", "aggregate"),
-    "revision = memories.revision + 1, "
+    ("uid", "epoch", "revision", "after", "added", "at", "aggregate"),
+    "revision = memories.revision + 1, fragments = memories.fragments + given.added, change_time_us = given.at, "
     "next_position = CASE WHEN memories.next_position < given.after THEN given.after ELSE memories.next_position END, "
     # PostgreSQL types a column of only NULL as text.
     "reflection_aggregate = coalesce(CAST(given.aggregate AS double precision), memories.reflection_aggregate)",
@@ -200,7 +200,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
 
 
 def _put_batch_answers(connection: Connection, given: Sequence[Commit]) -> None:
-    """The answers of calls whose batches these commits store. Raises AlreadyAnswered for a batch that they also
+    """The answers of calls whose batches these commits store. Raises AnswerExists for a batch that they also
     receive, if its request was answered before.
     """
     at_once = {receipt.answer.request for one in given for receipt in one.receipts if receipt.answer is not None}
@@ -233,7 +233,7 @@ def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[
     rows = [
         (
             *(one.memory, one.epoch, one.revision),
-            *(1 + max(_used_positions(one), default=-1), one.reflection_aggregate),
+            *(1 + max(_used_positions(one), default=-1), one.added, one.time_us, one.reflection_aggregate),
         )
         for one in given
     ]

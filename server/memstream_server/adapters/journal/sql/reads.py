@@ -85,6 +85,7 @@ _NAMESPACES = (
     .order_by(memories.c.namespace)
     .limit(_limit)
 )
+_RECORDS = select(memories).where(memories.c.uid.in_(bindparam("uids", expanding=True))).order_by(memories.c.uid)
 _EPOCHS = select(memories.c.uid, memories.c.epoch).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
@@ -174,6 +175,8 @@ def decode_record(row: SqlRow[Any]) -> MemoryRecord:
         create_time_us=row.create_time_us,
         update_time_us=row.update_time_us,
         reflection_aggregate=row.reflection_aggregate,
+        fragments=row.fragments,
+        change_time_us=row.change_time_us,
     )
 
 
@@ -184,6 +187,10 @@ def get_memory(connection: Connection, namespace: str, name: str) -> MemoryRecor
 
 def get_by_uid(connection: Connection, uid: str) -> MemoryRecord:
     return decode_record(get_row(connection, uid))
+
+
+def get_records(connection: Connection, uids: Sequence[str]) -> list[MemoryRecord]:
+    return [decode_record(row) for row in connection.execute(_RECORDS, {"uids": uids})]
 
 
 def find_row(connection: Connection, uid: str) -> SqlRow[Any] | None:

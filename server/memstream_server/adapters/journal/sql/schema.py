@@ -55,6 +55,8 @@ memories = Table(
     Column("seed", LargeBinary, nullable=False),
     Column("labels", TEXT, nullable=False),
     Column("policy", TEXT, nullable=False),
+    Column("fragments", BigInteger, nullable=False, server_default="0"),  # those that are not forgotten
+    Column("change_time_us", BigInteger, nullable=False, server_default="0"),  # time of the last commit
     UniqueConstraint("namespace", "name", name="memories_name"),
     sqlite_autoincrement=True,
 )

@@ -202,6 +202,8 @@ def create_memory(
             "seed": record.seed,
             "labels": codec.encode_labels(record.labels),
             "policy": codec.encode_policy(record.policy),
+            "fragments": 0,
+            "change_time_us": record.change_time_us,
         },
     ).scalar_one()
     put_labels(connection, number, record.namespace, record.name, record.labels)

@@ -122,6 +122,11 @@ def check_fragments(
         place = listing.places.get(id_)
         if place is None or place.tier is Tier.LONG_TERM or place.forgotten:
             checking.add_violation("anchors", "has an anchor and is not held", id_)
+    present = sum(not place.forgotten for place in listing.places.values())
+    if present != memory.fragments:
+        checking.add_violation(
+            "memories", f"has {present} fragments that are not forgotten, counted {memory.fragments}"
+        )
     _check_chains(checking, listing)
     _check_vectors(checking, listing, space)
     entered = _check_outbox(checking, listing)
