@@ -211,6 +211,24 @@ async def test_cancelled_caller_does_not_end_a_shared_activation(tmp_path: Path)
         assert len(loads) == 1
 
 
+async def test_recall_embeds_no_promoted_content_again(tmp_path: Path) -> None:
+    embedder = ScriptedEmbedder()
+    async with assembled(tmp_path, models=Models(embedder)) as parts:
+        await create(parts.engine, "joy")
+        texts = [f"otter {name} eats fish" for name in ("Ann", "Bob", "Cleo", "Dan", "Eve", "Fay", "Gus", "Hal")]
+        for text in texts:
+            await observe(parts.engine, "joy", text)
+        embedder.texts.clear()
+        found = await recalled(parts.engine, "joy", "otter fish")
+        await parts.engine.wait_for_reinforcement()
+        held = parts.engine._registry.list_actors()[0].working.held_ids()
+        promoted = [
+            row.fragment.content for row in (await check(parts.engine, "joy")).rows if row.fragment.id not in held
+        ]
+        assert set(promoted) & set(found)
+        assert embedder.texts == ["otter fish"]
+
+
 async def begun(calls: list[Any]) -> bool:
     return bool(calls)
 

@@ -69,7 +69,7 @@ from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import EmbeddingModel, ModelState, Spent
 
 if TYPE_CHECKING:
-    from memstream_server.core.values import Vector
+    from memstream_server.core.values import State, Vector
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineParts
 
@@ -449,7 +449,7 @@ class Engine:
         self._indexer.notify_rows(1)
 
     # ---- EngineEvents
-    def on_commit(self, uid: str, recorded: Recorded, commit: Commit) -> None:
+    def on_commit(self, uid: str, recorded: Recorded, commit: Commit, before: State) -> None:
         """Wake the tasks that depend on the commit."""
         self._registry.mark_changed(uid)
         self._watchers.notify_commit(uid, recorded.revision)
@@ -457,6 +457,8 @@ class Engine:
         if commit.jobs:
             self._jobs.notify_jobs()
         actor = self._registry.peek(uid)
+        if actor is not None:
+            self._reinforcement.keep_vectors(actor, before, commit.rows)
         for event in recorded.events:
             if event.type in (EventType.ECHOED, EventType.REPEATED) and actor is not None:
                 self._reinforcement.count_accesses(actor, [event.fragment], recorded.time_us)

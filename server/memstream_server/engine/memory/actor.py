@@ -311,8 +311,9 @@ class Actor:
         started_s = self._runtime.clock.monotonic_s()
         await self._storage.journal.commit(commit)
         self._runtime.metrics.count_commit(self._runtime.clock.monotonic_s() - started_s)
+        before = self.working.state
         self.working.apply_commit(commit, decision)
-        self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit)
+        self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit, before)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
 

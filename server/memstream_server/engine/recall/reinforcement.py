@@ -21,7 +21,7 @@ import structlog
 from memstream_server.core.enhancement import may_hit
 from memstream_server.core.filters import visible
 from memstream_server.core.tiers import Recollected, recollect
-from memstream_server.core.values import Fragment, Vector
+from memstream_server.core.values import Fragment, State, Tier, Vector
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision
@@ -29,6 +29,7 @@ from memstream_server.engine.memory.enrich import compares_content, enhances_sho
 from memstream_server.engine.requests import Query, RecallAnswer
 from memstream_server.engine.runtime.turns import charge_callback
 from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.rows import Row
 from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.models import ModelError
 
@@ -180,6 +181,24 @@ class Reinforcement:
 
         await actor.run(decide)
 
+    def keep_vectors(self, actor: Actor, before: State, rows: Sequence[Row]) -> None:
+        """Keep the content vectors of fragments that a commit moved from short-term to long-term: an answer that has
+        one is offered without a model call. `before`: the tiers before the commit.
+        """
+        record, space = actor.working.record, actor.working.embedding
+        if not before.short_term or not compares_content(record.kind, record.policy):
+            return
+        held = {one.fragment.id: one for one in before.short_term}
+        for each in [row.fragment for row in rows if row.fragment.tier is Tier.LONG_TERM and row.fragment.id in held]:
+            vector = held[each.id].vector
+            if vector is not None and not each.own_vector and each.content == held[each.id].fragment.content:
+                self._content[record.uid, each.id, each.version, space.name] = vector
+        self._drop_oldest_vectors(space)
+
+    def _drop_oldest_vectors(self, space: Embedding) -> None:
+        while len(self._content) * space.model.dimension * 4 > CONTENT_VECTORS_BYTES_MAX:
+            self._content.popitem(last=False)
+
     def forget_vectors(self, ids: Collection[str]) -> None:
         """Drop cached vectors of erased or changed texts."""
         for key in [key for key in self._content if key[1] in ids]:
@@ -222,8 +241,7 @@ class Reinforcement:
             self._content.update(zip(missing, rows, strict=True))
         known |= {key[1]: self._content[key] for key in embedded}
         found = [known.get(one.id) for one in fragments]
-        while len(self._content) * space.model.dimension * 4 > CONTENT_VECTORS_BYTES_MAX:
-            self._content.popitem(last=False)
+        self._drop_oldest_vectors(space)
         return found
 
     # ---- accesses

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from memstream_server.core.policy import Policy
+from memstream_server.core.values import State
 from memstream_server.engine.errors import CapabilityMissing
 from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
@@ -56,8 +57,8 @@ class Metrics(Protocol):
 class EngineEvents(Protocol):
     """What an actor reports to the engine."""
 
-    def on_commit(self, uid: str, recorded: Recorded, commit: Commit) -> None:
-        """The memory committed, and its working set shows the commit."""
+    def on_commit(self, uid: str, recorded: Recorded, commit: Commit, before: State) -> None:
+        """The memory committed, and its working set shows the commit. `before`: its tiers before the commit."""
         ...
 
     def on_actor_lost(self, uid: str, error: Exception) -> None:
