@@ -124,9 +124,8 @@ def check_fragments(
             checking.add_violation("anchors", "has an anchor and is not held", id_)
     present = sum(not place.forgotten for place in listing.places.values())
     if present != memory.fragments:
-        checking.add_violation(
-            "memories", f"has {present} fragments that are not forgotten, counted {memory.fragments}"
-        )
+        text = f"has {present} fragments that are not forgotten, and counts {memory.fragments}"
+        checking.add_violation("memories", text)
     _check_chains(checking, listing)
     _check_vectors(checking, listing, space)
     entered = _check_outbox(checking, listing)
