@@ -178,8 +178,7 @@ class WorkingSet:
 
     def _empty(self, all_vectors: bool, quantizes: bool = False) -> None:
         self._structures = SearchStructures(self.embedding.model.dimension, all_vectors, quantizes)
-        self._measured = (0, -1), 0
-        """Revision and waiting rows at the last measurement, and bytes of the search structures."""
+        self._measured = (0, -1), 0  # revision and waiting rows at the last measurement, and the bytes
         self._pending: dict[str, list[Row]] = {}
         """Committed rows by fragment that the search structures lack."""
         self._pending_rows = 0
@@ -245,9 +244,8 @@ class WorkingSet:
     @property
     def size_bytes(self) -> int:
         """Approximate RAM. Measures the search structures once for each change, and does not bring them up to date."""
-        state = self.record.revision, self._pending_rows
-        if self._measured[0] != state:
-            self._measured = state, self._structures.size_bytes + self._pending_rows * 4_096
+        if self._measured[0] != (at := (self.record.revision, self._pending_rows)):
+            self._measured = at, self._structures.size_bytes + self._pending_rows * 4_096
         return self._measured[1] + self.fragment_cache.bytes
 
     def __len__(self) -> int:
