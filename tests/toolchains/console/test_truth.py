@@ -13,12 +13,13 @@ from memstream import ConflictDecision, Observation
 from tests.toolchains.console.conftest import Console, Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
+ASKING = {"conflicts": {"ask_llm": True}}
 OLD, NEW = "I live in Munich near the river.", "I live in Berlin near the river now."
 
 
 async def suspect(console: Console, name: str, old: str = OLD, new: str = NEW) -> tuple[memstream.Memory, str, str]:
     """A memory shop/NAME with one suspicion, and the ids of the newer and the older fragment."""
-    memory = await console.client.create_memory(f"shop/{name}", policy={"conflicts": {"ask_llm": True}})
+    memory = await console.client.create_memory(f"shop/{name}", exist_ok=True, policy=ASKING)
     ids = []
     for text in (old, "We had soup for lunch.", new):
         done = await memory.observe_batch([Observation(text, speaker="Joy", session="s")])
@@ -63,7 +64,7 @@ async def test_conflict_shows_both_texts_and_is_decided(visit: Visit) -> None:
 
 
 async def test_conflicts_are_read_a_page_at_a_time(visit: Visit) -> None:
-    memory = await visit.console.client.create_memory("shop/pages", policy={"conflicts": {"ask_llm": True}})
+    memory = await visit.console.client.create_memory("shop/pages", policy=ASKING)
     await memory.observe_batch([Observation(text, speaker=f"Joy {n}") for text in (OLD, NEW) for n in range(21)])
     page = await visit.sign_in("m/shop/pages/conflicts")
     assert await page.locator(".conflict").count() == 20
@@ -246,7 +247,7 @@ async def test_fragment_is_superseded_and_the_supersession_undone(visit: Visit) 
 
 
 async def test_live_view_shows_truth_and_conflicts_as_steps(visit: Visit) -> None:
-    memory = await visit.console.client.create_memory("shop/steps")
+    memory = await visit.console.client.create_memory("shop/steps", policy=ASKING)
     page = await visit.sign_in("m/shop/steps")
     await page.locator("[data-state=live]").wait_for()
     _, newer, older = await suspect(visit.console, "steps")
@@ -256,7 +257,7 @@ async def test_live_view_shows_truth_and_conflicts_as_steps(visit: Visit) -> Non
         await row.wait_for()
         return await row.locator(".reason").text_content()
 
-    assert await reason("conflict-suspected") == f"may contradict {older[-8:]}, they differ in a place"
+    assert await reason("conflict-suspected") == f"may contradict {older[-8:]}, they share many words"
     await page.get_by_role("link", name="Conflicts 1 open").wait_for()
     await memory.resolve_conflict(newer, older, ConflictDecision.NEWER)
     await page.get_by_role("link", name="Conflicts", exact=True).wait_for()
