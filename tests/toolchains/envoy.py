@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +43,9 @@ class Envoy:
         servers: Sequence[str],
         certificates: Path | None = None,
         configured: str = "envoy.yaml",
+        change: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
+        """`change` may change the configuration: shorten a time, or leave an option out."""
         self.address, self._admin = free_address(), free_address()
         self._folder = folder
         configuration = yaml.safe_load((ROOT / "deploy/envoy" / configured).read_text("utf-8"))
@@ -56,6 +58,7 @@ class Envoy:
         del cluster["load_assignment"]
         source = {"path_config_source": {"path": str(folder / "endpoints.json")}, "resource_api_version": "V3"}
         cluster |= {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
+        change(configuration)
         (folder / "envoy.yaml").write_text(yaml.safe_dump(configuration), "utf-8")
         self.set_servers(servers)
         with (folder / "envoy.log").open("wb") as log:
@@ -87,6 +90,16 @@ class Envoy:
         part = self._folder / "endpoints.json.part"
         part.write_text(json.dumps({"version_info": "1", "resources": [assignment]}), "utf-8")
         os.replace(part, self._folder / "endpoints.json")  # Envoy reads the file when it is replaced
+
+    def read_counters(self) -> dict[str, int]:
+        """Envoy's counters and gauges of the servers, by name without the cluster's; empty while Envoy starts."""
+        try:
+            url = f"http://{self._admin}/stats?format=json&filter=cluster.memstream"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                stats = json.load(answer)["stats"]
+        except OSError:
+            return {}
+        return {one["name"].removeprefix("cluster.memstream."): one["value"] for one in stats if "value" in one}
 
     def healthy_servers(self) -> set[str]:
         """Returns the addresses of the healthy servers; empty while Envoy starts."""
