@@ -246,6 +246,21 @@ async def test_window_of_an_unread_call_stays_small() -> None:
         assert probes == 0
 
 
+@pytest.mark.parametrize(
+    ("encoding", "size", "status"),
+    [("deflate", 10, b"12"), ("br", 10, b"13"), ("identity", LIMITS.received_bytes_max + 1, b"8")],
+)
+async def test_core_refuses_without_a_reason(encoding: str, size: int, status: bytes) -> None:
+    """As docs/decisions.md says; a gRPC that asks a handler first would let the server add one."""
+    async with serving() as address, raw(address) as connection:
+        head = bytes([encoding != "identity"]) + size.to_bytes(4)
+        call = request("/memstream.v1.ServerService/GetServerInfo", [("grpc-encoding", encoding)])
+        await connection.send(HELLO, frame(HEADERS, END_HEADERS, 1, call), frame(DATA, 0, 1, head + b"xxxxxxxxxx"))
+        _, _, trailers = await next_frame(connection, HEADERS)
+    assert b"grpc-status" + bytes([len(status)]) + status in trailers
+    assert b"grpc-status-details-bin" not in trailers
+
+
 @asynccontextmanager
 async def listening(handle: Callable[[Raw], Awaitable[None]]) -> AsyncIterator[str]:
     """A server of hand-written HTTP/2; yields its address."""
