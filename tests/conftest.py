@@ -35,6 +35,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _state_is_in_a_folder_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`memstream observe` records what it sent in the user's state folder."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_schema_is_left() -> Iterator[None]:
     yield
     drop_schemas()

@@ -175,6 +175,51 @@ def test_file_resumes_where_the_last_run_stopped(server: ServerProcess, tmp_path
     assert held(server, "demo/log") == lines
 
 
+def test_changed_lines_are_refused_or_sent_by_choice(server: ServerProcess, tmp_path: Path) -> None:
+    def observe(*lines: str, choice: str = "") -> tuple[int, str]:
+        file = written(tmp_path, "diary.txt", *lines)
+        flags = ("--changed", choice) if choice else ()
+        done = call("observe", "--create", "demo/diary", file, *flags, target=server.address)
+        return done.returncode, done.stdout + done.stderr
+
+    assert observe("first", "two", "three")[0] == 0
+    code, said = observe("first", "2", "three", "four")
+    assert code == 2
+    assert f"{tmp_path / 'diary.txt'}:2 is not what was sent before" in said
+    assert "--changed send" in said
+    assert held(server, "demo/diary") == ["first", "two", "three"]
+    code, said = observe("first", "2", "between", "three", "four", choice="send")
+    assert (code, "3 observations stored" in said, "2 skipped" in said) == (0, True, True)
+    assert held(server, "demo/diary") == ["first", "two", "three", "2", "between", "four"]
+    for _ in range(2):
+        code, said = observe("first", "2", "between", "three", "four", "five")
+        assert code == 0, said
+    assert held(server, "demo/diary")[6:] == ["five"]
+    assert observe("first", "2", "again", "between", "three", "four", "five")[0] == 2
+    code, said = observe("first", "2", "again", "between", "three", "four", "five", "six", choice="skip")
+    assert code == 0, said
+    assert held(server, "demo/diary")[6:] == ["five", "six"]
+
+
+def test_skipped_changes_are_not_asked_about_again(server: ServerProcess, tmp_path: Path) -> None:
+    words = ("observe", "--create", "demo/skips")
+    call(*words, written(tmp_path, "log.txt", "first", "two"), target=server.address)
+    changed = written(tmp_path, "log.txt", "first", "2", "three")
+    assert call(*words, changed, "--changed", "skip", target=server.address).returncode == 0
+    assert call(*words, changed, target=server.address).returncode == 0
+    assert held(server, "demo/skips") == ["first", "two", "three"]
+
+
+def test_record_belongs_to_one_memory(server: ServerProcess, tmp_path: Path) -> None:
+    file = written(tmp_path, "log.txt", "first", "two")
+    for memory in ("demo/one", "demo/other"):
+        assert call("observe", "--create", memory, file, target=server.address).returncode == 0
+    written(tmp_path, "log.txt", "first", "2")
+    assert call("observe", "demo/one", file, "--changed", "send", target=server.address).returncode == 0
+    assert call("observe", "demo/other", file, target=server.address).returncode == 2
+    assert held(server, "demo/other") == ["first", "two"]
+
+
 def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path: Path) -> None:
     lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
     file = written(tmp_path, "long.txt", *lines)

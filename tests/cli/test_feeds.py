@@ -79,7 +79,7 @@ def test_resume_of_a_pipe_is_rejected(files: list[str], resume: bool | None) -> 
 def test_contents_counts_and_names_malformed_lines(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": 1}\n{"text": "b"}\n')
     found = scan_feed(plan_feeds([file], None, None)[0], Format.AUTO)
-    assert found.observations == 2
+    assert len(found.lines) == 2
     assert found.malformed == (Problem(file, 3, "text must be text, is a number"),)
     assert str(found.malformed[0]) == f"{file}:3: text must be text, is a number"
 

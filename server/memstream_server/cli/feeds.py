@@ -25,6 +25,7 @@ from pathlib import Path
 
 from memstream.values import Observation
 from memstream_server.cli.records import Format, Malformed, RecordReader
+from memstream_server.cli.sent_lines import hash_line
 
 STDIN = "-"
 _CHUNK = 1 << 16
@@ -63,14 +64,6 @@ class Problem:
         return f"{self.file}:{self.line}: {self.problem}"
 
 
-@dataclass(frozen=True, slots=True)
-class FeedContents:
-    """The number of observations in a feed, and its malformed lines."""
-
-    observations: int
-    malformed: tuple[Problem, ...]
-
-
 class LinePositions:
     """The file and line of every observation sent, by index from 0."""
 
@@ -94,6 +87,16 @@ class LinePositions:
         if not 0 <= place < len(self._lines):
             return "", 0
         return self._files[bisect_right(self._starts, place) - 1], self._lines[place]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedContents:
+    """The observations in a feed, and its malformed lines."""
+
+    lines: array[int]
+    """The hash of each observation's line."""
+    places: LinePositions
+    malformed: tuple[Problem, ...]
 
 
 def is_regular(file: str) -> bool:
@@ -138,7 +141,7 @@ def producer_of_file(file: str) -> str:
 
 def scan_feed(feed: Feed, form: Format) -> FeedContents:
     """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
-    observations = 0
+    lines, places = array("Q"), LinePositions()
     malformed: list[Problem] = []
     for file in feed.files:
         reader = RecordReader(form)
@@ -147,8 +150,9 @@ def scan_feed(feed: Feed, form: Format) -> FeedContents:
             if isinstance(item, Malformed):
                 malformed.append(Problem(file, number, item.problem))
             elif item is not None:
-                observations += 1
-    return FeedContents(observations, tuple(malformed))
+                lines.append(hash_line(line))
+                places.add(file, number)
+    return FeedContents(lines, places, tuple(malformed))
 
 
 def _numbered_lines(file: str) -> Iterator[tuple[int, bytes]]:

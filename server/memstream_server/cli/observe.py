@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memstream.client import Client
 from memstream.memory import Memory
+from memstream.observe import ObserveStream
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse, describe_os_error
@@ -19,12 +22,32 @@ from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.records import Format, Malformed
+from memstream_server.cli.sent_lines import SentLines, load_sent_lines
 from memstream_server.cli.server import Server, server_options
 from memstream_server.cli.tally import Tally
 
 PROBLEMS_SHOWN = 20
 """Rejected lines that are listed."""
 _REFRESH_S = 0.1
+
+
+class Changed(StrEnum):
+    """What happens to lines of a file that are not those that were sent before."""
+
+    REFUSE = "refuse"
+    SEND = "send"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """How feeds are sent."""
+
+    form: Format
+    session: str
+    changed: Changed
+    quiet: bool
+    memory_uid: str = ""
 
 
 @click.command("observe", short_help="Send observations from files or standard input into a memory.")
@@ -47,6 +70,13 @@ _REFRESH_S = 0.1
     default=None,
     help="Skip what this producer has already sent. Default: yes, except for pipes.",
 )
+@click.option(
+    "--changed",
+    type=click.Choice([each.value for each in Changed]),
+    default=Changed.REFUSE.value,
+    show_default=True,
+    help="If lines that were sent before have changed: refuse, send the new ones, or skip them.",
+)
 @click.option("--create", is_flag=True, help="Create the memory if it does not exist.")
 @click.option(
     "--kind",
@@ -67,6 +97,7 @@ def observe_command(
     session: str,
     producer: str | None,
     resume: bool | None,
+    changed: str,
     create: bool,
     kind: str | None,
     profile: str | None,
@@ -92,6 +123,7 @@ def observe_command(
     """
     if (kind or profile) and not create:
         raise click.UsageError("--kind and --profile require --create.")
+    sending = _Sending(Format(form), session, Changed(changed), quiet=as_json)
     tallies = [_create_tally(feed, Format(form)) for feed in _plan_feeds(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
         print_line("reading from the keyboard; end with Ctrl-D", err=True)
@@ -102,10 +134,9 @@ def observe_command(
             how = Profile(profile) if profile else None
             what = MemoryKind(kind) if kind else None
             await client.create_memory(memory, kind=what, profile=how, exist_ok=True)
-        else:
-            await named.describe()  # fails at once for a wrong name; a stream would retry for a while
+        uid = (await named.describe()).uid  # fails at once for a wrong name; a stream would retry for a while
         for tally in tallies:
-            await _send_feed(named, tally, Format(form), session, quiet=as_json)
+            await _send_feed(named, tally, replace(sending, memory_uid=uid))
 
     try:
         server.run_with_client(observe_feed)
@@ -139,7 +170,7 @@ def _create_tally(feed: Feed, form: Format) -> Tally:
         raise Misuse(describe_os_error(error)) from error
     if found.malformed:
         raise Misuse(_malformed_message(found))
-    return Tally(feed, found.observations)
+    return Tally(feed, found)
 
 
 def _malformed_message(found: FeedContents) -> str:
@@ -150,30 +181,92 @@ def _malformed_message(found: FeedContents) -> str:
     return "\n  ".join([head, *lines, *tail])
 
 
-async def _send_feed(memory: Memory, tally: Tally, form: Format, session: str, quiet: bool) -> None:
-    feed = tally.feed
-    async with memory.observe(feed.producer, session=session) as stream:
-        tally.base = stream.expected_sequence - 1
-        tally.stream = stream
-        skip = tally.base if feed.resume else 0
-        _warn_if_short(tally, skip)
-        async with _show_progress(tally, quiet):
-            async for file, line, item in read_records(feed, form):
-                if isinstance(item, Malformed):
-                    tally.note_malformed(Problem(file, line, item.problem))
-                elif tally.skipped < skip:
-                    tally.skipped += 1
-                else:
-                    tally.places.add(file, line)
-                    await stream.send(item)
-            await stream.close()
+async def _send_feed(memory: Memory, tally: Tally, sending: _Sending) -> None:
+    feed, contents = tally.feed, tally.contents
+    compares = feed.resume and contents is not None
+    record = load_sent_lines(sending.memory_uid, feed.producer) if compares else None
+    if record is not None and record.diverged:
+        await _send_new_lines(memory, tally, record, sending)
+        return
+    async with memory.observe(feed.producer, session=sending.session) as stream:
+        base = stream.expected_sequence - 1
+        skip = base if feed.resume else 0
+        changed = record is not None and contents is not None and _find_change(tally, record, skip, sending)
+        if not changed:
+            if record is not None and contents is not None:
+                _warn_if_short(feed, len(contents.lines), skip)
+                record.save(contents.lines, diverged=False)
+            tally.remaining = None if contents is None else max(0, len(contents.lines) - skip)
+            await _send_records(tally, stream, sending, lambda place: place >= skip)
+    if changed and record is not None:
+        record.save(record.hashes[:skip], diverged=True)
+        await _send_new_lines(memory, tally, record, sending)
 
 
-def _warn_if_short(tally: Tally, skip: int) -> None:
-    if tally.expected is not None and skip > tally.expected:
+async def _send_new_lines(memory: Memory, tally: Tally, record: SentLines, sending: _Sending) -> None:
+    """Sends the lines that the record lacks, by a producer that is named after the record, and adds them to it."""
+    contents = tally.contents
+    assert contents is not None
+    new = record.find_new(contents.lines)
+    last_sent = max(set(range(len(contents.lines))) - set(new), default=-1)
+    if new and new[0] < last_sent and sending.changed is not Changed.SEND:
+        if sending.changed is Changed.REFUSE:
+            raise _change_failure(tally, new[0])
+        new = [place for place in new if place > last_sent]
+    async with memory.observe(f"{tally.feed.producer[:100]}-{record.digest()}", session=sending.session) as stream:
+        chosen = set(new[stream.expected_sequence - 1 :])
+        tally.remaining = len(chosen)
+        try:
+            await _send_records(tally, stream, sending, chosen.__contains__)
+        finally:
+            received = new[: stream.received]
+            record.save([*record.hashes, *(contents.lines[place] for place in received)], diverged=True)
+
+
+def _find_change(tally: Tally, record: SentLines, count: int, sending: _Sending) -> bool:
+    """Whether changed lines are to be sent. Raises Misuse if there are any and the user has not chosen."""
+    assert tally.contents is not None
+    place = record.first_difference(tally.contents.lines, count)
+    if place is None or sending.changed is Changed.SKIP:
+        return False
+    if sending.changed is Changed.REFUSE:
+        raise _change_failure(tally, place)
+    return True
+
+
+def _change_failure(tally: Tally, place: int) -> Misuse:
+    assert tally.contents is not None
+    file, line = tally.contents.places.find(place)
+    return Misuse(
+        f"{file}:{line} is not what was sent before from this file, and nothing was sent: pass --changed send to send "
+        "the lines that are new, --changed skip to send only what follows"
+    )
+
+
+async def _send_records(
+    tally: Tally, stream: ObserveStream, sending: _Sending, is_wanted: Callable[[int], bool]
+) -> None:
+    tally.base, tally.stream = stream.expected_sequence - 1, stream
+    async with _show_progress(tally, sending.quiet):
+        place = 0
+        async for file, line, item in read_records(tally.feed, sending.form):
+            if isinstance(item, Malformed):
+                tally.note_malformed(Problem(file, line, item.problem))
+                continue
+            if is_wanted(place):
+                tally.places.add(file, line)
+                await stream.send(item)
+            else:
+                tally.skipped += 1
+            place += 1
+        await stream.close()
+
+
+def _warn_if_short(feed: Feed, observations: int, skip: int) -> None:
+    if skip > observations:
         print_line(
-            f"memstream: warning: producer {tally.feed.producer} has already sent {skip:,} observations, "
-            f"{tally.feed.name} holds {tally.expected:,}: none is new. If this is another file, pass a --producer",
+            f"memstream: warning: producer {feed.producer} has already sent {skip:,} observations, "
+            f"{feed.name} holds {observations:,}: none is new. If this is another file, pass a --producer",
             err=True,
         )
 
@@ -189,8 +282,7 @@ async def _show_progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
     )
     out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
-        total = None if tally.expected is None else max(0, tally.expected - (tally.base if tally.feed.resume else 0))
-        received, stored = bars.add_task("received", total=total), bars.add_task("stored", total=total)
+        received, stored = (bars.add_task(name, total=tally.remaining) for name in ("received", "stored"))
 
         def refresh() -> None:
             bars.update(received, completed=tally.received)

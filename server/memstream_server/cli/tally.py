@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memstream.observe import ObserveStream
-from memstream_server.cli.feeds import Feed, LinePositions, Problem
+from memstream_server.cli.feeds import Feed, FeedContents, LinePositions, Problem
 
 PROBLEMS_KEPT = 1_000
 """Malformed lines of a pipe that are kept with their reason; the rest are only counted."""
@@ -16,8 +16,10 @@ class Tally:
     """The progress of one feed."""
 
     feed: Feed
-    expected: int | None
-    """Observations in the feed; None for a pipe, which cannot be counted in advance."""
+    contents: FeedContents | None
+    """None for a pipe, which cannot be read in advance."""
+    remaining: int | None = None
+    """Observations that this run sends, if they can be counted."""
     base: int = 0
     """The producer's last number before this run."""
     skipped: int = 0
