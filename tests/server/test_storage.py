@@ -237,6 +237,14 @@ async def test_a_read_only_disk_is_seen_and_reads_go_on(make_server: MakeServer,
         await check_reads(warm, cold, cause="read-only")
 
 
+async def test_a_read_only_disk_is_seen_while_nobody_writes(make_server: MakeServer, tmp_path: Path) -> None:
+    async with ext4_disk(tmp_path) as disk, operated(make_server) as (operator, client):
+        warm, cold = await two_memories(client)
+        await asyncio.to_thread(fail_disk, disk)
+        await operator.wait_for("read-only")
+        await check_reads(warm, cold, cause="read-only")
+
+
 def fail_disk(disk: Path) -> None:
     """Let the kernel find an error of the file system."""
     (line,) = [one for one in Path("/proc/mounts").read_text("utf-8").splitlines() if f" {disk} " in one]

@@ -43,7 +43,7 @@ from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.engine.runtime.threads import Threads
-from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown
+from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
     Gathering,
@@ -154,9 +154,14 @@ class SqlJournal:
     async def check_writing(self) -> None:
         full = await asyncio.to_thread(self._database.why_full)
         if full is not None:
-            self._writer.note_full(full)
-        elif self._writer.problem is not None and (self._trial is None or self._trial.done()):
-            self._trial = asyncio.create_task(self._try_write())
+            self._writer.note_problem(StorageFull(full))
+        elif self._trial is None or self._trial.done():  # not awaited: on a disk that hangs it does not return
+            self._trial = asyncio.create_task(self._probe() if self._writer.problem is None else self._try_write())
+
+    async def _probe(self) -> None:
+        """Notice a read-only disk while nobody writes."""
+        if (found := await asyncio.to_thread(self._database.why_unwritable)) is not None:
+            self._writer.note_problem(found)
 
     async def _try_write(self) -> None:
         with contextlib.suppress(JournalError):  # the writer remembers it

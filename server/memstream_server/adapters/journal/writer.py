@@ -123,9 +123,9 @@ class Writer:
             return NotWritable("a commit takes long", f"a write has taken more than {SLOW_S:.0f} s so far")
         return None
 
-    def note_full(self, why: str) -> None:
-        """The disk is full, as someone else found."""
-        self._failing = self._failing or StorageFull(why)
+    def note_problem(self, problem: WriteRefused) -> None:
+        """The storage takes no write, as someone else found."""
+        self._failing = self._failing or problem
 
     async def close(self) -> None:
         """Commit what was submitted, then end the thread."""

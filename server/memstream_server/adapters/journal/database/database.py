@@ -52,6 +52,10 @@ class Database(Protocol):
         """Why no data can be added, or None."""
         ...
 
+    def why_unwritable(self) -> WriteRefused | None:
+        """Why the storage takes no write, found without a write to the journal; else None. May block for long."""
+        ...
+
     def tend_log(self) -> None:
         """Called on the writer's thread after each group."""
         ...

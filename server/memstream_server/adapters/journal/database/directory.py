@@ -209,12 +209,16 @@ class DirectoryDatabase:
             return None
         if sqlite.is_disk_full(error):
             return StorageFull(f"the disk is full ({error.orig}): free space and retry")
+        return self.why_unwritable()
+
+    def why_unwritable(self) -> WriteRefused | None:
+        """See database.py."""
         try:
             os.pwrite(self._lock, os.pread(self._lock, 1, 0), 0)  # what it holds already
             os.close(os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY))
         except OSError as found:
             if cause := _CAUSES.get(found.errno or 0):
-                return NotWritable(f"{self._data_dir}: {found.strerror} ({error.orig})", cause)
+                return NotWritable(f"{self._data_dir}: {found.strerror}", cause)
         return None
 
     def why_full(self) -> str | None:

@@ -173,6 +173,10 @@ class PostgresDatabase:
         """None: a full disk shows up as an error of the database."""
         return None
 
+    def why_unwritable(self) -> WriteRefused | None:
+        """None: of a database's disk a server knows what the database refuses."""
+        return None
+
     def backup(self, target: Path) -> None:
         """Always raises JournalError."""
         raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")
