@@ -210,7 +210,7 @@ class Fuzzer:
         return chosen
 
     def _agree_plain(self, made: Any) -> None:
-        """Statements of which each newer one makes a suspicion, or a query that leaves a receipt."""
+        """Statements that are twins, or a query that leaves a receipt."""
         if made.DESCRIPTOR.name == "RecallOnceRequest":
             made.query.Clear()
             made.query.text, made.query.receipt = "budget", True
