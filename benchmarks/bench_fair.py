@@ -24,7 +24,6 @@ import contextlib
 import json
 import os
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,12 +32,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
 from bench_http import free_address
 from bench_overload import TENANTS, make_access
-from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
-from heavy_calls import ARGUMENTS, METHODS, Caller, World, find_missing, from_record, path_of, prepare_world, to_record
+from heavy_calls import METHODS, Caller, World, find_missing, flood_http, from_record, prepare_world, to_record
 from report import Size, describe_machine, format_machine, make_parser, percentile
 from served import BenchServer, cpu_s
 
@@ -60,8 +57,6 @@ CELL_MAX_S = 12.0
 PAUSE_S = 0.002
 IDLE_CORES, IDLE_LOOK_S, IDLE_MAX_S = 0.1, 0.2, 15.0
 """After A's calls the server is left alone until it uses less than so many cores, at most this long."""
-QUIET_S = 1.0
-"""After this time without a message a stream over HTTP is opened again."""
 SLICE_MS = 10.0
 """The longest computation that is not divided, such as the ranking of one recall."""
 RATIO_MAX = 3.0
@@ -163,31 +158,6 @@ class HeavyTenant:
         self._process.wait(30)
 
 
-async def flood_http(address: str, token: str, method: MethodDescriptor, world: World, calls: int) -> None:
-    """Keep this many calls in flight until cancelled."""
-    kind = "application/connect+json" if method.server_streaming else "application/json"
-    headers = {"content-type": kind, "authorization": f"Bearer {token}"}
-    limits = httpx2.Limits(max_connections=calls, max_keepalive_connections=calls)
-    timeout = httpx2.Timeout(120, read=QUIET_S) if method.server_streaming else httpx2.Timeout(120)
-    async with httpx2.AsyncClient(
-        base_url=f"http://{address}", headers=headers, limits=limits, timeout=timeout
-    ) as client:
-
-        async def repeat() -> None:
-            while True:
-                body = json_format.MessageToJson(ARGUMENTS[method.name](world)).encode()
-                if method.server_streaming:
-                    body = struct.pack(">BI", 0, len(body)) + body
-                with contextlib.suppress(httpx2.ReadTimeout):
-                    async with client.stream("POST", path_of(method), content=body) as answer:
-                        async for _ in answer.aiter_raw():
-                            pass
-                        if answer.status_code != httpx2.codes.OK:
-                            await asyncio.sleep(0.02)
-
-        await asyncio.gather(*(repeat() for _ in range(calls)))
-
-
 async def run_heavy_process(grpc_address: str, http_address: str, token: str, world: World) -> None:
     """The process of tenant A: a line `NAME PORT CALLS` begins calls, `stop` ends them."""
     os.nice(NICE)
@@ -205,7 +175,7 @@ async def run_heavy_process(grpc_address: str, http_address: str, token: str, wo
         name, port, calls = line.split()
         method = BY_NAME[name]
         if port == HTTP:
-            calling = asyncio.create_task(flood_http(http_address, token, method, world, int(calls)))
+            calling = asyncio.create_task(flood_http(http_address, method, world, int(calls), token))
         else:
             calling = asyncio.create_task(caller.flood(method, world, int(calls)))
         print("begun", flush=True)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
+import httpx2
+from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
@@ -29,6 +32,8 @@ PAGE_MAX = 1_000
 BATCH_MAX = 1_024
 QUERIES_MAX = 64
 CONTENT_BYTES = 60_000
+QUIET_S = 1.0
+"""After this time without a message a stream counts as read."""
 METHODS: Sequence[MethodDescriptor] = [
     method
     for module in (conversations, memories, operations, server_service_pb2, streams)
@@ -236,7 +241,9 @@ class Caller:
         self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
-    async def call(self, method: MethodDescriptor, given: Message | list[Message], quiet_s: float = 1.0) -> list[bytes]:
+    async def call(
+        self, method: MethodDescriptor, given: Message | list[Message], quiet_s: float = QUIET_S
+    ) -> list[bytes]:
         """All responses; of a stream that stays open, those until it is quiet for `quiet_s`."""
         requests = given if isinstance(given, list) else [given]
         make = self.channel.stream_stream if method.client_streaming else self.channel.unary_stream
@@ -247,6 +254,7 @@ class Caller:
         try:
             while True:
                 reading = asyncio.ensure_future(call.read())
+                reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may end after this
                 await asyncio.wait({reading}, timeout=quiet_s if method.server_streaming and answers else None)
                 if not reading.done() or (answer := reading.result()) is grpc.aio.EOF:
                     return answers
@@ -269,6 +277,31 @@ class Caller:
     async def close(self) -> None:
         """Ends all calls."""
         await self.channel.close()
+
+
+async def flood_http(address: str, method: MethodDescriptor, world: World, calls: int, token: str = "") -> None:
+    """Keep this many calls in flight until cancelled, as JSON. A quiet stream is opened again."""
+    kind = "application/connect+json" if method.server_streaming else "application/json"
+    headers = {"content-type": kind} | ({"authorization": f"Bearer {token}"} if token else {})
+    limits = httpx2.Limits(max_connections=calls, max_keepalive_connections=calls)
+    timeout = httpx2.Timeout(120, read=QUIET_S) if method.server_streaming else httpx2.Timeout(120)
+    async with httpx2.AsyncClient(
+        base_url=f"http://{address}", headers=headers, limits=limits, timeout=timeout
+    ) as client:
+
+        async def repeat() -> None:
+            while True:
+                body = json_format.MessageToJson(ARGUMENTS[method.name](world)).encode()
+                if method.server_streaming:
+                    body = struct.pack(">BI", 0, len(body)) + body
+                with suppress(httpx2.ReadTimeout):
+                    async with client.stream("POST", path_of(method), content=body) as answer:
+                        async for _ in answer.aiter_raw():
+                            pass
+                        if answer.status_code != httpx2.codes.OK:
+                            await asyncio.sleep(0.02)
+
+        await asyncio.gather(*(repeat() for _ in range(calls)))
 
 
 async def _send(requests: Sequence[Message]) -> AsyncIterator[Message]:

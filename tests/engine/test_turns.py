@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from memstream_server.engine.runtime import turns as turns_module
-from memstream_server.engine.runtime.call_context import ACCOUNT, Account
+from memstream_server.engine.runtime.call_context import ACCOUNT, Account, Request
+from memstream_server.engine.runtime.threads import Threads, run_in_thread
 from memstream_server.engine.runtime.turns import FairQueue, in_slices, install_turns, pause_if_due
 
 
@@ -133,6 +135,91 @@ async def test_a_small_call_waits_for_one_slice_of_others() -> None:
         assert order.index("light") - begun <= 2
     assert order.count("heavy") == 16 * 8
     assert turns._queue.waiting == turns._granted == 0
+
+
+def test_large_requests_of_an_account_end_in_order_of_arrival() -> None:
+    queue: FairQueue[str] = FairQueue()
+    first, second = Request(), Request()
+    first.cost_s = second.cost_s = 1.0
+    for step in range(3):
+        queue.push(("a", ""), f"second {step}", second)
+        queue.push(("a", ""), f"first {step}", first)
+    served = [queue.pop() for _ in range(6)]
+    assert served == [f"{name} {step}" for name in ("first", "second") for step in range(3)]
+
+
+def test_small_requests_leave_every_fourth_turn_to_a_large_one() -> None:
+    queue: FairQueue[str] = FairQueue()
+    large = Request()
+    large.cost_s = 1.0
+    for step in range(8):
+        queue.push(("a", ""), "large", large)
+        queue.push(("a", ""), f"small {step}", Request())
+    served = [queue.pop() for _ in range(16)]
+    assert served[:8] == ["small 0", "small 1", "small 2", "large", "small 3", "small 4", "small 5", "large"]
+    assert served.count("large") == 8
+
+
+@pytest.mark.usefixtures("short_slices")
+async def test_callbacks_run_before_the_next_turn_is_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new call reaches its handler through six iterations of the loop: no turn of others is in between."""
+    install_turns()
+    order, loop = list[str](), asyncio.get_running_loop()
+    reached = asyncio.Event()
+
+    def hop(left: int) -> None:
+        order.append("hop")
+        loop.call_soon(hop, left - 1) if left else reached.set()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(start(("heavy", ""), lambda: order.append("turn"), 50))
+        await loop_until(lambda: order.count("turn") >= 4)
+        monkeypatch.setattr(turns_module, "DEFERRED_MAX_S", 60.0)
+        loop.call_soon(hop, 12)
+        await reached.wait()
+        hops = order[order.index("hop") :]
+        assert hops.count("turn") <= 1  # it was granted before
+    assert order.count("turn") == 100
+
+
+@pytest.mark.usefixtures("short_slices")
+async def test_endless_callbacks_do_not_stop_the_turns() -> None:
+    install_turns()
+    loop, done = asyncio.get_running_loop(), list[int]()
+
+    def again() -> None:
+        if len(done) < 20:
+            loop.call_soon(again)
+
+    again()
+    await asyncio.create_task(start(("heavy", ""), lambda: done.append(1), 20))
+    assert len(done) == 20
+
+
+async def test_one_caller_leaves_a_thread_to_others() -> None:
+    threads, free = Threads(2, "test"), threading.Event()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(threads.run(free.wait), context=in_account(("much", "")))
+        await asyncio.sleep(0)
+        other = group.create_task(threads.run(lambda: "done"), context=in_account(("little", "")))
+        try:
+            assert await other == "done"
+        finally:
+            free.set()
+    threads.close()
+
+
+async def test_work_in_a_thread_is_charged_to_its_caller() -> None:
+    turns, charged = install_turns(), set[str]()
+    turns.on_cost = lambda principal, _: charged.add(principal)
+    names = await asyncio.create_task(
+        run_in_thread(lambda: threading.current_thread().name), context=in_account(("caller", ""))
+    )
+    turns.on_cost = None
+    assert names.startswith("computing")
+    assert charged == {"caller"}
 
 
 @pytest.mark.usefixtures("short_slices")

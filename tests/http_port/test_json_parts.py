@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import threading
 
 import pytest
 from google.protobuf import json_format
@@ -10,7 +12,10 @@ from google.protobuf.message import Message
 
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import stream_service_pb2 as streams
-from memstream_server.rpc.http.codecs import write_json
+from memstream_server.rpc.http import codecs
+from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body, write_json
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.request_reader import RequestReader
 
 
 def make_answer() -> streams.RecallOnceResponse:
@@ -40,3 +45,40 @@ async def test_parts_are_the_form_of_the_whole(message: Message) -> None:
     written = json.loads(await write_json(message))
     assert written == expected
     assert list(written) == list(expected)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_large_json_is_parsed_in_a_thread(compressed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set[str]()
+    parse = json_format.ParseDict
+
+    def note_thread(*given: object, **named: object) -> object:
+        threads.add(threading.current_thread().name)
+        return parse(*given, **named)
+
+    monkeypatch.setattr(codecs.json_format, "ParseDict", note_thread)
+    request = streams.ObserveBatchRequest(namespace="a", memory="b")
+    for number in range(500):
+        request.observations.add(content=f"note {number}")
+    text = json_format.MessageToJson(request).encode()
+    path = "/memstream.v1.StreamService/ObserveBatch"
+    sent = gzip.compress(text) if compressed else text
+    read = await JsonReader(RequestReader(Limits())).read_json(sent, streams.ObserveBatchRequest, path, "a caller")
+    assert streams.ObserveBatchRequest.FromString(read) == request
+    assert threads
+    assert threading.main_thread().name not in threads
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_large_bodies_are_compressed_before_they_are_sent(as_json: bool) -> None:
+    reply = await write_body(Reply(streams.RecallOnceResponse, make_answer()), as_json, compressed=True)
+    assert reply.body is not None
+    assert reply.body.compressed is None or gzip.decompress(reply.body.compressed) == reply.body
+    large = streams.RecallOnceResponse()
+    for _ in range(20):
+        large.MergeFrom(make_answer())
+    reply = await write_body(Reply(streams.RecallOnceResponse, large), as_json, compressed=True)
+    assert reply.body is not None
+    assert reply.body.compressed is not None
+    assert Gzip().compress(reply.body) is reply.body.compressed
+    assert gzip.decompress(reply.body.compressed) == reply.body

@@ -98,7 +98,7 @@ def before_statements(journal: SqlJournal, patch: pytest.MonkeyPatch, trip: Call
 
 
 async def _has_waiting_writes(journal: SqlJournal, count: int) -> bool:
-    return journal._writer._queue.qsize() == count
+    return journal._writer.waiting == count
 
 
 @pytest.mark.parametrize("lost", [True, False])

@@ -11,7 +11,14 @@ from google.protobuf.message import DecodeError, Message
 from memstream.v1 import memory_service_pb2, stream_service_pb2
 from memstream.v1.fragment_pb2 import FragmentFilter, MetadataCondition, MetadataValue, Observation
 from memstream_server.rpc.request_reader import ByteBudget
-from memstream_server.rpc.wire.scan import exceeds_fields, may_exceed, sub_messages
+from memstream_server.rpc.wire.scan import (
+    PART_BYTES,
+    PART_FIELDS,
+    exceeds_fields,
+    may_exceed,
+    split_message,
+    sub_messages,
+)
 from tests.support.attack_messages import encode_field, encode_varint
 
 OBSERVE = stream_service_pb2.ObserveBatchRequest.DESCRIPTOR
@@ -157,3 +164,68 @@ async def test_cancelled_wait_keeps_nothing(turn_comes: bool) -> None:
     assert first.cancelled() or (await asyncio.gather(first, return_exceptions=True))[0] is not None
     budget.give_back("a", 10)
     assert not budget._accounts
+
+
+def make_batch() -> stream_service_pb2.ObserveRequest:
+    """Half a megabyte, in the field of an embedded message."""
+    message = stream_service_pb2.ObserveRequest()
+    message.batch.first_sequence = 7
+    for number in range(1_024):
+        added = message.batch.observations.add(content=f"note {number} " * 40, session="s")
+        added.metadata["key"].string_value = "value"
+    return message
+
+
+def merge_parts(kind: type[Message], data: bytes) -> Message | None:
+    """The message of the parts; None if one is refused."""
+    merged = kind()
+    try:
+        for part in split_message(data, kind.DESCRIPTOR):
+            merged.MergeFromString(part)
+    except DecodeError:
+        return None
+    return merged
+
+
+def parse_whole(kind: type[Message], data: bytes) -> Message | None:
+    """The message; None if it is refused."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return None
+
+
+def test_parts_of_a_message_are_small_and_merge_into_it() -> None:
+    message = make_batch()
+    data = message.SerializeToString()
+    parts = list(split_message(data, message.DESCRIPTOR))
+    assert len(data) > 5 * PART_BYTES
+    assert max(map(len, parts)) < 1.1 * PART_BYTES
+    assert merge_parts(stream_service_pb2.ObserveRequest, data) == message
+
+
+def test_empty_sub_messages_are_split_by_their_number() -> None:
+    message = stream_service_pb2.ObserveBatchRequest(observations=[Observation()] * (3 * PART_FIELDS))
+    data = message.SerializeToString()
+    assert len(list(split_message(data, OBSERVE))) == 3
+    assert merge_parts(stream_service_pb2.ObserveBatchRequest, data) == message
+
+
+def test_damaged_messages_mean_the_same_in_parts() -> None:
+    random_ = random.Random(1)
+    whole = make_batch()
+    kinds = (stream_service_pb2.ObserveRequest, whole), (stream_service_pb2.ObserveBatchRequest, None)
+    refused = 0
+    for _ in range(300):
+        kind, message = random_.choice(kinds)
+        message = message or stream_service_pb2.ObserveBatchRequest(observations=whole.batch.observations)
+        data = bytearray(message.SerializeToString())
+        for _ in range(random_.randrange(4)):
+            data[random_.randrange(len(data))] = random_.randrange(256)
+        sent = bytes(data[: random_.choice((len(data), random_.randrange(len(data))))])
+        expected, merged = parse_whole(kind, sent), merge_parts(kind, sent)
+        refused += expected is None
+        assert (merged is None) == (expected is None)
+        if merged is not None and expected is not None:
+            assert merged.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+    assert 0 < refused < 300

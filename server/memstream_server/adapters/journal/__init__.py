@@ -3,7 +3,6 @@
 Invariant: one writer thread makes every write; a write returns only after COMMIT. Readers never wait for it.
 
 store: `SqlJournal`, the port's methods over the writer and the readers, and `open_journal`
-readers: the threads that read, in turns of callers
 writer: the writer thread, which commits all waiting writes in one transaction
 conversations: the conversation store
 operations: the operation store

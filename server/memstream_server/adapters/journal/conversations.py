@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal.database.database import Read, Write
-from memstream_server.adapters.journal.sql import codec, export_reads, import_staging
+from memstream_server.adapters.journal.sql import bulk, codec, export_reads, import_staging
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import conversations, key_range, messages, plans, row_key
 from memstream_server.ports.conversations import (
@@ -248,15 +248,20 @@ def _save_plans(
 ) -> tuple[Plan, ...]:
     row = _get_or_create(connection, conversation, now_us)
     saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
-    for plan in saved:
-        _put_plan(connection, row.number, plan)
+    _put_plans(connection, row.number, saved)
     return saved
 
 
-def _put_plan(connection: Connection, number: int, plan: Plan) -> None:
-    place, payload = row_key(number, plan.number), codec.encode_plan(plan)
-    connection.execute(delete(plans).where(plans.c.key == place))
-    connection.execute(insert(plans), {"key": place, "state": plan.state.value, "payload": payload})
+def _put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> None:
+    """Write plans in the place of those with their numbers; of several with one number the last."""
+    latest = {row_key(number, plan.number): plan for plan in given}
+    for places in bulk.split_ids(list(latest)):
+        connection.execute(delete(plans).where(plans.c.key.in_(places)))
+    rows = [
+        {"key": place, "state": plan.state.value, "payload": codec.encode_plan(plan)} for place, plan in latest.items()
+    ]
+    if rows:
+        connection.execute(insert(plans), rows)
 
 
 def _read_plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
@@ -289,5 +294,5 @@ def _change_plan(
         result=old.result if change.result is None else change.result,
         update_time_us=now_us,
     )
-    _put_plan(connection, number, plan)
+    _put_plans(connection, number, [plan])
     return plan

@@ -1,7 +1,8 @@
 """The writer thread: commits all waiting writes in one transaction; a failed write is undone alone.
 
-Invariants: a future resolves only after COMMIT has returned, or the write certainly left nothing. Writes are applied in
-the order of `submit`. A lone write is committed at once, without waiting for others.
+Invariants: a future resolves only after COMMIT has returned, or the write certainly left nothing. Writes of one caller,
+and those of one memory, are applied in the order of `submit`; callers take turns (engine/runtime/turns.py), and each is
+charged with its rows. A lone write is committed at once, without waiting for others.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import asyncio
 import copy
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -22,6 +23,9 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database.database import Database
 from memstream_server.adapters.journal.sql import bulk
+from memstream_server.engine.runtime.call_context import ACCOUNT, PAYER, Account
+from memstream_server.engine.runtime.threads import SERVER
+from memstream_server.engine.runtime.turns import FairQueue
 from memstream_server.ports.journal.errors import (
     JournalError,
     NotWritable,
@@ -33,7 +37,11 @@ from memstream_server.ports.journal.errors import (
 log = structlog.get_logger(__name__)
 
 GROUP_ROWS = 2_000
-"""Rows after which a group is committed even if more writes wait: some 30 ms of work."""
+"""Rows after which a group is committed even if more writes wait: some 30 ms of work,"""
+SHARED_ROWS = 200
+"""and of a group with writes of several callers: each waits for all of it."""
+ROW_COST_S, WRITE_COST_S = 15e-6, 200e-6
+"""What a caller is charged in its turns for each row and for each write."""
 
 SLOW_S = 5.0
 """Seconds after which a transaction that has not returned counts as a problem."""
@@ -67,6 +75,39 @@ class _ExclusiveWork:
     future: asyncio.Future[Any]
 
 
+class _Section:
+    """Writes up to an exclusive work."""
+
+    def __init__(self) -> None:
+        self.queue: FairQueue[_Write] = FairQueue()
+        self.end: _ExclusiveWork | None = None
+        self._accounts: dict[str, tuple[Account, int]] = {}
+        """The account in whose turns the writes of a memory are, and how many wait: they keep their order."""
+
+    def push(self, account: Account, write: _Write) -> None:
+        """Add a write behind those of its caller, or of its memory if some wait."""
+        if memory := _memory_of(write):
+            account, count = self._accounts.get(memory, (account, 0))
+            self._accounts[memory] = account, count + 1
+        self.queue.push(account, write)
+
+    def pop(self) -> tuple[Account, _Write]:
+        """Remove and return the next write, with its account. There must be one."""
+        account, write = self.queue.pop_of()
+        self.queue.charge(account, WRITE_COST_S + write.rows * ROW_COST_S)
+        if memory := _memory_of(write):
+            count = self._accounts[memory][1]
+            if count > 1:
+                self._accounts[memory] = account, count - 1
+            else:
+                del self._accounts[memory]
+        return account, write
+
+
+def _memory_of(write: _Write) -> str:
+    return write.work.memory if isinstance(write.work, JointWork) else ""
+
+
 class _Outcome(Struct, frozen=True, eq=False):
     write: _Write | _ExclusiveWork
     value: Any = None
@@ -87,7 +128,10 @@ class Writer:
     def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
         self._database = database
         self._loop = loop
-        self._queue: SimpleQueue[_Write | _ExclusiveWork | None] = SimpleQueue()
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._sections: deque[_Section] = deque([_Section()])
+        """Writes, in the order of the exclusive works between them."""
         self._closed = False
         self._connection: Connection | None = None
         self._busy_since_s: float | None = None
@@ -100,7 +144,9 @@ class Writer:
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Write(work, rows, adds, future))
+        with self._changed:
+            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, _Write(work, rows, adds, future))
+            self._changed.notify()
         return await future
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
@@ -108,8 +154,17 @@ class Writer:
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_ExclusiveWork(work, future))
+        with self._changed:
+            self._sections[-1].end = _ExclusiveWork(work, future)
+            self._sections.append(_Section())
+            self._changed.notify()
         return await future
+
+    @property
+    def waiting(self) -> int:
+        """Number of writes that wait."""
+        with self._changed:
+            return sum(section.queue.waiting for section in self._sections)
 
     @property
     def problem(self) -> WriteRefused | None:
@@ -130,8 +185,9 @@ class Writer:
     async def close(self) -> None:
         """Commit what was submitted, then end the thread."""
         if not self._closed:
-            self._closed = True
-            self._queue.put(None)
+            with self._changed:
+                self._closed = True
+                self._changed.notify()
         await asyncio.to_thread(self._thread.join)
 
     # ---- on the thread
@@ -158,21 +214,23 @@ class Writer:
             log.warning("checkpoint_failed", error=error)
 
     def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
-        """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False when it was the last."""
+        """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False if they were the last."""
         group: list[_Write] = []
-        rows, item = 0, self._queue.get()
-        while item is not None:
-            if isinstance(item, _ExclusiveWork):
-                return group, item, True
-            group.append(item)
-            rows += item.rows
-            if rows >= GROUP_ROWS:
+        with self._changed:
+            while not (self._sections[0].queue.waiting or self._sections[0].end or self._closed):
+                self._changed.wait()
+            section, rows, callers = self._sections[0], 0, set[Account]()
+            while section.queue.waiting and rows < (GROUP_ROWS if len(callers) < 2 else SHARED_ROWS):
+                account, write = section.pop()
+                callers.add(account)
+                group.append(write)
+                rows += write.rows
+            if section.queue.waiting:
                 return group, None, True
-            try:
-                item = self._queue.get_nowait()
-            except Empty:
-                return group, None, True
-        return group, None, False
+            if section.end is not None:
+                self._sections.popleft()
+                return group, section.end, True
+            return group, None, not self._closed
 
     def _run_exclusive(self, alone: _ExclusiveWork) -> _Outcome:
         self._disconnect()

@@ -15,6 +15,8 @@ Account = tuple[str, str]
 """(principal, namespace) that pays for work. Without authentication the connection is the principal."""
 ACCOUNT: contextvars.ContextVar[Account | None] = contextvars.ContextVar("memstream_account", default=None)
 """None for work of the server that no call asked for."""
+PAYER: contextvars.ContextVar[Account | None] = contextvars.ContextVar("memstream_payer", default=None)
+"""Who pays for the writes of steps without an account."""
 _numbers = count(1)
 
 
@@ -42,6 +44,7 @@ empty_origin = contextvars.Context
 def without_account() -> Origin:
     """The current context without its account, for a task whose steps must run in the order of their creation."""
     context = contextvars.copy_context()
+    context.run(PAYER.set, ACCOUNT.get())
     context.run(ACCOUNT.set, None)
     return context
 

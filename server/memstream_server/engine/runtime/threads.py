@@ -15,14 +15,17 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, Request
-from memstream_server.engine.runtime.turns import FairQueue, find_turns
+from memstream_server.engine.runtime.turns import FairQueue, Turns, find_turns
 
 T = TypeVar("T")
 SERVER: Account = ("", "")
 """Who pays for work that no call asked for."""
 _Turn = asyncio.Future[None]
+_COMPUTING: WeakKeyDictionary[Turns, Threads] = WeakKeyDictionary()
+"""The threads of an event loop, once it needs some."""
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
@@ -34,9 +37,10 @@ async def run_in_thread(work: Callable[[], T]) -> T:
     turns = find_turns()
     if turns is None:
         return await asyncio.to_thread(work)
-    if turns.threads is None:
-        turns.threads = Threads(max(2, os.cpu_count() or 1), "computing")
-    return await turns.threads.run(work)
+    threads = _COMPUTING.get(turns)
+    if threads is None:
+        threads = _COMPUTING[turns] = Threads(max(2, os.cpu_count() or 1), "computing")
+    return await threads.run(work)
 
 
 class Threads:
@@ -45,7 +49,7 @@ class Threads:
     def __init__(self, threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
-        self._each_max = max(1, threads - 1)
+        self._each_max = max(1, min(threads - 1, max(2, (os.cpu_count() or 1) - 1)))
         self._under_way: Counter[str] = Counter()
         """Pieces of work of a principal that run, or wait in `_queue`."""
         self._queue: FairQueue[_Turn] = FairQueue()

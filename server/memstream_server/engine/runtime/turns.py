@@ -20,12 +20,9 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, Request
-
-if TYPE_CHECKING:
-    from memstream_server.engine.runtime.threads import Threads
 
 T = TypeVar("T")
 
@@ -268,8 +265,6 @@ class Turns:
         """Of the latest step."""
         self._each_s = BUDGET_S
         """Moving average of the duration of a step that waited."""
-        self.threads: Threads | None = None
-        """Threads that compute for callers, once some have: see `run_in_thread`."""
         self.began_s = 0.0
         """When the present step began."""
         self.on_cost: Callable[[str, float], None] | None = None

@@ -43,7 +43,9 @@ _COMPRESSED_AT_ONCE = 16_384
 _GZIP_LEVEL = 1
 """Six takes three times as long for a tenth less."""
 WRITTEN_PER_SLICE = 8
-"""Entries of a list that are written between two looks at the clock."""
+"""Entries of a list that are written between two looks at the clock,"""
+_WRITTEN_AT_ONCE = 4_096
+"""if they have at most so many bytes: larger ones are divided themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,12 @@ async def _write_object(message: Message) -> str:
             continue
         entries: list[str] = []
         async for some in in_slices(held, WRITTEN_PER_SLICE):
-            entries += [_dump(json_format.MessageToDict(each)) for each in some]
+            entries += [
+                _dump(json_format.MessageToDict(each))
+                if each.ByteSize() <= _WRITTEN_AT_ONCE
+                else await _write_object(each)
+                for each in some
+            ]
         parts[field.json_name] = f"[{','.join(entries)}]"
     parts |= {name: _dump(value) for name, value in json_format.MessageToDict(rest).items()}
     in_order = (field.json_name for field, _ in message.ListFields())
