@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import sqlite3
 import threading
@@ -16,6 +17,8 @@ from sqlalchemy.exc import OperationalError
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.database import sqlite
+from memstream_server.adapters.journal.writer import JointWork
+from memstream_server.engine.runtime.call_context import ACCOUNT
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.spaces import Space
@@ -253,3 +256,25 @@ async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir
     kept = (data_dir / "journal.db").read_bytes()
     assert secret.encode() not in kept
     assert fragment(1).content.encode() in kept
+
+
+async def test_callers_take_turns_at_the_writer(journal: SqlJournal) -> None:
+    """Whoever has many writes waiting delays those of others by one; the writes of a memory keep their order."""
+    held, order = threading.Event(), list[str]()
+
+    def submit(principal: str, name: str, memory: str) -> asyncio.Task[None]:
+        context = contextvars.copy_context()
+        context.run(ACCOUNT.set, (principal, ""))
+        work = JointWork(lambda _connection, items: order.extend(items), name, memory)
+        return asyncio.get_running_loop().create_task(journal._writer.submit(work, 300, True), context=context)
+
+    holding = asyncio.create_task(journal._writer.run_exclusively(held.wait))
+    await asyncio.sleep(0)
+    writing = [submit("much", f"much {number}", f"memory {number}") for number in range(8)]
+    writing += [submit("little", "of the memory", "memory 7"), submit("little", "of another", "other")]
+    await until(lambda: _has_waiting_writes(journal, 10))
+    held.set()
+    await asyncio.gather(*writing, holding)
+    assert order.index("of another") <= 1
+    assert order.index("of the memory") == order.index("much 7") + 1
+    assert [name for name in order if name.startswith("much")] == [f"much {number}" for number in range(8)]
