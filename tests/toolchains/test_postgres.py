@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -36,6 +38,7 @@ from tests.journal.conformance.suite import JournalConformance
 from tests.journal.samples import MODEL, Now, Opener, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen
+from tests.server.test_storage import fill_up, mounted
 from tests.toolchains.postgres import Cluster
 
 pytestmark = pytest.mark.toolchain
@@ -365,6 +368,40 @@ async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(
     await journal.receive(receipt(1, 2, 0))
     image = await journal.load_memory("u1", MODEL, 0)
     assert (len(image.pending), image.producers[0].received) == (1, 2)
+
+
+async def write_megabytes(journal: Journal, revision: int) -> None:
+    """A hundred megabytes that compress badly, from that revision on."""
+    for number in range(revision, 1_000):
+        content = random.Random(number).randbytes(100_000).hex()
+        await journal.commit(transition(number, rows=(row(fragment(number, content=content)),)))
+
+
+async def test_full_disk_refuses_writes_until_there_is_space(postgres: Cluster) -> None:
+    """A file system of 32 MB that holds the tables of one database, as a tablespace."""
+    async with mounted(postgres.folder / "disk", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as disk:
+        owner, space = postgres.folder.stat(), disk / "space"
+        space.mkdir()
+        for folder in (disk, space):
+            os.chown(folder, owner.st_uid, owner.st_gid)
+        url = postgres.database()
+        postgres.execute(url, f"CREATE TABLESPACE tiny LOCATION '{space}'")
+        ((name,),) = postgres.execute(url, "SELECT current_database()")
+        postgres.execute(url, f"ALTER DATABASE {name} SET default_tablespace = tiny")
+        journal = await open_with_memory(url)
+        await journal.commit(transition(1, rows=(row(fragment(0)),)))
+        filler = await asyncio.to_thread(fill_up, disk)
+        with pytest.raises(StorageFull, match="disk is full"):
+            await write_megabytes(journal, 2)
+        assert [one.id for one in await journal.get_fragments("u1", [fragment(0).id])] == [fragment(0).id]
+        assert "space" in journal.write_problem
+        filler.unlink()
+        revision = (await journal.load_memory("u1", MODEL, 0)).record.revision
+        await journal.commit(transition(revision, rows=(row(fragment(2_000)),)))
+        assert journal.write_problem == ""
+        await journal.close()
+        postgres.execute("postgres", f"DROP DATABASE {name}")
+        postgres.execute("postgres", "DROP TABLESPACE tiny")
 
 
 @pytest.mark.parametrize("field", ["session", "speaker", "external_id"])
