@@ -1,4 +1,4 @@
-"""Reads the sessions and the open standing queries of a memory, page by page."""
+"""Reads the sessions, the open standing queries and the conflicts of a memory, page by page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from memstream.channel import Link, MemoryPath, iterate_pages
+from memstream.codec import conflict_from_wire
+from memstream.conflict_values import ConflictRecord
 from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.receipt_codec import options_from_wire, what_from_wire
 from memstream.v1 import memory_service_pb2 as pb
@@ -46,6 +48,19 @@ def iterate_standing_queries(link: Link, path: MemoryPath, page_size: int) -> As
         )
         answer = await link.call(link.memories.ListStandingQueries, request, path)
         return [_query_from_wire(wire) for wire in answer.queries], answer.next_page_token
+
+    return iterate_pages(fetch)
+
+
+def iterate_conflicts(link: Link, path: MemoryPath, decided: bool, page_size: int) -> AsyncIterator[ConflictRecord]:
+    """The open, or the decided, suspicions of a memory by age."""
+
+    async def fetch(token: str) -> tuple[Sequence[ConflictRecord], str]:
+        request = pb.ListConflictsRequest(
+            namespace=path.namespace, memory=path.name, decided=decided, page_size=page_size, page_token=token
+        )
+        answer = await link.call(link.memories.ListConflicts, request, path)
+        return [conflict_from_wire(wire) for wire in answer.conflicts], answer.next_page_token
 
     return iterate_pages(fetch)
 

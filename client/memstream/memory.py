@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.channel import Link, MemoryPath, iterate_pages, memory_path, new_request_id
+from memstream.channel import Link, MemoryPath, Response, Unary, memory_path, new_request_id
 from memstream.codec import (
     Observable,
     ack_level_to_wire,
@@ -31,7 +31,7 @@ from memstream.codec import (
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
 from memstream.fragment_listing import FragmentListing
-from memstream.listed_codec import iterate_sessions, iterate_standing_queries
+from memstream.listed_codec import iterate_conflicts, iterate_sessions, iterate_standing_queries
 from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
@@ -380,34 +380,31 @@ class Memory:
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are forgotten.
         """
-        forgotten = 0
-        for part in _split_ids(ids):
-            request = pb.ForgetFragmentsRequest(
-                namespace=self.namespace,
-                memory=self.name,
-                ids=part,
-                filter=filter_to_wire(filter) if filter is not None else None,
-                request_id=new_request_id(),
-            )
-            forgotten += (await self._link.call(self._link.memories.ForgetFragments, request, self._path)).forgotten
-        return forgotten
+        call, kind = self._link.memories.ForgetFragments, pb.ForgetFragmentsRequest
+        return sum([answer.forgotten async for answer in self._send_ids(call, kind, ids, filter)])
 
     async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
         """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too.
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are restored.
         """
-        restored = 0
-        for part in _split_ids(ids):
-            request = pb.RestoreFragmentsRequest(
+        call, kind = self._link.memories.RestoreFragments, pb.RestoreFragmentsRequest
+        return sum([answer.restored async for answer in self._send_ids(call, kind, ids, filter)])
+
+    async def _send_ids(
+        self, call: Unary[Any, Response], kind: Callable[..., Any], ids: Several[str], filter: Filter | None
+    ) -> AsyncIterator[Response]:
+        """The answers to the parts of the ids; one call without ids has the filter."""
+        chosen, every = filter_to_wire(filter) if filter is not None else None, list(ids)
+        for start in range(0, max(1, len(every)), _IDS_MAX):
+            request = kind(
                 namespace=self.namespace,
                 memory=self.name,
-                ids=part,
-                filter=filter_to_wire(filter) if filter is not None else None,
+                ids=every[start : start + _IDS_MAX],
+                filter=chosen,
                 request_id=new_request_id(),
             )
-            restored += (await self._link.call(self._link.memories.RestoreFragments, request, self._path)).restored
-        return restored
+            yield await self._link.call(call, request, self._path)
 
     async def supersede(
         self,
@@ -438,18 +435,9 @@ class Memory:
             request.newer_external_id = newer_external_id
         return (await self._link.call(self._link.memories.SupersedeFragments, request, self._path)).superseded
 
-    async def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> AsyncIterator[ConflictRecord]:
+    def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> AsyncIterator[ConflictRecord]:
         """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
-
-        async def fetch(token: str) -> tuple[list[ConflictRecord], str]:
-            request = pb.ListConflictsRequest(
-                namespace=self.namespace, memory=self.name, decided=decided, page_size=page_size, page_token=token
-            )
-            answer = await self._link.call(self._link.memories.ListConflicts, request, self._path)
-            return [conflict_from_wire(wire) for wire in answer.conflicts], answer.next_page_token
-
-        async for conflict in iterate_pages(fetch):
-            yield conflict
+        return iterate_conflicts(self._link, self._path, decided, page_size)
 
     async def resolve_conflict(
         self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
@@ -513,11 +501,3 @@ def _set_key(request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest, id: 
         request.id = id
     else:
         request.external_id = external_id
-
-
-def _split_ids(ids: Several[str]) -> Iterator[list[str]]:
-    """Parts of at most _IDS_MAX ids; one empty part if there are none: the call has a filter."""
-    every = list(ids)
-    yield every[:_IDS_MAX]
-    for start in range(_IDS_MAX, len(every), _IDS_MAX):
-        yield every[start : start + _IDS_MAX]
