@@ -397,13 +397,8 @@ class Memory:
         """The answers to the parts of the ids; one call without ids has the filter."""
         chosen, every = filter_to_wire(filter) if filter is not None else None, list(ids)
         for start in range(0, max(1, len(every)), _IDS_MAX):
-            request = kind(
-                namespace=self.namespace,
-                memory=self.name,
-                ids=every[start : start + _IDS_MAX],
-                filter=chosen,
-                request_id=new_request_id(),
-            )
+            part, id_ = every[start : start + _IDS_MAX], new_request_id()
+            request = kind(namespace=self.namespace, memory=self.name, ids=part, filter=chosen, request_id=id_)
             yield await self._link.call(call, request, self._path)
 
     async def supersede(

@@ -7,8 +7,9 @@ ones, the error for an invalid value the allowed ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
+from anyio import AsyncFile
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.stdio import stdio_server
@@ -58,7 +59,7 @@ class PlainServer(MCPServer[Any]):
     async def run_stdio_async(self) -> None:
         """Serves one host over standard input and output, until the input ends."""
         lines = HostLines()
-        async with stdio_server(stdin=lines) as (received, sent):
+        async with stdio_server(stdin=cast("AsyncFile[str]", lines)) as (received, sent):
             lines.send = sent.send
             await self._lowlevel_server.run(received, sent, self._lowlevel_server.create_initialization_options())
 

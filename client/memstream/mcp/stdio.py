@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from anyio import AsyncFile
+import anyio
 from mcp.shared.message import SessionMessage
 from mcp.types import INVALID_REQUEST, PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 from pydantic import ValidationError
@@ -22,17 +22,17 @@ _SENTENCES = {
 }
 
 
-class HostLines(AsyncFile[str]):
-    """The lines of standard input that are messages. `reject` sends an error for any other line."""
+class HostLines:
+    """The lines of standard input that are messages. `send` is set to what sends an error for any other line."""
 
     def __init__(self) -> None:
         # Another file object: the library's would close standard input.
         lines = open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        super().__init__(lines)
+        self._lines = anyio.wrap_file(lines)
         self.send: Send | None = None
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        async for line in super().__aiter__():
+        async for line in self._lines:
             message, code = _read_message(line)
             if code:
                 await self._reject(message, code)
