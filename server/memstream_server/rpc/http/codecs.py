@@ -41,7 +41,7 @@ _PARSED_AT_ONCE = 4_096
 _COMPRESSED_AT_ONCE = 16_384
 """Bytes of a response that are compressed on the event loop."""
 _GZIP_LEVEL = 1
-"""Six takes three times as long for a tenth less."""
+"""Six takes 2.6 times as long for an eighth less."""
 WRITTEN_PER_SLICE = 8
 """Entries of a list that are written between two looks at the clock,"""
 _WRITTEN_AT_ONCE = 4_096
