@@ -112,9 +112,10 @@ def test_vectors_are_adopted_at_unit_length() -> None:
     [
         ({"text": 5}, "text is not text but 5"),
         ({"text": "ü" * 51}, "text has 102 bytes, the server accepts at most 100"),
-        ({"written": "yesterday"}, "written must be ISO 8601, is 'yesterday'"),
-        ({"written": 10**18}, "written must be a time in seconds, milliseconds or microseconds"),
-        ({"written": float("nan")}, "written must be a time, is nan"),
+        ({"written": "noon"}, "written: 'noon' is no time: give a date"),
+        ({"written": 10**18}, "written: 1000000000000000000 is no time"),
+        ({"written": float("nan")}, "written: nan is no time"),
+        ({"written": [5]}, "written must be a time, is [5]"),
         ({"weight": 5}, "weight must be a number from 0 to 1, is 5"),
         ({"author": "bob\n"}, "its speaker: expected `str` matching"),
         ({"author": "b" * 41}, "its speaker has 41 bytes, the server allows 40"),

@@ -77,6 +77,7 @@ async def test_deletion_completes_after_its_caller_leaves(tmp_path: Path) -> Non
 async def test_memory_deleted_during_activation_stays_deleted(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
+    async with assembled(tmp_path) as parts:
         gate = asyncio.Event()
         loads = counted(parts, "load_memory", gate)
         reading = asyncio.create_task(recalled(parts.engine, "joy", "anything"))

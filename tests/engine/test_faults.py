@@ -18,7 +18,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
+from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
@@ -279,7 +279,7 @@ async def talk(engine: Engine, name: str, policy: Policy) -> None:
 async def test_no_failing_embedder_call_loses_anything(tmp_path: Path, profile: Policy, error: ModelError) -> None:
     embedder = FailingEmbedder()
     embedder.error = error
-    policy = with_value(with_value(profile, "short_term.capacity", 3), "short_term.overflow", "promote")
+    policy = with_value(with_value(profile, "short_term.capacity", 3), "short_term.overflow", Overflow.PROMOTE)
     async with assembled(tmp_path, models=Models(embedder)) as parts:
         number = 0
         while number == 0 or embedder.left <= 0:

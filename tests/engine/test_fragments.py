@@ -14,7 +14,7 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import DEFAULT, Policy, with_value
+from memstream_server.core.policy import DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.background import jobs
@@ -81,7 +81,7 @@ async def test_external_id_promoted_and_updated_in_one_group_stays(tmp_path: Pat
 
 
 async def test_external_id_dropped_and_sent_again_in_one_group_is_new(tmp_path: Path) -> None:
-    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
+    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", Overflow.DROP)
     async with assembled(tmp_path) as parts:
         await create(parts.engine, policy)
         (first,) = await observe(parts.engine, keyed("the otter eats fish"))

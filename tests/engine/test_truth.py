@@ -12,7 +12,7 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter
-from memstream_server.core.policy import DBGPT, DEFAULT, Policy, Truth, with_value
+from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, Truth, with_value
 from memstream_server.core.ranking import Stage
 from memstream_server.core.scores import PARTS
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
@@ -356,7 +356,7 @@ async def _has(parts: Assembled, count: int) -> bool:
 
 async def test_observation_is_stored_although_the_older_one_left(tmp_path: Path) -> None:
     """The older fragment is dropped after the newer one was received and before it is decided."""
-    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
+    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", Overflow.DROP)
     async with assembled(tmp_path) as parts:
         await create(parts.engine, policy=policy)
         (first,) = await observe(parts.engine, PARIS)
@@ -369,7 +369,7 @@ async def test_observation_is_stored_although_the_older_one_left(tmp_path: Path)
 
 
 async def test_newer_one_dropped_in_its_group_leaves_the_older_current(tmp_path: Path) -> None:
-    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", "drop")
+    policy = with_value(with_value(DEFAULT, "short_term.capacity", 2), "short_term.overflow", Overflow.DROP)
     async with assembled(tmp_path) as parts:
         await create(parts.engine, policy=policy)
         (first,) = await observe(parts.engine, observation(PARIS, importance=0.9))

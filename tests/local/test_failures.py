@@ -123,7 +123,7 @@ def test_start_without_the_server_packages_says_what_to_install(directory: Path,
 
 
 READ_ONLY = """
-import os, sys, memstream, memstream.sync, memstream.local_server
+import os, sys, memstream.local_server, memstream.public, memstream.sync
 if os.geteuid() == 0:
     os.setegid(65534)
     os.seteuid(65534)

@@ -211,8 +211,8 @@ async def test_a_damaged_index_is_filled_again(make_server: MakeServer, damage: 
     await started(server)
     async with memstream.connect(server.address) as client:
         memory = client.memory("index/damaged")
-        at_once = await memory.recall_once("island number 70", limit=1, reinforce=False)
-        assert at_once[0].fragment.content == about(10)
+        at_once = await memory.recall_once("island number 2093", limit=1, reinforce=False)
+        assert at_once[0].fragment.content == about(299)
         await until(lambda: indexed(client, memory))
         assert await _answers(memory) == before
 

@@ -49,7 +49,9 @@ GZIP = b"\x1f\x8b"
 ANYBODY = ""
 """The account of calls without identification."""
 ANYBODY_READS_MAX = 16
-"""Messages of such calls that the server receives at once."""
+"""Messages of such calls that the server receives at once, and those that began within ANYBODY_WAIT_S."""
+ANYBODY_WAIT_S = 1.0
+"""A message that has arrived waits for turns of other calls before the server reads it."""
 _SMALL_FIELDS = 8
 """Divides the maximum number of fields for rpcs with small messages."""
 _GZIP_WINDOW_BITS = 31
@@ -153,7 +155,8 @@ class RequestReader:
             limits.message_fields_max // _SMALL_FIELDS,
         )
         self._rpcs: dict[str, _Rpc] = {}
-        self._anybody: dict[int, asyncio.Timeout] = {}
+        self._anybody: dict[int, tuple[asyncio.Timeout, float]] = {}
+        """Reads of calls without identification, with the time at which each began."""
         self._read = 0
         self.waiting: dict[Requests, asyncio.Task[Any]] = {}
         """Streams that wait for a message."""
@@ -240,13 +243,16 @@ class RequestReader:
             if holder:
                 return await context.read()
             self._read += 1
-            number = self._read
-            self._anybody[number] = timeout
+            number, now_s = self._read, asyncio.get_running_loop().time()
+            self._anybody[number] = timeout, now_s
             try:
                 if len(self._anybody) > ANYBODY_READS_MAX:
-                    oldest = self._anybody.pop(min(self._anybody))
-                    if not oldest.expired():
-                        oldest.reschedule(0.0)
+                    oldest = min(self._anybody)
+                    given, began_s = self._anybody[oldest]
+                    if now_s - began_s >= ANYBODY_WAIT_S:
+                        del self._anybody[oldest]
+                        if not given.expired():
+                            given.reschedule(0.0)
                 return await context.read()
             finally:
                 self._anybody.pop(number, None)
