@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import memstream.sync
+from memstream_server.cli.feeds import producer_of_file
+from memstream_server.cli.sent_lines import load_sent_lines
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import DATABASE, only_sqlite
 from tests.support.processes import run_process
@@ -208,6 +210,22 @@ def test_skipped_changes_are_not_asked_about_again(server: ServerProcess, tmp_pa
     assert call(*words, changed, "--changed", "skip", target=server.address).returncode == 0
     assert call(*words, changed, target=server.address).returncode == 0
     assert held(server, "demo/skips") == ["first", "two", "three"]
+
+
+def test_changed_file_is_sent_whole_to_a_restored_memory(server: ServerProcess, tmp_path: Path) -> None:
+    file = written(tmp_path, "log.txt", "first", "two")
+    words = ("observe", "--create", "demo/restored", file)
+    assert call(*words, target=server.address).returncode == 0
+    written(tmp_path, "log.txt", "first", "2")
+    assert call(*words, "--changed", "send", target=server.address).returncode == 0
+    with memstream.sync.connect(server.address) as client:
+        info = client.memory("demo/restored").describe()
+    record = load_sent_lines(info.uid, producer_of_file(file))
+    assert record.diverged
+    record.save(record.hashes, True, info.revision + 1)  # as if the memory had been restored from before
+    refused = call(*words, target=server.address)
+    assert (refused.returncode, "pass --no-resume" in refused.stderr.lower()) == (2, True)
+    assert call(*words, "--no-resume", target=server.address).returncode == 0
 
 
 def test_record_belongs_to_one_memory(server: ServerProcess, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from memstream_server.cli.feeds import (
     scan_feed,
 )
 from memstream_server.cli.records import Format
+from memstream_server.cli.sent_lines import hash_line, load_sent_lines
 
 
 def written(directory: Path, name: str, text: str) -> str:
@@ -51,6 +52,20 @@ def test_producer_name_of_a_file_is_valid(tmp_path: Path) -> None:
     name = producer_of_file(written(tmp_path, "Ärger & " + "x" * 200 + ".txt", "x"))
     assert len(name) <= 128
     assert name.replace("-", "").replace("_", "").replace(".", "").isascii()
+
+
+def test_record_of_sent_lines_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record = load_sent_lines("uid", "p")
+    assert (list(record.hashes), record.diverged, record.revision) == ([], False, 0)
+    record.save(map(hash_line, [b"one\n", b"two"]), True, 7)
+    again = load_sent_lines("uid", "p")
+    assert (again.hashes, again.diverged, again.revision) == (record.hashes, True, 7)
+    assert again.hashes[0] == hash_line(b"one\r\n")
+    assert list(load_sent_lines("other", "p").hashes) == []
+    for damaged in (b"", b"\2" + bytes(16), bytes(12)):
+        again.file.write_bytes(damaged)
+        assert list(load_sent_lines("uid", "p").hashes) == []
 
 
 def test_each_file_has_a_producer_by_default(tmp_path: Path) -> None:

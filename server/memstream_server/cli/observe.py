@@ -48,6 +48,8 @@ class _Sending:
     changed: Changed
     quiet: bool
     memory_uid: str = ""
+    revision: int = 0
+    """Of the memory when the command starts."""
 
 
 @click.command("observe", short_help="Send observations from files or standard input into a memory.")
@@ -134,9 +136,9 @@ def observe_command(
             how = Profile(profile) if profile else None
             what = MemoryKind(kind) if kind else None
             await client.create_memory(memory, kind=what, profile=how, exist_ok=True)
-        uid = (await named.describe()).uid  # fails at once for a wrong name; a stream would retry for a while
+        info = await named.describe()  # fails at once for a wrong name; a stream would retry for a while
         for tally in tallies:
-            await _send_feed(named, tally, replace(sending, memory_uid=uid))
+            await _send_feed(named, tally, replace(sending, memory_uid=info.uid, revision=info.revision))
 
     try:
         server.run_with_client(observe_feed)
@@ -186,6 +188,11 @@ async def _send_feed(memory: Memory, tally: Tally, sending: _Sending) -> None:
     compares = feed.resume and contents is not None
     record = load_sent_lines(sending.memory_uid, feed.producer) if compares else None
     if record is not None and record.diverged:
+        if sending.revision < record.revision:
+            raise Misuse(
+                f"{memory.path} is at revision {sending.revision:,}, which is older than what {feed.name} was sent to "
+                f"({record.revision:,}): it was restored. Pass --no-resume to send the whole file again"
+            )
         await _send_new_lines(memory, tally, record, sending)
         return
     async with memory.observe(feed.producer, session=sending.session) as stream:
@@ -195,11 +202,11 @@ async def _send_feed(memory: Memory, tally: Tally, sending: _Sending) -> None:
         if not changed:
             if record is not None and contents is not None:
                 _warn_if_short(feed, len(contents.lines), skip)
-                record.save(contents.lines, diverged=False)
+                record.save(contents.lines, False, sending.revision)
             tally.remaining = None if contents is None else max(0, len(contents.lines) - skip)
             await _send_records(tally, stream, sending, lambda place: place >= skip)
     if changed and record is not None:
-        record.save(record.hashes[:skip], diverged=True)
+        record.save(record.hashes[:skip], True, sending.revision)
         await _send_new_lines(memory, tally, record, sending)
 
 
@@ -220,7 +227,8 @@ async def _send_new_lines(memory: Memory, tally: Tally, record: SentLines, sendi
             await _send_records(tally, stream, sending, chosen.__contains__)
         finally:
             received = new[: stream.received]
-            record.save([*record.hashes, *(contents.lines[place] for place in received)], diverged=True)
+            sent = [*record.hashes, *(contents.lines[place] for place in received)]
+            record.save(sent, True, max(sending.revision, stream.revision))
 
 
 def _find_change(tally: Tally, record: SentLines, count: int, sending: _Sending) -> bool:

@@ -4,7 +4,7 @@ The server counts a producer's observations and does not compare them. A record,
 has 8 bytes for each observation of a feed, in order: a hash of its line. ID depends on the memory's uid and the
 producer. The first byte says whether the file has diverged: changed lines were sent, so that numbers are no longer
 places in the file. From then on, the lines that the record lacks are new, and a producer named after the record sends
-them.
+them. Eight bytes with the memory's revision follow: a memory with a lower one was restored and lacks some of the lines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class SentLines:
     file: Path
     hashes: array[int] = field(default_factory=lambda: array("Q"))
     diverged: bool = False
-    exists: bool = False
+    revision: int = 0
+    """Of the memory when the lines were sent."""
 
     def first_difference(self, lines: array[int], count: int) -> int | None:
         """The place of the first of `count` observations whose line is not the one that was sent."""
@@ -57,13 +58,13 @@ class SentLines:
         """Identifies the lines that were sent."""
         return hashlib.blake2b(self.hashes.tobytes(), digest_size=6).hexdigest()
 
-    def save(self, hashes: Iterable[int], diverged: bool) -> None:
+    def save(self, hashes: Iterable[int], diverged: bool, revision: int) -> None:
         """Writes the record; a machine without a writable home directory keeps none."""
-        self.hashes, self.diverged, self.exists = array("Q", hashes), diverged, True
+        self.hashes, self.diverged, self.revision = array("Q", hashes), diverged, revision
         with contextlib.suppress(OSError):
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.file.parent, delete=False) as new:
-                new.write(bytes([diverged]) + self.hashes.tobytes())
+                new.write(bytes([diverged]) + revision.to_bytes(HASH_BYTES) + self.hashes.tobytes())
             os.replace(new.name, self.file)
 
 
@@ -74,7 +75,7 @@ def load_sent_lines(memory_uid: str, producer: str) -> SentLines:
     found = SentLines(Path(home) / "memstream/sent" / hashlib.blake2b(identity, digest_size=16).hexdigest())
     with contextlib.suppress(OSError):
         data = found.file.read_bytes()
-        if len(data) % HASH_BYTES == 1 and data[0] in (0, 1):
-            found.hashes.frombytes(data[1:])
-            found.diverged, found.exists = bool(data[0]), True
+        if len(data) > HASH_BYTES and len(data) % HASH_BYTES == 1 and data[0] in (0, 1):
+            found.diverged, found.revision = bool(data[0]), int.from_bytes(data[1 : 1 + HASH_BYTES])
+            found.hashes.frombytes(data[1 + HASH_BYTES :])
     return found
