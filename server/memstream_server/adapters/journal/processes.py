@@ -118,7 +118,7 @@ class SqlProcesses:
 
     async def take_memory(self, uid: str, number: int) -> int | Owner | None:
         """See the port."""
-        return await self._submit(lambda connection: _take_memory(connection, uid, number), 1, False)
+        return await self._submit(lambda connection: _take_memory(connection, uid, number), 1, False, uid)
 
     async def release_memory(self, uid: str, number: int) -> None:
         """See the port."""
@@ -126,7 +126,7 @@ class SqlProcesses:
         def work(connection: Connection) -> None:
             connection.execute(_RELEASE, {"u": uid, "n": number})
 
-        await self._submit(work, 1, False)
+        await self._submit(work, 1, False, uid)
 
     async def find_owner(self, namespace: str, name: str, number: int) -> Owner | None:
         """See the port."""

@@ -97,8 +97,7 @@ class SqlJournal:
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
-        self.processes: SqlProcesses | None = None
-        """Set if several servers may share the database; else None."""
+        self.processes: SqlProcesses | None = None  # set if several servers may share the database
         if isinstance(database, PostgresDatabase):
             self.processes = SqlProcesses(database, self._writer.submit, self._run_read)
         self.operations = SqlOperations(self._writer.submit, self._run_read)
@@ -108,10 +107,14 @@ class SqlJournal:
         function: Callable[Concatenate[Connection, P], T],
         rows: int,
         adds: bool,
-        *arguments: P.args,
+        *given: P.args,
         **named: P.kwargs,
     ) -> T:
-        return await self._writer.submit(lambda connection: function(connection, *arguments, **named), rows, adds)
+        return await self._writer.submit(lambda connection: function(connection, *given, **named), rows, adds)
+
+    async def _write_memory(self, function: Callable[..., T], rows: int, adds: bool, uid: str, *arguments: object) -> T:
+        # In the order of the memory's writes.
+        return await self._writer.submit(lambda connection: function(connection, uid, *arguments), rows, adds, uid)
 
     async def _read(
         self, function: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
@@ -193,7 +196,7 @@ class SqlJournal:
         return await self._read(unvectored.list_memories, self._model)
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
-        return await self._write(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
+        return await self._write_memory(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
 
     async def count_vectors(self, model: str) -> tuple[int, int]:
         return await self._read(next_space_vectors.count_vectors, model)
@@ -242,7 +245,7 @@ class SqlJournal:
         await self._write(writes.create_memory, 2, True, record, events, answer, namespace_max)
 
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
-        await self._write(writes.delete_memory, 3, False, uid, answer, epoch)
+        await self._write_memory(writes.delete_memory, 3, False, uid, answer, epoch)
         await self.purge()
 
     async def purge(self) -> None:
@@ -277,7 +280,7 @@ class SqlJournal:
         return await self._read(byte_counts.read_largest)
 
     async def own_memory(self, uid: str) -> MemoryRecord:
-        return await self._write(_take_ownership, 1, False, uid)
+        return await self._write_memory(_take_ownership, 1, False, uid)
 
     async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> LoadedMemory:
         return await self._read(load_memory.load_memory, self._computing, uid, model, vectors_max, into)
@@ -291,7 +294,7 @@ class SqlJournal:
     # ---- the way in
 
     async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
-        return await self._write(writes.open_producer, 1, False, uid, epoch, name)
+        return await self._write_memory(writes.open_producer, 1, False, uid, epoch, name)
 
     async def receive(self, receipt: Receipt) -> None:
         # A batch is one row; its bytes cost as much as the rows of a tenth of its fragments.
@@ -310,15 +313,14 @@ class SqlJournal:
         return await self._read(reads.last_without_outcomes, uid, producer, after, upto)
 
     async def commit(self, commit: Commit) -> None:
-        rows = 2 + 2 * len(commit.rows) + len(commit.anchors) + len(commit.index) + len(commit.removed)
-        rows += 2 * len(commit.receipts)
+        rows = 2 + 2 * (len(commit.rows) + len(commit.receipts))
+        rows += len(commit.anchors) + len(commit.index) + len(commit.removed)
         adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts or commit.recall_receipt)
         await self._writer.submit(JointWork(sql_commit.commit_transitions, commit, commit.memory), rows, adds)
 
     async def add_accesses(self, accesses: Accesses) -> None:
-        await self._writer.submit(
-            JointWork(sql_commit.touch_fragments, accesses, accesses.memory), len(accesses.each), True
-        )
+        work = JointWork(sql_commit.touch_fragments, accesses, accesses.memory)
+        await self._writer.submit(work, len(accesses.each), True)
 
     # ---- reads
 
@@ -350,7 +352,7 @@ class SqlJournal:
         return await self._read(fragment_reads.list_purgeable, uid, before_us, limit)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
-        return await self._write(writes.prune_events, limit, False, uid, before_us, limit)
+        return await self._write_memory(writes.prune_events, limit, False, uid, before_us, limit)
 
     async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         return await self._read(_count_fragments, uid, now_us, self._model)
@@ -369,7 +371,7 @@ class SqlJournal:
         return await self._read(versions.read_versions, self._computing, uid, wanted)
 
     async def prune_versions(self, uid: str, before_us: int) -> int:
-        return await self._write(versions.prune_versions, 1, False, uid, before_us)
+        return await self._write_memory(versions.prune_versions, 1, False, uid, before_us)
 
     async def find_revision(self, uid: str, time_us: int) -> int | None:
         return await self._read(versions.find_revision, uid, time_us)
@@ -384,7 +386,7 @@ class SqlJournal:
         return await self._read(recall_receipts.get_receipt, uid, receipt)
 
     async def prune_recall_receipts(self, uid: str, before_us: int) -> int:
-        return await self._write(recall_receipts.prune_receipts, 1, False, uid, before_us)
+        return await self._write_memory(recall_receipts.prune_receipts, 1, False, uid, before_us)
 
     # ---- answers
     async def get_answer(self, request: str) -> Answer | None:

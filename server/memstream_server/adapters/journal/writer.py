@@ -67,6 +67,8 @@ class _Write(Struct, frozen=True, eq=False):
     adds: bool
     """Whether it adds data, and is rejected when free space is low."""
     future: asyncio.Future[Any]
+    memory: str
+    """The uid of the memory that it writes, whose writes keep their order; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,26 +88,22 @@ class _Section:
 
     def push(self, account: Account, write: _Write) -> None:
         """Add a write behind those of its caller, or of its memory if some wait."""
-        if memory := _memory_of(write):
-            account, count = self._accounts.get(memory, (account, 0))
-            self._accounts[memory] = account, count + 1
+        if write.memory:
+            account, count = self._accounts.get(write.memory, (account, 0))
+            self._accounts[write.memory] = account, count + 1
         self.queue.push(account, write)
 
     def pop(self) -> tuple[Account, _Write]:
         """Remove and return the next write, with its account. There must be one."""
         account, write = self.queue.pop_of()
         self.queue.charge(account, WRITE_COST_S + write.rows * ROW_COST_S)
-        if memory := _memory_of(write):
-            count = self._accounts[memory][1]
+        if write.memory:
+            count = self._accounts[write.memory][1]
             if count > 1:
-                self._accounts[memory] = account, count - 1
+                self._accounts[write.memory] = account, count - 1
             else:
-                del self._accounts[memory]
+                del self._accounts[write.memory]
         return account, write
-
-
-def _memory_of(write: _Write) -> str:
-    return write.work.memory if isinstance(write.work, JointWork) else ""
 
 
 class _Outcome(Struct, frozen=True, eq=False):
@@ -139,13 +137,17 @@ class Writer:
         self._thread = threading.Thread(target=self._run_thread, name="journal-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool) -> T:
-        """Run `work` in a transaction; returns its result once durable. Call on the event loop only."""
+    async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool, memory: str = "") -> T:
+        """Run `work` in a transaction; returns its result once durable. Call on the event loop only.
+
+        `memory`: the uid of the memory that it writes: its writes are applied in order, whoever they are for.
+        """
+        memory = memory or (work.memory if isinstance(work, JointWork) else "")
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
-            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, _Write(work, rows, adds, future))
+            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, _Write(work, rows, adds, future, memory))
             self._changed.notify()
         return await future
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memstream_server.engine.errors import EngineError, JournalUnavailable, ProducerSuperseded
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState, SubmissionTarget
 from memstream_server.engine.requests import Opened
+from memstream_server.engine.runtime.call_context import without_account
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class Sessions:
         """
         self._decider.raise_if_failed()
         self.count += 1
-        opening = asyncio.create_task(self._open_producer(target, name, outcomes))
+        # Its steps wait for no turn, like those of batches: a batch that the journal refuses for the new epoch would
+        # find the former one here, and end the actor.
+        opening = asyncio.create_task(self._open_producer(target, name, outcomes), context=without_account())
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         try:

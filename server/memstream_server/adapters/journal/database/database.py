@@ -81,7 +81,7 @@ class Database(Protocol):
 class Write(Protocol):
     """Runs `work` in a write transaction; durable on return (writer.py)."""
 
-    def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool) -> Awaitable[T]: ...
+    def __call__(self, work: Callable[[Connection], T], rows: int, adds: bool, memory: str = "") -> Awaitable[T]: ...
 
 
 class Read(Protocol):
