@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = sorted(file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py"))
+NAMES = sorted({file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py")} - {"fair"})
 
 
 @pytest.mark.long
@@ -43,6 +43,19 @@ def test_benchmark_runs(name: str, tmp_path: Path) -> None:
         assert claim["met"] in (("yes", "no") if claim["aim"] else ("-",)), claim
         assert claim["name"] in ended.stdout
         assert claim["name"] in page.read_text("utf-8")
+
+
+@pytest.mark.long
+def test_bench_fair_measures_each_rpc_on_both_ports(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "bench_fair.py"), "--tiny", "--rpcs", "RecallOnce,ObserveBatch,Observe"]
+    ended = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    cells = json.loads(file.read_text("utf-8"))["cells"]
+    assert all(cell["ratio"] > 0 and math.isfinite(cell["ratio"]) for cell in cells)
+    for rpc in ("RecallOnce", "ObserveBatch", "Observe"):
+        assert f"| {rpc} | gRPC |" in ended.stdout
+    assert "| RecallOnce | HTTP |" in ended.stdout
 
 
 def test_unknown_benchmark_is_rejected() -> None:
