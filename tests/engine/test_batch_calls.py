@@ -24,6 +24,7 @@ from memstream_server.ports.operations import UNFINISHED
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.memory import observation
 from tests.support.faulty_journal import Fault
+from tests.support.journals import only_sqlite
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -172,6 +173,7 @@ async def test_small_batch_is_one_write(parts: Assembled) -> None:
     ] == ["commit"]
 
 
+@only_sqlite("other servers may write into a new memory")
 async def test_first_batch_of_a_new_memory_reads_nothing(parts: Assembled) -> None:
     await parts.engine.memories.create(NewMemory(NAMESPACE, "new", MemoryKind.HYBRID, DEFAULT))
     for read in ("get_memory", "get_answer", "load_memory"):

@@ -4,9 +4,13 @@ import type { DescField, DescMessage, MessageInitShape, MessageShape } from "@bu
 
 import { invalidField } from "./errors.js";
 
-/** Throws MemstreamError unless `given` is an object with no other keys than `known`. */
-export function checkOptions(where: string, given: object, known: readonly string[]): void {
-  checkKeys(where, given, known);
+/** Throws MemstreamError unless `given` is an object with no other keys than `known`, which has all keys of its type. */
+export function checkOptions<Options extends object>(
+  where: string,
+  given: Options,
+  known: Readonly<Record<keyof Options, true>>,
+): void {
+  checkKeys(where, given, Object.keys(known));
 }
 
 /** Returns the message; throws MemstreamError for an unknown field or a value of another type. */

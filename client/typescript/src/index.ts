@@ -50,7 +50,7 @@ export type { WatchedEvent, WatchOptions } from "./watch.js";
 
 /** Returns a client of the server at `target` ("host:port"). It does not connect yet. */
 export function connect(target: string, settings: Settings = {}): Client {
-  checkOptions("settings", settings, ["token", "tls", "timeoutMs", "retry", "keepaliveMs", "writeBytesMax"]);
+  checkOptions("settings", settings, { token: true, tls: true, timeoutMs: true, retry: true, keepaliveMs: true, writeBytesMax: true });
   return new Client(new Link(target, settings));
 }
 
@@ -114,7 +114,7 @@ export class Memory {
    * it in one process at a time: the server remembers its numbers.
    */
   async observe(producer: string, options: ObserveOptions = {}): Promise<ObserveStream> {
-    checkOptions("options", options, ["session", "ackLevel", "outcomes", "knownSequence", "signal"]);
+    checkOptions("options", options, { session: true, ackLevel: true, outcomes: true, related: true, knownSequence: true, signal: true });
     const stream = new ObserveStream(this.link, this.path, producer, options);
     await stream.waitUntilOpen();
     return stream;
@@ -122,7 +122,7 @@ export class Memory {
 
   /** Opens a stream of queries; resolves when the server has answered. */
   async recall(options: RecallOptions = {}): Promise<RecallStream> {
-    checkOptions("options", options, ["session", "signal"]);
+    checkOptions("options", options, { session: true, signal: true });
     const stream = new RecallStream(this.link, this.path, options);
     await stream.waitUntilOpen();
     return stream;
@@ -133,7 +133,7 @@ export class Memory {
    * A repeat with the same `requestId` stores nothing again.
    */
   async observeBatch(observations: readonly Observable[], options: BatchOptions = {}): Promise<Ack> {
-    checkOptions("options", options, ["requestId", "session", ...QUERY_OPTIONS]);
+    checkOptions("options", options, { requestId: true, session: true, ...QUERY_OPTIONS });
     const { namespace, name } = this.path;
     const { requestId = randomUUID(), session = "" } = options;
     const sent = { namespace, memory: name, requestId, session, observations: observations.map(toObservation) };
@@ -155,7 +155,7 @@ export class Memory {
 
   /** Returns every event of the memory once. */
   watch(options: WatchOptions = {}): Watch {
-    checkOptions("options", options, ["from", "types", "includeFragments", "signal"]);
+    checkOptions("options", options, { from: true, types: true, includeFragments: true, signal: true });
     return new Watch(this.link, this.path, options);
   }
 }

@@ -185,7 +185,7 @@ export class ObserveStream {
    * queued.
    */
   async send(what: Observable, options: WaitOptions = {}): Promise<Sent> {
-    checkOptions("options", options, ["signal"]);
+    checkOptions("options", options, { signal: true });
     const { signal } = options;
     signal?.throwIfAborted();
     const observation = toObservation(what);

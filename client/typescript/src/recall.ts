@@ -52,7 +52,7 @@ export interface QueryOptions extends WaitOptions {
   readonly timeoutMs?: number | undefined;
 }
 
-export const QUERY_OPTIONS = ["signal", "timeoutMs"];
+export const QUERY_OPTIONS = { signal: true, timeoutMs: true } as const;
 
 /** Options of a Recall stream. */
 export interface RecallOptions {
