@@ -135,7 +135,8 @@ class Engine:
         )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, storage, models, runtime)
         self._batch_calls = BatchCalls(storage, runtime, self._ask_index)
-        self._journal_check: asyncio.Task[None] | None = None
+        self._journal_check: asyncio.Task[int] | None = None
+        self._writing_check: asyncio.Task[None] | None = None
         self.writing = WriteStatus()
         """Renewed by `check_serving`."""
         self._following_servers: asyncio.Task[None] | None = None
@@ -191,9 +192,10 @@ class Engine:
             await asyncio.gather(self._following_servers, return_exceptions=True)
         if self._enforcing_bounds is not None:
             self._enforcing_bounds.cancel()
-        if self._journal_check is not None:
-            self._journal_check.cancel()
-            await asyncio.gather(self._journal_check, return_exceptions=True)
+        checks = [check for check in (self._journal_check, self._writing_check) if check is not None]
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
         await self.operations.stop()
         await self.reembedding.stop()
         await self.transfers.stop()
@@ -276,19 +278,15 @@ class Engine:
         )
 
     async def _journal_answers(self) -> bool:
+        if self._writing_check is None or self._writing_check.done():
+            self._writing_check = asyncio.create_task(self._journal.check_writing())  # a disk that hangs keeps it
         if self._journal_check is None:
-            self._journal_check = asyncio.create_task(self._check_journal())
+            self._journal_check = asyncio.create_task(self._journal.outbox_last())
         await asyncio.wait({self._journal_check}, timeout=JOURNAL_TIMEOUT_S)
         if not self._journal_check.done():
             return False  # no second query: each occupies one of the journal's few readers
         asked, self._journal_check = self._journal_check, None
         return asked.exception() is None
-
-    async def _check_journal(self) -> None:
-        try:
-            await self._journal.outbox_last()
-        finally:
-            await self._journal.check_writing()
 
     async def run_maintenance(self) -> None:
         """Forget, erase and prune what is due now instead of at the next interval."""
