@@ -48,7 +48,7 @@ class Checkpoints:
         for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0"):
             self._connection.execute(f"PRAGMA {pragma}")
         (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
-        self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # opens the files
+        self.read_latest()  # opens the files
         # Closed last: closing any descriptor of the file drops the locks of this process on it.
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -56,6 +56,14 @@ class Checkpoints:
         self._pages: set[int] = set()
         """Pages of the log that are not known to be clean in the database file."""
         self._marked = self._mark.read_text("ascii", "replace") if self._mark.exists() else ""
+
+    def read_latest(self) -> None:
+        """Read the latest state, so that no reader is the first. Call after each commit.
+
+        The first reader after a commit writes its mark into the WAL index, a mapped file. On a disk that hangs that
+        page fault does not return, and neither does any other reader's.
+        """
+        self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
 
     def checkpoint_if_long(self, frames: int) -> None:
         """Checkpoint if that many frames are in the log. Call after each commit."""

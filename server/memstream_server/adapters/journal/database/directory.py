@@ -227,6 +227,7 @@ class DirectoryDatabase:
 
     def tend_log(self) -> None:
         """See database.py."""
+        self._checkpoints.read_latest()
         self._checkpoints.checkpoint_if_long(sqlite.WAL_CHECKPOINT_PAGES)
 
     def scrub(self) -> bool:
