@@ -81,7 +81,7 @@ class KnownPairs:
 
     def of(self, fragment_id: str) -> tuple[Suspicion, ...]:
         """The open suspicions that name the fragment, in order of their ids."""
-        return tuple(one for one in self.all_of(fragment_id) if not one.apart)
+        return tuple(one for one in self.all_of(fragment_id) if not one.apart) if self._of else ()
 
     def all_of(self, fragment_id: str) -> tuple[Suspicion, ...]:
         """The pairs with the fragment, in order of their ids."""

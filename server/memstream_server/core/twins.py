@@ -50,36 +50,36 @@ def share_of(one: Words, other: Words) -> float:
 def put_later_first(
     found: Sequence[Fragment],
     scores: Sequence[float],
-    observed: Sequence[tuple[int, int]],
+    observed: Callable[[Fragment], tuple[int, int]],
     words_of: Callable[[Fragment], Words],
     are_apart: Callable[[str, str], bool],
 ) -> tuple[list[int], dict[int, int]]:
     """(an order of the results by Rules 2 and 3, as indices; the index of the latest twin by that of an earlier one).
 
-    found: results, best first; scores: theirs; observed: when each was said last, as Fragment.last_observed. are_apart:
+    found: results, best first; scores: theirs; observed: when one was said last, as Fragment.last_observed. are_apart:
     whether two ids are no twins by decision.
     """
     count = min(len(found), AMONG)
-    stated = [may_have_twins(one) for one in found[:count]]
+    words = {at: words_of(found[at]) for at in range(count) if may_have_twins(found[at])}
     order: list[int] = []
     later: dict[int, int] = {}
     left = list(range(count))
     while left:
         best = left.pop(0)
-        near = [at for at in left if stated[at] and scores[best] - scores[at] <= MARGIN] if stated[best] else []
-        group = [best, *(at for at in near if _are_twins(found[best], found[at], words_of, are_apart))]
-        group.sort(key=lambda at: observed[at], reverse=True)
-        later |= dict.fromkeys(group[1:], group[0])
+        group = [best]
+        if best in words:
+            group += [
+                at
+                for at in left
+                if at in words
+                and scores[best] - scores[at] <= MARGIN
+                and found[best].speaker == found[at].speaker
+                and share_of(words[best], words[at]) >= SHARE_MIN
+                and not are_apart(found[best].id, found[at].id)
+            ]
+        if len(group) > 1:
+            group.sort(key=lambda at: observed(found[at]), reverse=True)
+            later |= dict.fromkeys(group[1:], group[0])
+            left = [at for at in left if at not in group]
         order += group
-        left = [at for at in left if at not in later and at != group[0]]
     return [*order, *range(count, len(found))], later
-
-
-def _are_twins(
-    one: Fragment, other: Fragment, words_of: Callable[[Fragment], Words], are_apart: Callable[[str, str], bool]
-) -> bool:
-    return (
-        one.speaker == other.speaker
-        and share_of(words_of(one), words_of(other)) >= SHARE_MIN
-        and not are_apart(one.id, other.id)
-    )

@@ -84,7 +84,7 @@ def arrange_twins(
     order, later = put_later_first(
         found,
         scores,
-        list(map(last_observed, found)),
+        last_observed,
         read_words(working.record, analyzer, working.words),
         working.suspicions.are_apart,
     )
