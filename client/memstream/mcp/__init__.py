@@ -12,8 +12,7 @@ A tool that fails returns an error with advice, and the connection stays open. T
 Modules:
 tools: the eight tools.
 schema: types and descriptions of their arguments and results.
-plain: checks arguments and phrases errors for models.
-stdio: reads the messages of a host, and answers those that are none.
+plain: checks arguments and the lines of a host, and phrases errors for models.
 """
 
 from __future__ import annotations

@@ -1,25 +1,43 @@
-"""Checks arguments that a model passes to a tool, and explains invalid ones in one sentence.
+"""Checks what a model passes to a tool and what its host writes, and explains what is invalid in one sentence.
 
-null and "" mean that an argument is absent, as models write them. The error for an unknown argument lists the known
-ones, the error for an invalid value the allowed ones.
+A line of standard input that is no message, which the MCP library would drop, gets an answer. JavaScript hosts cut
+texts inside an emoji, which leaves half a surrogate pair: it is read as U+FFFD. Of arguments, null and "" mean that an
+argument is absent, as models write them. The error for an unknown argument lists the known ones, the error for an
+invalid value the allowed ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, cast
 
+import anyio
 from anyio import AsyncFile
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.stdio import stdio_server
-from mcp.types import CallToolResult, InputRequiredResult
+from mcp.shared.message import SessionMessage
+from mcp.types import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    CallToolResult,
+    ErrorData,
+    InputRequiredResult,
+    JSONRPCError,
+    jsonrpc_message_adapter,
+)
 from pydantic import ValidationError
 
 from memstream.argument_types import show_value
 from memstream.arguments import unknown_argument
-from memstream.mcp.stdio import HostLines
 
+Send = Callable[[SessionMessage], Awaitable[None]]
+_SENTENCES = {
+    PARSE_ERROR: "the line is not JSON: send each message as one JSON object on one line",
+    INVALID_REQUEST: 'the message is not JSON-RPC: it needs "jsonrpc": "2.0", a "method" and "params" as an object',
+}
 _PLAINER = {
     "missing": "is required",
     "string_pattern_mismatch": "is not an id as recall and list give them",
@@ -87,3 +105,52 @@ def _explain_error(error: Mapping[str, Any]) -> str:
 def _join_alternatives(whats: list[str]) -> str:
     alternatives = list(dict.fromkeys(what.removeprefix("must be ") for what in whats))
     return f"must be {' or '.join(alternatives)}" if all(what.startswith("must be ") for what in whats) else whats[0]
+
+
+class HostLines:
+    """The lines of standard input that are messages. `send` is set to what sends an error for any other line."""
+
+    def __init__(self) -> None:
+        # Another file object: the library's would close standard input.
+        lines = open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        self._lines = anyio.wrap_file(lines)
+        self.send: Send | None = None
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for line in self._lines:
+            message, code = _read_message(line)
+            if code:
+                await self._reject(message, code)
+            elif message is not None:
+                yield json.dumps(message)
+
+    async def _reject(self, message: Any, code: int) -> None:
+        called = message.get("id") if isinstance(message, dict) else None
+        known = called if _is_id(called) else None
+        error = JSONRPCError(jsonrpc="2.0", id=known, error=ErrorData(code=code, message=_SENTENCES[code]))
+        assert self.send is not None
+        await self.send(SessionMessage(error))
+
+
+def _read_message(line: str) -> tuple[Any, int]:
+    """(the message, 0), (what was read instead, the code of the error), or (None, 0) for an empty line."""
+    if not line.strip():
+        return None, 0
+    try:
+        message = json.loads(_whole_characters(json.dumps(json.loads(line), ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return None, PARSE_ERROR
+    try:
+        jsonrpc_message_adapter.validate_python(message, by_name=False)
+    except ValidationError:
+        return message, INVALID_REQUEST
+    # The library takes a request with another id for a notification, and never answers it.
+    return message, 0 if "id" not in message or _is_id(message["id"]) else INVALID_REQUEST
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _whole_characters(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

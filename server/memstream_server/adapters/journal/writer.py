@@ -140,7 +140,7 @@ class Writer:
     async def submit(self, work: Callable[[Connection], T], rows: int, adds: bool, memory: str = "") -> T:
         """Run `work` in a transaction; returns its result once durable. Call on the event loop only.
 
-        `memory`: the uid of the memory that it writes: its writes are applied in order, whoever they are for.
+        `memory`: the uid of the memory that it writes: its writes are applied in order, for all callers.
         """
         memory = memory or (work.memory if isinstance(work, JointWork) else "")
         if self._closed:
