@@ -23,6 +23,7 @@ class Cable:
         self._whole = asyncio.Event()
         self._refusing = False
         self._writers: set[asyncio.StreamWriter] = set()
+        self._carrying: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -61,10 +62,11 @@ class Cable:
         """Stops listening and ends the tasks of the connections, so that the loop can be closed."""
         if self._server is not None:
             self._server.close()
-        carrying = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in carrying:
-            task.cancel()
-        await asyncio.gather(*carrying, return_exceptions=True)
+        # Tasks of asyncio that make a transport of an accepted socket are awaited: cancelled, they would leave it open.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks & self._carrying:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.sleep(0)  # the transports close their sockets
@@ -81,10 +83,15 @@ class Cable:
         if self._refusing:
             writer.transport.abort()
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self._carrying.add(task)
+        self._writers.add(writer)
         there, here = await asyncio.open_unix_connection(self._target)
-        self._writers |= {writer, here}
+        self._writers.add(here)
         await asyncio.gather(self._copy(reader, here), self._copy(there, writer))
         self._writers -= {writer, here}
+        self._carrying.discard(task)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # the connection has ended
