@@ -11,6 +11,7 @@ SITE := .cache/site-environment
 BROWSER := .cache/browser-environment
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+HOUSE_ARGS ?=
 BENCH_ARGS ?=
 # Everything that runs in the tests' own process. Slow callbacks are logged, and no failure.
 DEBUG_TESTS = tests/client tests/conversations tests/engine tests/models tests/rpc --deselect tests/rpc/test_fuzz_server.py
@@ -24,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Images of Python often set it, and then every server that a test starts compiles memstream anew: half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv demo test debug quick test-all test-versions crash fuzz check generate generate-clients agree lock site screenshots bench bench-fair bench-full bench-peers bench-servers format sbom audit build clean
+.PHONY: help venv demo test debug quick test-all test-versions crash fuzz check house generate generate-clients agree lock site screenshots bench bench-fair bench-full bench-peers bench-servers format sbom audit build clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +71,9 @@ fuzz: $(STAMP)  ## 200,000 hostile calls by gRPC, 50,000 by HTTP, attacks of 10 
 
 check: $(STAMP)  ## style, types, layers, contract, generated files
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+house: $(STAMP)  ## the figures of the code's shape with their limits and aims (HOUSE_ARGS=--record lowers the limits)
+	$(BIN)/python -m scripts.house $(HOUSE_ARGS)
 
 generate: $(STAMP)  ## write client/memstream/v1 from protos/, the generated pages of docs/ and the golden bytes
 	$(BIN)/buf format --write protos

@@ -1,6 +1,6 @@
 """The way of one observation and of one recall through the server: files, functions, calls.
 
-    python benchmarks/way.py [--list]
+    python benchmarks/way.py [--list | --json]
 
 A server runs with a profiler on all of its threads (the first argument `serve`, used by this program itself). After a
 warm-up, lone observations on an open stream until *stored*, and lone recalls on another, alternate with idle pauses.
@@ -8,7 +8,7 @@ Each is traced from its arrival until the server is idle again, reinforcement in
 ROUNDS, because background work adds calls to some. All words are known to the server: it analyses a new word once. A
 call is a function of memstream_server that is entered, or a coroutine or generator that is resumed. A change is a call
 that follows one of another file in the same thread. `--list` prints the calls of the last recall and observation, in
-order.
+order. `--json` prints the figures alone, by operation and column: scripts/house.py compares them with their limits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ WARM_UP = 20
 QUIET_S = 0.3
 """Time in which the work after an answer ends."""
 ROOT = str(Path(memstream_server.__file__).parent)
-AIMS = {"observation": (30, 200, 500), "recall": (28, 140, 350)}
 COLUMNS = ("files", "functions", "calls", "changes of file")
 
 
@@ -82,7 +81,9 @@ class TracedServer:
         command += ["--port-file", str(port_file), "--data", str(scratch / "data")]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMSTREAM_")}
         settings = {"MEMSTREAM_ACCESS_FLUSH_INTERVAL_S": "3600", "MEMSTREAM_INDEX_FLUSH_INTERVAL_S": "3600"}
-        self._process = subprocess.Popen(command, env=kept | settings, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, env=kept | settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         self._port_file = port_file
 
     async def address(self) -> str:
@@ -168,14 +169,18 @@ async def measure_way() -> dict[str, list[list[tuple[int, str, int, str]]]]:
 def main() -> None:
     """Print the table."""
     found = asyncio.run(measure_way())
+    figures = {
+        name: [min(each) for each in zip(*map(count_calls, rounds), strict=True)] for name, rounds in found.items()
+    }
+    if "--json" in sys.argv:
+        kept = {name: dict(zip(COLUMNS[:3], row, strict=False)) for name, row in figures.items() if name != "idle"}
+        print(json.dumps(kept))
+        return
     print(f"{'':14}" + "".join(f"{name:>18}" for name in COLUMNS))
-    for name, rounds in found.items():
-        figures = [min(each) for each in zip(*map(count_calls, rounds), strict=True)]
-        print(f"{name:14}" + "".join(f"{format_number(figure):>18}" for figure in figures))
-        if name in AIMS:
-            print(f"{'  aim':14}" + "".join(f"{aim:>18}" for aim in AIMS[name]))
+    for name, row in figures.items():
+        print(f"{name:14}" + "".join(f"{format_number(figure):>18}" for figure in row))
         if "--list" in sys.argv:
-            for _, file, line, called in rounds[-1]:
+            for _, file, line, called in found[name][-1]:
                 print(f"    {file.removeprefix(ROOT)}:{line} {called}")
 
 

@@ -7,6 +7,7 @@ run says how to repeat it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.journals import drop_schemas
 from tests.support.processes import stop_ignoring_interrupts
+
+FILES_OF_A_LONG_RUN = 50
 
 stop_ignoring_interrupts()
 # A server that has to compile the package takes 0.3 s of CPU longer to start.
@@ -28,7 +31,15 @@ settings.load_profile("repeatable")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the seed of a failed run; pytest's header, which has it, is missing with -q."""
+    """Print the slowest files of a long run, and the seed of a failed one: pytest's header is missing with -q."""
+    by_file: Counter[str] = Counter()
+    for report in (each for found in terminalreporter.stats.values() for each in found):
+        if isinstance(report, pytest.TestReport):
+            by_file[report.location[0]] += report.duration
+    if len(by_file) >= FILES_OF_A_LONG_RUN:
+        terminalreporter.section("slowest files, seconds")
+        for file, duration_s in by_file.most_common(10):
+            terminalreporter.write_line(f"{duration_s:8.1f} {file}")
     seed = config.getoption("randomly_seed", None)
     if seed is not None and {"failed", "error"} & terminalreporter.stats.keys():
         terminalreporter.write_line(f"Repeat the order and the random numbers of this run: --randomly-seed={seed}")

@@ -4,6 +4,8 @@ import { clone, create } from "@bufbuild/protobuf";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
 
+import { toAnswer } from "./answer.js";
+import type { Answer } from "./answer.js";
 import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes, raceSignal } from "./changes.js";
 import { checkedMessage, checkOptions } from "./checks.js";
@@ -18,11 +20,9 @@ import {
   unavailableError,
 } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
-import type { Fragment } from "./gen/memstream/v1/fragment_pb.js";
 import { RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
 import type {
   RecallDone,
-  Recollection,
   Recollections,
   RecallQuery,
   RecallRequest,
@@ -62,16 +62,6 @@ export interface RecallOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** The whole answer to a query. */
-export interface Answer {
-  /** Ranked, best first. */
-  readonly recollections: readonly Recollection[];
-  /** The short-term fragments in order, including those that are also ranked. */
-  readonly workingMemory: readonly Fragment[];
-  /** The revision that was read, what was considered, and the duration. */
-  readonly done: RecallDone;
-}
-
 /** Returns the query as a message. */
 export function toQuery(what: Query): RecallQuery {
   return checkedMessage(
@@ -86,19 +76,6 @@ function withTimeout(what: Query, timeoutMs: number): RecallQuery {
   const query = clone(RecallQuerySchema, toQuery(what));
   if (timeoutMs > 0 && timeoutMs <= TIMEOUT_MAX_MS) query.timeout ??= durationFromMs(Math.ceil(timeoutMs));
   return query;
-}
-
-/** Joins the parts of an answer. */
-export function toAnswer(parts: readonly Recollections[], done: RecallDone): Answer {
-  const recollections = parts.flatMap((part) => part.recollections);
-  const byId = new Map<string, Fragment>();
-  for (const { fragment } of recollections) if (fragment) byId.set(fragment.id, fragment);
-  for (const fragment of parts.flatMap((part) => part.workingMemory)) byId.set(fragment.id, fragment);
-  const workingMemory = parts
-    .flatMap((part) => part.workingMemoryIds)
-    .map((id) => byId.get(id))
-    .filter((fragment) => fragment !== undefined);
-  return { recollections, workingMemory, done };
 }
 
 /** A query that gets one answer. */

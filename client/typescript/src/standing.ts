@@ -5,10 +5,10 @@
  * yields the difference between the current answer and the one it yielded before: a reconnect loses nothing, and a slow
  * reader gets fewer, larger changes.
  */
+import type { Answer } from "./answer.js";
 import { Changes } from "./changes.js";
 import { asError, deadlineError, protocolViolationError } from "./errors.js";
 import type { RecallDone, RecallQuery, Recollection, Recollections } from "./gen/memstream/v1/stream_service_pb.js";
-import type { Answer } from "./recall.js";
 
 /** Options of a standing query. */
 export interface StandingOptions {

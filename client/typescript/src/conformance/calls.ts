@@ -4,9 +4,9 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { BadRequestSchema, ErrorInfoSchema } from "../gen/google/rpc/error_details_pb.js";
 import { connect, MemstreamError } from "../index.js";
 import type { WatchedEvent, Memory } from "../index.js";
-import type { Step } from "./clients.js";
 import { textOf } from "./matching.js";
 import { requestFault, Mismatch } from "./harness.js";
+import type { Step } from "./step.js";
 
 const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
 type Attempts = Record<string, (signal?: AbortSignal) => Promise<unknown>>;

@@ -3,11 +3,12 @@ import { Code } from "@connectrpc/connect";
 
 import { AckLevel, connect, EventType, MemstreamError } from "../index.js";
 import { Tier } from "../gen/memstream/v1/fragment_pb.js";
-import type { Client, Memory, RecallStream, Sent } from "../index.js";
+import type { Sent } from "../index.js";
 import { CALL_STEPS } from "./calls.js";
-import { compareValues, isObject, textOf } from "./matching.js";
+import { textOf } from "./matching.js";
 import type { JsonObject } from "./matching.js";
-import { requestFault, errorAsJson, Mismatch } from "./harness.js";
+import { requestFault, Mismatch } from "./harness.js";
+import { Step } from "./step.js";
 
 const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
 
@@ -19,52 +20,6 @@ export async function runClientStep(address: string, step: JsonObject): Promise<
     await run(new Step(address, client, client.memory(textOf(step["memory"])), step));
   } finally {
     client.close();
-  }
-}
-
-export class Step {
-  readonly producer: string;
-  readonly upto: number;
-
-  constructor(
-    readonly address: string,
-    readonly client: Client,
-    readonly memory: Memory,
-    readonly given: JsonObject,
-  ) {
-    this.producer = textOf(given["producer"]);
-    this.upto = Number(given["upto"]);
-  }
-
-  contentOf(number: number): string {
-    return `word${number} of ${this.producer}`;
-  }
-
-  /** Asks for the fault that the step has at this number, if any. */
-  async askAt(number: number): Promise<void> {
-    const what = isObject(this.given["at"]) ? this.given["at"][String(number)] : undefined;
-    if (typeof what === "string") await requestFault(what);
-  }
-
-  checkError(thrown: unknown): void {
-    const wrong = thrown instanceof MemstreamError ? compareValues(this.given["error"] ?? {}, errorAsJson(thrown), "error") : "no type";
-    if (wrong) throw new Mismatch(`it failed with ${String(thrown)}: ${wrong}`);
-  }
-
-  /** Waits for a failure and checks that it is the expected one. */
-  async expectFailure(attempt: Promise<unknown>): Promise<void> {
-    await attempt.then(
-      () => { throw new Mismatch("it did not fail"); },
-      (thrown: unknown) => { this.checkError(thrown); },
-    );
-  }
-
-  async queryOne(stream: RecallStream, number: number): Promise<void> {
-    const answer = await stream.query({ observation: { case: "text", value: `word${number}` }, limit: 1 });
-    const contents = answer.recollections.map((one) => one.fragment?.body.value);
-    if (contents.length !== 1 || contents[0] !== this.contentOf(number)) {
-      throw new Mismatch(`query ${number} found ${JSON.stringify(contents)}`);
-    }
   }
 }
 

@@ -1,0 +1,138 @@
+"""Print the shape of the house as a table, and fail where it got worse: `python -m scripts.house [--check | --record]`.
+
+A figure has a limit and an aim in scripts/house.json. Lower is better for all. `--check` ends with 1 if a figure is
+over its limit; `--record` lowers the limits to the figures of today and raises none. Who raises a limit edits the
+file and gives the reason in docs/decisions.md. `--cpu COMMAND...` runs a command and compares the CPU minutes of it
+and of its children with the limit of `test.cpu_minutes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.measure_code import ROOT, import_circles, module_imports, python_files, single_importer_modules
+
+RECORDS = Path(__file__).with_name("house.json")
+SERVER = ROOT / "server/memstream_server"
+TYPESCRIPT = ROOT / "client/typescript/src"
+WAY = ROOT / "benchmarks/way.py"
+CPU = "test.cpu_minutes"
+MEASURED_WITH_ROOM = {"calls": 1.05, CPU: 1.25}
+"""The room over a limit, by the last word of a figure or its name: background work adds calls, a busy machine CPU."""
+FIELD_WORDS = ("valid_until", "suspic", "supersed")
+TYPESCRIPT_IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*?\bfrom\s+["'](\.[^"']+)["']""", re.MULTILINE)
+
+
+def measure_files() -> Iterator[tuple[str, int]]:
+    """The figures that the files of the repository give."""
+    texts = [path.read_text("utf-8") for path in python_files(SERVER)]
+    yield "server.files", len(texts)
+    yield "server.lines", sum(text.count("\n") for text in texts)
+    imports = module_imports()
+    single = single_importer_modules(imports)
+    yield "server.single_importers", len(single)
+    yield "server.single_importers_in_own_package", sum(is_imported_by_its_package(imports, name) for name in single)
+    for word in FIELD_WORDS:
+        yield f"server.files_naming.{word}", sum(word in text for text in texts)
+    yield "circles.python", len(import_circles(imports))
+    yield "circles.typescript", len(import_circles(typescript_imports()))
+
+
+def is_imported_by_its_package(imports: dict[str, set[str]], name: str) -> bool:
+    """Whether a module of the same package imports this one."""
+    package = name.rpartition(".")[0]
+    return any(name in found and package in (one, one.rpartition(".")[0]) for one, found in imports.items())
+
+
+def typescript_imports() -> dict[str, set[str]]:
+    """The imports among the modules of the TypeScript SDK, imports of types included, without generated code."""
+    modules = {path for path in TYPESCRIPT.rglob("*.ts") if "gen" not in path.relative_to(TYPESCRIPT).parts}
+    found: dict[str, set[str]] = {}
+    for path in modules:
+        targets = {
+            (path.parent / name).resolve().with_suffix(".ts")
+            for name in TYPESCRIPT_IMPORT.findall(path.read_text("utf-8"))
+        }
+        found[str(path)] = {str(target) for target in targets & modules if target != path}
+    return found
+
+
+def measure_way() -> Iterator[tuple[str, int]]:
+    """The figures of benchmarks/way.py."""
+    run = subprocess.run([sys.executable, str(WAY), "--json"], capture_output=True, text=True, check=True, timeout=600)
+    for operation, figures in json.loads(run.stdout).items():
+        for column, figure in figures.items():
+            yield f"way.{operation}.{column}", figure
+
+
+def is_worse(name: str, figure: float, limit: float) -> bool:
+    """Whether a figure is over its limit and the room that its measurement needs."""
+    return figure > limit * MEASURED_WITH_ROOM.get(name, MEASURED_WITH_ROOM.get(name.rpartition(".")[2], 1))
+
+
+def report_worse(figures: dict[str, float], records: dict[str, dict[str, float]]) -> bool:
+    """Whether a figure is worse than its limit; prints those."""
+    worse = {name for name, figure in figures.items() if is_worse(name, figure, records[name]["limit"])}
+    for name in sorted(worse):
+        print(f"worse: {name} is {figures[name]:g}, the limit is {records[name]['limit']:g}", file=sys.stderr)
+    if worse:
+        print(
+            "make it no worse, or raise the limit in scripts/house.json and say why in docs/decisions.md",
+            file=sys.stderr,
+        )
+    return bool(worse)
+
+
+def print_table(figures: dict[str, float], records: dict[str, dict[str, float]]) -> None:
+    """Print each figure with its limit and its aim."""
+    print("| figure | today | limit | aim |\n|---|---|---|---|")
+    for name, figure in figures.items():
+        known = records.get(name, {})
+        print(f"| {name} | {figure:g} | {known.get('limit', '-')} | {known.get('aim', '-')} |")
+
+
+def lower_limits(figures: dict[str, float], records: dict[str, dict[str, float]]) -> None:
+    """Write each figure that is better than its limit, and those that have none."""
+    for name, figure in figures.items():
+        known = records.setdefault(name, {})
+        known["limit"] = min(figure, known.get("limit", figure))
+    RECORDS.write_text(json.dumps(records, indent=2) + "\n", "utf-8")
+
+
+def run_measured(command: list[str], records: dict[str, dict[str, float]]) -> int:
+    """The exit code of a command, or 1 if it took more CPU than the limit."""
+    code = subprocess.run(command, check=False).returncode
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    figures = {CPU: round((used.ru_utime + used.ru_stime) / 60, 2)}
+    print_table(figures, records)
+    return code or report_worse(figures, records)
+
+
+def main() -> int:
+    """Measure, print, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a figure is over its limit")
+    parser.add_argument("--record", action="store_true", help="lower the limits to the figures of today")
+    parser.add_argument(
+        "--cpu", nargs=argparse.REMAINDER, metavar="COMMAND", help="measure the CPU minutes of a command"
+    )
+    given = parser.parse_args()
+    records: dict[str, dict[str, float]] = json.loads(RECORDS.read_text("utf-8"))
+    if given.cpu:
+        return run_measured(given.cpu, records)
+    figures: dict[str, float] = {**dict(measure_files()), **dict(measure_way())}
+    print_table(figures, records)
+    if given.record:
+        lower_limits(figures, records)
+    return report_worse(figures, records) if given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
