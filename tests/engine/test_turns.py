@@ -13,7 +13,7 @@ import pytest
 from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import ACCOUNT, Account, Request
 from memstream_server.engine.runtime.threads import Threads, run_in_thread
-from memstream_server.engine.runtime.turns import FairQueue, in_slices, install_turns, pause_if_due
+from memstream_server.engine.runtime.turns import FairQueue, in_slices, install_turns, pause_if_due, take_turn
 
 
 @pytest.fixture
@@ -273,6 +273,20 @@ async def test_every_step_is_charged_to_the_account_of_its_task() -> None:
     turns.on_cost = None
     assert cost_s["much"] >= 0.03
     assert cost_s.keys() == {"much", "little"}
+
+
+async def test_a_step_takes_a_turn_once_its_caller_is_known() -> None:
+    turns, order = install_turns(), list[str]()
+    turns.charge(("heavy", ""), 1.0)
+
+    async def identify_late() -> None:
+        ACCOUNT.set(("heavy", ""))
+        await take_turn()
+        order.append("heavy")
+
+    owing = asyncio.create_task(identify_late())
+    await asyncio.gather(owing, asyncio.create_task(append(order, "light"), context=in_account(("light", ""))))
+    assert order == ["light", "heavy"]
 
 
 async def test_a_failed_step_is_charged_and_raises() -> None:

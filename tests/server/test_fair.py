@@ -1,12 +1,17 @@
 """Between a small call's request for a turn and that turn, at most one turn of another caller runs, whatever that one
-asks for."""
+asks for, on either port.
+
+The rpcs are those of the contract's descriptors. HTTP has all but those with a stream of requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
@@ -17,26 +22,30 @@ from memstream_server.app.running import run_server
 from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import Account
 from memstream_server.engine.runtime.turns import Turns, find_turns
+from memstream_server.rpc.access import keys
 from memstream_server.settings import Settings
 from tests.support.journals import only_sqlite
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the table of arguments is the benchmark's
 
-from heavy_calls import METHODS, Caller, World, find_missing, prepare_world
+from bench_http import free_address
+from heavy_calls import METHODS, Caller, find_missing, flood_http, prepare_world
 
 FRAGMENTS, CALLS, ROUNDS = 100, 3, 2
 BY_NAME = {method.name: method for method in METHODS}
+LIGHT, HEAVY = "key:light", "key:heavy"
 SMALL = {"namespace": "light", "memory": "small"}
+Flood = Callable[[MethodDescriptor], Coroutine[Any, Any, None]]
+"""Keeps calls of one rpc in flight."""
 
 
 class Recorder:
-    """The order in which steps ask for turns and get them. A step of the small calls costs a hundredth of any other."""
+    """The order in which steps ask for turns, get them and end. A step of the small calls costs a hundredth of any
+    other."""
 
     def __init__(self, turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[tuple[str, str]] = []
-        """("waits" or "runs", principal)."""
-        self.light = ""
-        """The principal of the small calls."""
+        """("waits", "runs" or "ends", principal). A step whose caller is known only after it began just ends."""
         wait, charge = turns.wait, turns.charge
 
         def record_wait(account: Account) -> asyncio.Future[None]:
@@ -44,21 +53,26 @@ class Recorder:
             return wait(account)
 
         def charge_evenly(account: Account, _cost_s: float) -> None:
-            charge(account, 0.00001 if account[0] == self.light else 0.001)
+            self.steps.append(("ends", account[0]))
+            charge(account, 0.00001 if account[0] == LIGHT else 0.001)
 
         monkeypatch.setattr(turns, "wait", record_wait)
         monkeypatch.setattr(turns, "charge", charge_evenly)
         monkeypatch.setattr(turns, "on_turn", lambda account: account and self.steps.append(("runs", account[0])))
 
+    def count_steps(self, principal: str) -> int:
+        """Steps that have ended."""
+        return self.steps.count(("ends", principal))
+
     def count_turns_behind(self) -> int:
         """The most turns of others between a request of the small calls for a turn and the turn."""
         most, behind, waits = 0, 0, False
         for what, principal in self.steps:
-            if principal != self.light:
+            if principal != LIGHT:
                 behind += waits and what == "runs"
             elif what == "waits":
                 behind, waits = 0, True
-            elif waits:
+            elif what == "runs" and waits:
                 most, waits = max(most, behind), False
         return most
 
@@ -73,23 +87,31 @@ async def call_beside(light: Caller) -> None:
         await light.call(BY_NAME["ObserveBatch"], observation)
 
 
-async def measure_beside(
-    method: MethodDescriptor, world: World, heavy: Caller, light: Caller, recorder: Recorder
-) -> tuple[int, int]:
-    """(turns that a small call waited for, turns of the heavy calls)."""
+async def measure_beside(flood: Flood, method: MethodDescriptor, light: Caller, recorder: Recorder) -> tuple[int, int]:
+    """(turns that a small call waited for, steps of the heavy calls)."""
     recorder.steps.clear()
-    flood = asyncio.create_task(heavy.flood(method, world, CALLS))
+    flooding = asyncio.create_task(flood(method))
     try:
-        while not recorder.steps:
-            assert not flood.done(), flood.exception()
+        while not recorder.count_steps(HEAVY):
+            assert not flooding.done(), flooding.exception()
             await asyncio.sleep(0)
         await call_beside(light)
-        assert not flood.done(), flood.exception()
+        assert not flooding.done(), flooding.exception()
     finally:
-        flood.cancel()
-        await asyncio.gather(flood, return_exceptions=True)
-    others = sum(what == "runs" and principal != recorder.light for what, principal in recorder.steps)
-    return recorder.count_turns_behind(), others
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+    return recorder.count_turns_behind(), recorder.count_steps(HEAVY)
+
+
+def make_access(directory: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """Settings with a key for each caller, and the keys: HTTP has a connection for each call, and without a key each
+    connection is a caller of its own."""
+    keys_file, policy_file = directory / "keys.json", directory / "policy.toml"
+    names = {each.removeprefix("key:"): each for each in (LIGHT, HEAVY)}
+    grants = (f'[[grant]]\nwho = ["{each}"]\nnamespaces = ["*"]\nverbs = ["*"]\n' for each in names.values())
+    policy_file.write_text("\n".join(grants), "utf-8")
+    given = {each: keys.create_key(keys_file, name)[1] for name, each in names.items()}
+    return {"api_keys_file": keys_file, "access_policy_file": policy_file}, given
 
 
 def test_every_rpc_has_its_largest_arguments() -> None:
@@ -97,20 +119,29 @@ def test_every_rpc_has_its_largest_arguments() -> None:
 
 
 @only_sqlite("turns of the loop, slowed down so much that leases end")
-async def test_a_small_call_waits_for_one_turn_beside_each_rpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("port", ["gRPC", "HTTP"])
+async def test_a_small_call_waits_for_one_turn_beside_each_rpc(
+    port: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(turns_module, "BUDGET_S", 0.0)  # no two turns share an iteration of the loop
-    settings = Settings(data_dir=tmp_path, listen="127.0.0.1:0", http_listen="")
+    access, given = make_access(tmp_path)
+    http = free_address()
+    settings = Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", http_listen=http, **access)
     async with run_server(settings) as running, contextlib.AsyncExitStack() as stack:
         turns = find_turns()
         assert turns is not None
-        heavy, light = Caller(running.address), Caller(running.address)
+        heavy, light = Caller(running.address, given[HEAVY]), Caller(running.address, given[LIGHT])
         for caller in (heavy, light):
             stack.push_async_callback(caller.close)
         world = await prepare_world(heavy, "heavy", FRAGMENTS)
         await light.call(BY_NAME["CreateMemory"], memories.CreateMemoryRequest(**SMALL))
         recorder = Recorder(turns, monkeypatch)
-        await call_beside(light)
-        recorder.light = recorder.steps[0][1]
-        found = {method.name: await measure_beside(method, world, heavy, light, recorder) for method in METHODS}
-    assert [name for name, (_, others) in found.items() if not others] == []
+
+        def flood(method: MethodDescriptor) -> Coroutine[Any, Any, None]:
+            if port == "HTTP":
+                return flood_http(http, method, world, CALLS, given[HEAVY])
+            return heavy.flood(method, world, CALLS)
+
+        methods = [one for one in METHODS if port == "gRPC" or not one.client_streaming]
+        found = {each.name: await measure_beside(flood, each, light, recorder) for each in methods}
     assert {name: behind for name, (behind, _) in found.items() if behind > 1} == {}

@@ -450,6 +450,13 @@ def charge_callback(began_s: float) -> None:
         turns.charge(account, perf_counter() - began_s)
 
 
+async def take_turn() -> None:
+    """End the present step if its account, which was unknown when it began, would have to wait for its turn."""
+    turns, account = find_turns(), ACCOUNT.get()
+    if turns is not None and account is not None and not turns.may_run(account):
+        await asyncio.sleep(0)
+
+
 async def pause_if_due() -> None:
     """End the present step if it has taken SLICE_S: the next one waits for a turn."""
     turns = find_turns()

@@ -27,6 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from memstream_server.engine.errors import CapabilityMissing, EngineError, InvalidField
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Request
+from memstream_server.engine.runtime.turns import take_turn
 from memstream_server.rpc.calls import REQUEST_ID
 from memstream_server.rpc.http.application import current_refusal, peer_uris
 from memstream_server.rpc.http.call import HttpCall, metadata_of, peer_of
@@ -122,6 +123,7 @@ class _Admission:
             holder = await self._identify(f"/{method.service_name}/{method.name}", call)
             ACCOUNT.set((holder, ""))
             REQUEST.set(Request())
+            await take_turn()  # a call whose body has arrived may need no other step
             size = self._body_bytes(context)
             await self._reader.budget.take_bytes(holder, size)
         except Exception as error:
