@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic.fields import FieldInfo
 from memstream.status import _BY_REASON
 from memstream_server.core.policy import DBGPT, DEFAULT, iterate_tunables
 from memstream_server.engine.operations.transfer.lines import build_schema
+from memstream_server.rpc.errors import CODES, RULES
 from memstream_server.settings import ENV_PREFIX, Settings
 from scripts.chart import FILES
 from scripts.contract_page import contract_page, reasons
@@ -53,7 +53,6 @@ measured best; `dbgpt` behaves as DB-GPT's memories do.
 ERRORS_TABLE = """| reason | code | class | metadata | meaning |
 |---|---|---|---|---|
 """
-METADATA = re.compile(r"Metadata: ((?:[a-z_]+\??(?: \([^)]*\))?(?:, )?)+)\.")
 
 
 def settings_page() -> str:
@@ -99,19 +98,12 @@ GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
 """The text of every generated file, by path."""
 
 
-def metadata_keys(comment: str) -> list[str]:
-    """The keys of ErrorInfo.metadata in a reason's comment; optional keys end with "?"."""
-    listed = METADATA.search(comment)
-    return re.findall(r"([a-z_]+\??)(?: \([^)]*\))?", listed[1]) if listed else []
-
-
 def _reason_row(reason: str, comment: str) -> str:
-    code, _, meaning = METADATA.sub("", comment).partition(". ")
-    code, waits, _ = code.partition(", with RetryInfo")
-    meaning = " ".join(meaning.split()).replace("What to do:", "**Do:**") + (" Comes with RetryInfo." if waits else "")
-    listed = METADATA.search(comment)
-    keys = re.sub(r"(^|, )([a-z_]+\??)", r"\1`\2`", listed[1]) if listed else ""
-    return _table_row(f"`{reason}`", code, f"`{_BY_REASON[reason].__name__}`", keys, meaning)
+    found = RULES[reason]
+    waits = " Comes with RetryInfo." if found.HasField("retry_delay") else ""
+    keys = ", ".join([*(f"`{key}`" for key in found.metadata), *(f"`{key}`?" for key in found.optional_metadata)])
+    meaning = comment.replace("What to do:", "**Do:**") + waits
+    return _table_row(f"`{reason}`", CODES[reason].name, f"`{_BY_REASON[reason].__name__}`", keys, meaning)
 
 
 def _settings_row(name: str, field: FieldInfo) -> str:

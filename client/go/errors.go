@@ -90,11 +90,14 @@ func (e *Error) Is(target error) bool {
 
 // Transient says that the same call may succeed later: wait RetryAfter, if given, and try again.
 func (e *Error) Transient() bool {
+	if value := e.Reason.Descriptor().Values().ByNumber(e.Reason.Number()); value != nil {
+		if rule, ok := proto.GetExtension(value.Options(), v1.E_Rule).(*v1.ErrorRule); ok && rule != nil {
+			return rule.GetTransient()
+		}
+	}
 	switch e.Code {
-	case codes.Unavailable, codes.DeadlineExceeded:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
 		return true
-	case codes.ResourceExhausted:
-		return e.Reason != v1.ErrorReason_ERROR_REASON_WINDOW_EXCEEDED
 	}
 	return false
 }

@@ -16,9 +16,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream_server.rpc.errors import CODES, DOMAIN
-from scripts.contract_page import reasons
-from scripts.document import metadata_keys
+from memstream_server.rpc.errors import CODES, DOMAIN, RULES
 from tests.access.calls import METHODS, path_of
 from tests.support.fuzzing import Fuzzer, parse_answer
 
@@ -40,7 +38,6 @@ CALL_WEIGHTS |= {"DeleteMemory": 0.05, "ReflectMemory": 0.3, "ClearMemory": 0.1}
 BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 NOT_OF_CLIENTS = {"INTERNAL", "STORAGE_FULL", "MODEL_UNAVAILABLE", "SHUTTING_DOWN", "OWNER_UNAVAILABLE"}
 """Reasons that no request may cause on a healthy server."""
-KEYS = {reason: metadata_keys(comment) for reason, comment in reasons()}
 
 
 @dataclass
@@ -203,13 +200,13 @@ def _judge_status(
     info = error_details_pb2.ErrorInfo()
     with contextlib.suppress(DecodeError):
         next((detail for detail in status.details if detail.Unpack(info)), None)
-    allowed = KEYS.get(info.reason)
+    rule = RULES.get(info.reason)
     given = set(info.metadata)
-    if allowed is None or info.domain != DOMAIN:
+    if rule is None or info.domain != DOMAIN:
         report.fail(f"reason {info.reason!r} of {info.domain!r}: {status}", method, sent)
         return info.reason
-    if not {key for key in allowed if not key.endswith("?")} <= given <= {key.rstrip("?") for key in allowed}:
-        report.fail(f"{info.reason} has {sorted(given)}, documented is {allowed}", method, sent)
+    if not set(rule.metadata) <= given <= {*rule.metadata, *rule.optional_metadata}:
+        report.fail(f"{info.reason} has {sorted(given)}, its rule is {rule}", method, sent)
     if CODES[info.reason].value[0] != status.code:
         report.fail(f"{info.reason} with code {status.code}", method, sent)
     if info.reason == "JOURNAL_UNAVAILABLE":

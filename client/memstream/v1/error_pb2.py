@@ -22,9 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memstream/v1/error.proto\x12\x0cmemstream.v1*\xe1\t\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12#\n\x1f\x45RROR_REASON_PROTOCOL_VIOLATION\x10\x02\x12\x1d\n\x19\x45RROR_REASON_SEQUENCE_GAP\x10\x03\x12\"\n\x1e\x45RROR_REASON_SEQUENCE_CONFLICT\x10\x04\x12!\n\x1d\x45RROR_REASON_ROUTING_MISMATCH\x10\x05\x12!\n\x1d\x45RROR_REASON_MEMORY_NOT_FOUND\x10\x06\x12#\n\x1f\x45RROR_REASON_FRAGMENT_NOT_FOUND\x10\x07\x12$\n ERROR_REASON_OPERATION_NOT_FOUND\x10\x08\x12\'\n#ERROR_REASON_CONVERSATION_NOT_FOUND\x10\t\x12\x1e\n\x1a\x45RROR_REASON_MEMORY_EXISTS\x10\n\x12$\n ERROR_REASON_REQUEST_ID_CONFLICT\x10\x0b\x12\x1e\n\x1a\x45RROR_REASON_ETAG_MISMATCH\x10\x0c\x12$\n ERROR_REASON_PRODUCER_SUPERSEDED\x10\r\x12\x1d\n\x19\x45RROR_REASON_BACKLOG_FULL\x10\x0e\x12\x1d\n\x19\x45RROR_REASON_STORAGE_FULL\x10\x0f\x12 \n\x1c\x45RROR_REASON_WINDOW_EXCEEDED\x10\x10\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x11\x12\"\n\x1e\x45RROR_REASON_MODEL_UNAVAILABLE\x10\x12\x12$\n ERROR_REASON_JOURNAL_UNAVAILABLE\x10\x13\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\x14\x12\"\n\x1e\x45RROR_REASON_OWNER_UNAVAILABLE\x10\x15\x12\x1f\n\x1b\x45RROR_REASON_MODEL_MISMATCH\x10\x16\x12\x1e\n\x1a\x45RROR_REASON_KIND_MISMATCH\x10\x17\x12!\n\x1d\x45RROR_REASON_CURSOR_COMPACTED\x10\x18\x12\x1c\n\x18\x45RROR_REASON_CURSOR_VOID\x10\x19\x12%\n!ERROR_REASON_REVISION_NOT_REACHED\x10\x1a\x12#\n\x1f\x45RROR_REASON_CAPABILITY_MISSING\x10\x1b\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x1c\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x1d\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x1e\x12\x1f\n\x1b\x45RROR_REASON_MEMORY_DELETED\x10\x1f\x12#\n\x1f\x45RROR_REASON_PAGE_TOKEN_INVALID\x10 \x12 \n\x1c\x45RROR_REASON_QUERY_ID_IN_USE\x10(\x12\x1e\n\x1a\x45RROR_REASON_QUERY_TIMEOUT\x10)\x12 \n\x1c\x45RROR_REASON_QUERY_CANCELLED\x10*BK\n\x10\x64\x65v.memstream.v1B\nErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18memstream/v1/error.proto\x12\x0cmemstream.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\x89\x01\n\tErrorRule\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12.\n\x0bretry_delay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\ttransient\x18\x03 \x01(\x08\x12\x10\n\x08metadata\x18\x04 \x03(\t\x12\x19\n\x11optional_metadata\x18\x05 \x03(\t*\x8d\x12\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12<\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x1a\x1c\xe2\xe0\x18\x18\n\x10INVALID_ARGUMENT*\x04line\x12>\n\x1f\x45RROR_REASON_PROTOCOL_VIOLATION\x10\x02\x1a\x19\xe2\xe0\x18\x15\n\x13\x46\x41ILED_PRECONDITION\x12K\n\x19\x45RROR_REASON_SEQUENCE_GAP\x10\x03\x1a,\xe2\xe0\x18(\n\x13\x46\x41ILED_PRECONDITION\"\x11\x65xpected_sequence\x12G\n\x1e\x45RROR_REASON_SEQUENCE_CONFLICT\x10\x04\x1a#\xe2\xe0\x18\x1f\n\x13\x46\x41ILED_PRECONDITION\"\x08sequence\x12\x39\n\x1d\x45RROR_REASON_ROUTING_MISMATCH\x10\x05\x1a\x16\xe2\xe0\x18\x12\n\x10INVALID_ARGUMENT\x12\x45\n\x1d\x45RROR_REASON_MEMORY_NOT_FOUND\x10\x06\x1a\"\xe2\xe0\x18\x1e\n\tNOT_FOUND\"\tnamespace\"\x06memory\x12\x38\n\x1f\x45RROR_REASON_FRAGMENT_NOT_FOUND\x10\x07\x1a\x13\xe2\xe0\x18\x0f\n\tNOT_FOUND\"\x02id\x12\x39\n ERROR_REASON_OPERATION_NOT_FOUND\x10\x08\x1a\x13\xe2\xe0\x18\x0f\n\tNOT_FOUND\"\x02id\x12\x46\n#ERROR_REASON_CONVERSATION_NOT_FOUND\x10\t\x1a\x1d\xe2\xe0\x18\x19\n\tNOT_FOUND\"\x0c\x63onversation\x12^\n\x1a\x45RROR_REASON_MEMORY_EXISTS\x10\n\x1a>\xe2\xe0\x18:\n\x0e\x41LREADY_EXISTS\"\tnamespace*\x06memory*\x0c\x63onversation*\x07\x64iffers\x12:\n ERROR_REASON_REQUEST_ID_CONFLICT\x10\x0b\x1a\x14\xe2\xe0\x18\x10\n\x0e\x41LREADY_EXISTS\x12\x33\n\x1a\x45RROR_REASON_ETAG_MISMATCH\x10\x0c\x1a\x13\xe2\xe0\x18\x0f\n\x07\x41\x42ORTED\"\x04\x65tag\x12\x33\n ERROR_REASON_PRODUCER_SUPERSEDED\x10\r\x1a\r\xe2\xe0\x18\t\n\x07\x41\x42ORTED\x12@\n\x19\x45RROR_REASON_BACKLOG_FULL\x10\x0e\x1a!\xe2\xe0\x18\x1d\n\x12RESOURCE_EXHAUSTED\x12\x05\x10\x80\x84\xaf_\x18\x01\x12=\n\x19\x45RROR_REASON_STORAGE_FULL\x10\x0f\x1a\x1e\xe2\xe0\x18\x1a\n\x12RESOURCE_EXHAUSTED\x12\x02\x08\x1e\x18\x01\x12:\n\x1c\x45RROR_REASON_WINDOW_EXCEEDED\x10\x10\x1a\x18\xe2\xe0\x18\x14\n\x12RESOURCE_EXHAUSTED\x12t\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x11\x1aS\xe2\xe0\x18O\n\x12RESOURCE_EXHAUSTED\x12\x02\x08\x01\x18\x01\"\x05quota\"\x05limit*\nmemory_uid*\x08revision*\x07ordinal*\x06number\x12;\n\x1e\x45RROR_REASON_MODEL_UNAVAILABLE\x10\x12\x1a\x17\xe2\xe0\x18\x13\n\x0bUNAVAILABLE\x12\x02\x08\x01\x18\x01\x12K\n ERROR_REASON_JOURNAL_UNAVAILABLE\x10\x13\x1a%\xe2\xe0\x18!\n\x0bUNAVAILABLE\x12\x06\x10\x80\xca\xb5\xee\x01\x18\x01*\x08incident\x12\x33\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\x14\x1a\x13\xe2\xe0\x18\x0f\n\x0bUNAVAILABLE\x18\x01\x12\x46\n\x1e\x45RROR_REASON_OWNER_UNAVAILABLE\x10\x15\x1a\"\xe2\xe0\x18\x1e\n\x0bUNAVAILABLE\x12\x06\x10\x80\xca\xb5\xee\x01\x18\x01*\x05\x62\x65gun\x12:\n\x1b\x45RROR_REASON_MODEL_MISMATCH\x10\x16\x1a\x19\xe2\xe0\x18\x15\n\x13\x46\x41ILED_PRECONDITION\x12\x39\n\x1a\x45RROR_REASON_KIND_MISMATCH\x10\x17\x1a\x19\xe2\xe0\x18\x15\n\x13\x46\x41ILED_PRECONDITION\x12\x46\n\x1d\x45RROR_REASON_CURSOR_COMPACTED\x10\x18\x1a#\xe2\xe0\x18\x1f\n\x0cOUT_OF_RANGE\"\x0foldest_revision\x12\x30\n\x18\x45RROR_REASON_CURSOR_VOID\x10\x19\x1a\x12\xe2\xe0\x18\x0e\n\x0cOUT_OF_RANGE\x12J\n!ERROR_REASON_REVISION_NOT_REACHED\x10\x1a\x1a#\xe2\xe0\x18\x1f\n\x11\x44\x45\x41\x44LINE_EXCEEDED\x18\x01\"\x08revision\x12\x44\n\x1f\x45RROR_REASON_CAPABILITY_MISSING\x10\x1b\x1a\x1f\xe2\xe0\x18\x1b\n\rUNIMPLEMENTED\"\ncapability\x12\x37\n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x1c\x1a\x15\xe2\xe0\x18\x11\n\x0fUNAUTHENTICATED\x12;\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x1d\x1a\x17\xe2\xe0\x18\x13\n\x11PERMISSION_DENIED\x12\x33\n\x15\x45RROR_REASON_INTERNAL\x10\x1e\x1a\x18\xe2\xe0\x18\x14\n\x08INTERNAL\"\x08incident\x12\x30\n\x1b\x45RROR_REASON_MEMORY_DELETED\x10\x1f\x1a\x0f\xe2\xe0\x18\x0b\n\tNOT_FOUND\x12;\n\x1f\x45RROR_REASON_PAGE_TOKEN_INVALID\x10 \x1a\x16\xe2\xe0\x18\x12\n\x10INVALID_ARGUMENT\x12\x42\n\x1c\x45RROR_REASON_QUERY_ID_IN_USE\x10(\x1a \xe2\xe0\x18\x1c\n\x10INVALID_ARGUMENT\"\x08query_id\x12\x39\n\x1a\x45RROR_REASON_QUERY_TIMEOUT\x10)\x1a\x19\xe2\xe0\x18\x15\n\x11\x44\x45\x41\x44LINE_EXCEEDED\x18\x01\x12\x31\n\x1c\x45RROR_REASON_QUERY_CANCELLED\x10*\x1a\x0f\xe2\xe0\x18\x0b\n\tCANCELLED:J\n\x04rule\x12!.google.protobuf.EnumValueOptions\x18\x8c\x8c\x03 \x01(\x0b\x32\x17.memstream.v1.ErrorRuleBK\n\x10\x64\x65v.memstream.v1B\nErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,6 +34,78 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memstream.v1.error_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.memstream.v1B\nErrorProtoP\001Z)memstream.dev/go/memstream/v1;memstreamv1'
-  _globals['_ERRORREASON']._serialized_start=43
-  _globals['_ERRORREASON']._serialized_end=1292
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_INVALID_FIELD"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_INVALID_FIELD"]._serialized_options = b'\342\340\030\030\n\020INVALID_ARGUMENT*\004line'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PROTOCOL_VIOLATION"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PROTOCOL_VIOLATION"]._serialized_options = b'\342\340\030\025\n\023FAILED_PRECONDITION'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SEQUENCE_GAP"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SEQUENCE_GAP"]._serialized_options = b'\342\340\030(\n\023FAILED_PRECONDITION\"\021expected_sequence'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SEQUENCE_CONFLICT"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SEQUENCE_CONFLICT"]._serialized_options = b'\342\340\030\037\n\023FAILED_PRECONDITION\"\010sequence'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_ROUTING_MISMATCH"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_ROUTING_MISMATCH"]._serialized_options = b'\342\340\030\022\n\020INVALID_ARGUMENT'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_NOT_FOUND"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_NOT_FOUND"]._serialized_options = b'\342\340\030\036\n\tNOT_FOUND\"\tnamespace\"\006memory'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_FRAGMENT_NOT_FOUND"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_FRAGMENT_NOT_FOUND"]._serialized_options = b'\342\340\030\017\n\tNOT_FOUND\"\002id'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_OPERATION_NOT_FOUND"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_OPERATION_NOT_FOUND"]._serialized_options = b'\342\340\030\017\n\tNOT_FOUND\"\002id'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CONVERSATION_NOT_FOUND"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CONVERSATION_NOT_FOUND"]._serialized_options = b'\342\340\030\031\n\tNOT_FOUND\"\014conversation'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_EXISTS"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_EXISTS"]._serialized_options = b'\342\340\030:\n\016ALREADY_EXISTS\"\tnamespace*\006memory*\014conversation*\007differs'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_REQUEST_ID_CONFLICT"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_REQUEST_ID_CONFLICT"]._serialized_options = b'\342\340\030\020\n\016ALREADY_EXISTS'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_ETAG_MISMATCH"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_ETAG_MISMATCH"]._serialized_options = b'\342\340\030\017\n\007ABORTED\"\004etag'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PRODUCER_SUPERSEDED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PRODUCER_SUPERSEDED"]._serialized_options = b'\342\340\030\t\n\007ABORTED'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_BACKLOG_FULL"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_BACKLOG_FULL"]._serialized_options = b'\342\340\030\035\n\022RESOURCE_EXHAUSTED\022\005\020\200\204\257_\030\001'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_STORAGE_FULL"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_STORAGE_FULL"]._serialized_options = b'\342\340\030\032\n\022RESOURCE_EXHAUSTED\022\002\010\036\030\001'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_WINDOW_EXCEEDED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_WINDOW_EXCEEDED"]._serialized_options = b'\342\340\030\024\n\022RESOURCE_EXHAUSTED'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUOTA_EXCEEDED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUOTA_EXCEEDED"]._serialized_options = b'\342\340\030O\n\022RESOURCE_EXHAUSTED\022\002\010\001\030\001\"\005quota\"\005limit*\nmemory_uid*\010revision*\007ordinal*\006number'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MODEL_UNAVAILABLE"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MODEL_UNAVAILABLE"]._serialized_options = b'\342\340\030\023\n\013UNAVAILABLE\022\002\010\001\030\001'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_JOURNAL_UNAVAILABLE"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_JOURNAL_UNAVAILABLE"]._serialized_options = b'\342\340\030!\n\013UNAVAILABLE\022\006\020\200\312\265\356\001\030\001*\010incident'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SHUTTING_DOWN"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_SHUTTING_DOWN"]._serialized_options = b'\342\340\030\017\n\013UNAVAILABLE\030\001'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_OWNER_UNAVAILABLE"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_OWNER_UNAVAILABLE"]._serialized_options = b'\342\340\030\036\n\013UNAVAILABLE\022\006\020\200\312\265\356\001\030\001*\005begun'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MODEL_MISMATCH"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MODEL_MISMATCH"]._serialized_options = b'\342\340\030\025\n\023FAILED_PRECONDITION'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_KIND_MISMATCH"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_KIND_MISMATCH"]._serialized_options = b'\342\340\030\025\n\023FAILED_PRECONDITION'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CURSOR_COMPACTED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CURSOR_COMPACTED"]._serialized_options = b'\342\340\030\037\n\014OUT_OF_RANGE\"\017oldest_revision'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CURSOR_VOID"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CURSOR_VOID"]._serialized_options = b'\342\340\030\016\n\014OUT_OF_RANGE'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_REVISION_NOT_REACHED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_REVISION_NOT_REACHED"]._serialized_options = b'\342\340\030\037\n\021DEADLINE_EXCEEDED\030\001\"\010revision'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CAPABILITY_MISSING"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_CAPABILITY_MISSING"]._serialized_options = b'\342\340\030\033\n\rUNIMPLEMENTED\"\ncapability'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_UNAUTHENTICATED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_UNAUTHENTICATED"]._serialized_options = b'\342\340\030\021\n\017UNAUTHENTICATED'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PERMISSION_DENIED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PERMISSION_DENIED"]._serialized_options = b'\342\340\030\023\n\021PERMISSION_DENIED'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_INTERNAL"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_INTERNAL"]._serialized_options = b'\342\340\030\024\n\010INTERNAL\"\010incident'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_DELETED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_MEMORY_DELETED"]._serialized_options = b'\342\340\030\013\n\tNOT_FOUND'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PAGE_TOKEN_INVALID"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_PAGE_TOKEN_INVALID"]._serialized_options = b'\342\340\030\022\n\020INVALID_ARGUMENT'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_ID_IN_USE"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_ID_IN_USE"]._serialized_options = b'\342\340\030\034\n\020INVALID_ARGUMENT\"\010query_id'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_TIMEOUT"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_TIMEOUT"]._serialized_options = b'\342\340\030\025\n\021DEADLINE_EXCEEDED\030\001'
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_CANCELLED"]._loaded_options = None
+  _globals['_ERRORREASON'].values_by_name["ERROR_REASON_QUERY_CANCELLED"]._serialized_options = b'\342\340\030\013\n\tCANCELLED'
+  _globals['_ERRORREASON']._serialized_start=249
+  _globals['_ERRORREASON']._serialized_end=2566
+  _globals['_ERRORRULE']._serialized_start=109
+  _globals['_ERRORRULE']._serialized_end=246
 # @@protoc_insertion_point(module_scope)

@@ -3,16 +3,22 @@
 isort:skip_file
 Why a call failed: the reasons found in google.rpc.ErrorInfo of a status."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import descriptor_pb2 as _descriptor_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf.internal import extension_dict as _extension_dict
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -25,233 +31,258 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Never sent."""
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
-    """INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
-    Example: an observation with empty content; page_size -1; a vector with NaN.
-    Metadata: line? (of an import).
+    """A field is missing, malformed or out of bounds; BadRequest says which. Example: an observation with empty content;
+    page_size -1; a vector with NaN. Metadata `line`: the line of an import.
     """
     ERROR_REASON_PROTOCOL_VIOLATION: _ErrorReason.ValueType  # 2
-    """FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
-    Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
+    """Stream messages came in an order the contract does not allow. Example: a batch before `open`; a second `open`; a
+    query after `close`. What to do: fix the client.
     """
     ERROR_REASON_SEQUENCE_GAP: _ErrorReason.ValueType  # 3
-    """FAILED_PRECONDITION. A batch does not start at the expected sequence number.
-    Metadata: expected_sequence.
-    Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
+    """A batch does not start at the expected sequence number. Example: 7 was sent where 5 was expected. What to do: open
+    again and continue from `opened`.
     """
     ERROR_REASON_SEQUENCE_CONFLICT: _ErrorReason.ValueType  # 4
-    """FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
-    share a producer name. What to do: give each its own.
+    """A sequence number was repeated with other content. Example: two processes share a producer name. What to do: give
+    each its own.
     """
     ERROR_REASON_ROUTING_MISMATCH: _ErrorReason.ValueType  # 5
-    """INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
+    """The metadata `memstream-memory` names another memory than the request."""
     ERROR_REASON_MEMORY_NOT_FOUND: _ErrorReason.ValueType  # 6
-    """NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
+    """There is no memory of that name. What to do: create it."""
     ERROR_REASON_FRAGMENT_NOT_FOUND: _ErrorReason.ValueType  # 7
-    """NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-    revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
-    request).
+    """There is no fragment with that id or external_id, or it has no such version, or it was not there at the revision of
+    `as_of`. Also: the memory has no receipt with that id. Metadata `id`: the id or external_id of the request.
     """
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
-    """NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
+    """There is no operation with that id, or it ended more than 7 days ago."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
-    """NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
+    """There is no such conversation, message or plan."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
-    name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
-    request).
+    """A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
+    `differs`: with exist_ok: the fields that differ from the request.
     """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
-    """ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request."""
+    """A request_id was repeated with a different request. What to do: use a new one per request."""
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
-    """ABORTED. The etag given is not the current one. What to do: read again, then decide.
-    Metadata: etag (the current one).
-    """
+    """The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one."""
     ERROR_REASON_PRODUCER_SUPERSEDED: _ErrorReason.ValueType  # 13
-    """ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
+    """A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
     ERROR_REASON_BACKLOG_FULL: _ErrorReason.ValueType  # 14
-    """RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
+    """Too many observations of this memory are received and not yet stored."""
     ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 15
-    """RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
-    space; writing continues without a restart.
+    """The journal's disk is full or nearly so; reads continue. What to do: free space; writing continues without a
+    restart.
     """
     ERROR_REASON_WINDOW_EXCEEDED: _ErrorReason.ValueType  # 16
-    """RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
+    """The client sent more than the window in `opened` allows."""
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 17
-    """RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
-    memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-    objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
-    that is not read: where to watch again).
+    """A quota of the caller, its namespace or the memory is used up. Example: the memory is full; such an observation is
+    rejected. What to do: wait as RetryInfo says; if the quota counts stored objects or bytes, delete some. Metadata
+    `quota`: its setting; the last four are of a watch that is not read, and say where to watch again.
     """
     ERROR_REASON_MODEL_UNAVAILABLE: _ErrorReason.ValueType  # 18
-    """UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
+    """A model this call needs does not answer."""
     ERROR_REASON_JOURNAL_UNAVAILABLE: _ErrorReason.ValueType  # 19
-    """UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
-    names a read-only or failing disk.
-    Metadata: incident? (to look up in the server's log).
+    """The journal cannot be written or read now, or a write's outcome is unknown. The message names a read-only or
+    failing disk. Metadata `incident`: to look up in the server's log.
     """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 20
-    """UNAVAILABLE. The server is going away. What to do: reconnect."""
+    """The server is going away. What to do: reconnect."""
     ERROR_REASON_OWNER_UNAVAILABLE: _ErrorReason.ValueType  # 21
-    """UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
-    servers. Metadata: begun? (the call may have been carried out).
+    """Another server owns the memory and cannot be reached, or it is moving between two servers. Metadata `begun`: the
+    call may have been carried out.
     """
     ERROR_REASON_MODEL_MISMATCH: _ErrorReason.ValueType  # 22
-    """FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
+    """The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
     ERROR_REASON_KIND_MISMATCH: _ErrorReason.ValueType  # 23
-    """FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
+    """The memory's kind lacks the requested tier or operation."""
     ERROR_REASON_CURSOR_COMPACTED: _ErrorReason.ValueType  # 24
-    """OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
-    no longer kept. Metadata: oldest_revision (the oldest one that is).
+    """The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is no longer
+    kept. Metadata `oldest_revision`: the oldest one that is.
     """
     ERROR_REASON_CURSOR_VOID: _ErrorReason.ValueType  # 25
-    """OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
-    future. What to do: start from ListFragments.
+    """The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the future. What
+    to do: start from ListFragments.
     """
     ERROR_REASON_REVISION_NOT_REACHED: _ErrorReason.ValueType  # 26
-    """DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""
+    """`min_revision` was not reached in time. Metadata `revision`: the current one."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 27
-    """UNIMPLEMENTED. This server does not have that capability.
-    Metadata: capability.
-    """
+    """This server does not have that capability."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 28
-    """UNAUTHENTICATED. The call has no credential, or one that is not accepted."""
+    """The call has no credential, or one that is not accepted."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 29
-    """PERMISSION_DENIED. The principal lacks the right for this in that namespace."""
+    """The principal lacks the right for this in that namespace."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 30
-    """INTERNAL. A defect of the server.
-    Metadata: incident (to look up in the server's log).
-    """
+    """A defect of the server. Metadata `incident`: to look up in the server's log."""
     ERROR_REASON_MEMORY_DELETED: _ErrorReason.ValueType  # 31
-    """NOT_FOUND. The memory was deleted while the call ran."""
+    """The memory was deleted while the call ran."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
-    """INVALID_ARGUMENT. The page token is from another call, or the arguments differ."""
+    """The page token is from another call, or the arguments differ."""
     ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
-    """INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
-    do: give every query its own. Metadata: query_id.
+    """A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
+    its own.
     """
     ERROR_REASON_QUERY_TIMEOUT: _ErrorReason.ValueType  # 41
-    """DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
+    """A query's own `timeout` passed before its answer was complete. The stream stays open."""
     ERROR_REASON_QUERY_CANCELLED: _ErrorReason.ValueType  # 42
-    """CANCELLED. The client cancelled the query."""
+    """The client cancelled the query."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel as
     google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
     grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
 
-    `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
-    and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+    Each has an ErrorRule, which programs can read from the descriptor: the code, the metadata, whether a repeat can help.
     """
 
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
-"""INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
-Example: an observation with empty content; page_size -1; a vector with NaN.
-Metadata: line? (of an import).
+"""A field is missing, malformed or out of bounds; BadRequest says which. Example: an observation with empty content;
+page_size -1; a vector with NaN. Metadata `line`: the line of an import.
 """
 ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason.ValueType  # 2
-"""FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
-Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
+"""Stream messages came in an order the contract does not allow. Example: a batch before `open`; a second `open`; a
+query after `close`. What to do: fix the client.
 """
 ERROR_REASON_SEQUENCE_GAP: ErrorReason.ValueType  # 3
-"""FAILED_PRECONDITION. A batch does not start at the expected sequence number.
-Metadata: expected_sequence.
-Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
+"""A batch does not start at the expected sequence number. Example: 7 was sent where 5 was expected. What to do: open
+again and continue from `opened`.
 """
 ERROR_REASON_SEQUENCE_CONFLICT: ErrorReason.ValueType  # 4
-"""FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
-share a producer name. What to do: give each its own.
+"""A sequence number was repeated with other content. Example: two processes share a producer name. What to do: give
+each its own.
 """
 ERROR_REASON_ROUTING_MISMATCH: ErrorReason.ValueType  # 5
-"""INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request."""
+"""The metadata `memstream-memory` names another memory than the request."""
 ERROR_REASON_MEMORY_NOT_FOUND: ErrorReason.ValueType  # 6
-"""NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory."""
+"""There is no memory of that name. What to do: create it."""
 ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
-"""NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
-request).
+"""There is no fragment with that id or external_id, or it has no such version, or it was not there at the revision of
+`as_of`. Also: the memory has no receipt with that id. Metadata `id`: the id or external_id of the request.
 """
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
-"""NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id."""
+"""There is no operation with that id, or it ended more than 7 days ago."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
-"""NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation."""
+"""There is no such conversation, message or plan."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
-name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
-request).
+"""A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
+`differs`: with exist_ok: the fields that differ from the request.
 """
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
-"""ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request."""
+"""A request_id was repeated with a different request. What to do: use a new one per request."""
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12
-"""ABORTED. The etag given is not the current one. What to do: read again, then decide.
-Metadata: etag (the current one).
-"""
+"""The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one."""
 ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
-"""ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
+"""A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
 ERROR_REASON_BACKLOG_FULL: ErrorReason.ValueType  # 14
-"""RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored."""
+"""Too many observations of this memory are received and not yet stored."""
 ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 15
-"""RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
-space; writing continues without a restart.
+"""The journal's disk is full or nearly so; reads continue. What to do: free space; writing continues without a
+restart.
 """
 ERROR_REASON_WINDOW_EXCEEDED: ErrorReason.ValueType  # 16
-"""RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows."""
+"""The client sent more than the window in `opened` allows."""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 17
-"""RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
-memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
-that is not read: where to watch again).
+"""A quota of the caller, its namespace or the memory is used up. Example: the memory is full; such an observation is
+rejected. What to do: wait as RetryInfo says; if the quota counts stored objects or bytes, delete some. Metadata
+`quota`: its setting; the last four are of a watch that is not read, and say where to watch again.
 """
 ERROR_REASON_MODEL_UNAVAILABLE: ErrorReason.ValueType  # 18
-"""UNAVAILABLE, with RetryInfo. A model this call needs does not answer."""
+"""A model this call needs does not answer."""
 ERROR_REASON_JOURNAL_UNAVAILABLE: ErrorReason.ValueType  # 19
-"""UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
-names a read-only or failing disk.
-Metadata: incident? (to look up in the server's log).
+"""The journal cannot be written or read now, or a write's outcome is unknown. The message names a read-only or
+failing disk. Metadata `incident`: to look up in the server's log.
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 20
-"""UNAVAILABLE. The server is going away. What to do: reconnect."""
+"""The server is going away. What to do: reconnect."""
 ERROR_REASON_OWNER_UNAVAILABLE: ErrorReason.ValueType  # 21
-"""UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
-servers. Metadata: begun? (the call may have been carried out).
+"""Another server owns the memory and cannot be reached, or it is moving between two servers. Metadata `begun`: the
+call may have been carried out.
 """
 ERROR_REASON_MODEL_MISMATCH: ErrorReason.ValueType  # 22
-"""FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
+"""The memory's vectors are of another model than the server's. What to do: `memstream reindex`."""
 ERROR_REASON_KIND_MISMATCH: ErrorReason.ValueType  # 23
-"""FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation."""
+"""The memory's kind lacks the requested tier or operation."""
 ERROR_REASON_CURSOR_COMPACTED: ErrorReason.ValueType  # 24
-"""OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
-no longer kept. Metadata: oldest_revision (the oldest one that is).
+"""The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is no longer
+kept. Metadata `oldest_revision`: the oldest one that is.
 """
 ERROR_REASON_CURSOR_VOID: ErrorReason.ValueType  # 25
-"""OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
-future. What to do: start from ListFragments.
+"""The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the future. What
+to do: start from ListFragments.
 """
 ERROR_REASON_REVISION_NOT_REACHED: ErrorReason.ValueType  # 26
-"""DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one)."""
+"""`min_revision` was not reached in time. Metadata `revision`: the current one."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 27
-"""UNIMPLEMENTED. This server does not have that capability.
-Metadata: capability.
-"""
+"""This server does not have that capability."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 28
-"""UNAUTHENTICATED. The call has no credential, or one that is not accepted."""
+"""The call has no credential, or one that is not accepted."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 29
-"""PERMISSION_DENIED. The principal lacks the right for this in that namespace."""
+"""The principal lacks the right for this in that namespace."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 30
-"""INTERNAL. A defect of the server.
-Metadata: incident (to look up in the server's log).
-"""
+"""A defect of the server. Metadata `incident`: to look up in the server's log."""
 ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
-"""NOT_FOUND. The memory was deleted while the call ran."""
+"""The memory was deleted while the call ran."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
-"""INVALID_ARGUMENT. The page token is from another call, or the arguments differ."""
+"""The page token is from another call, or the arguments differ."""
 ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
-"""INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
-do: give every query its own. Metadata: query_id.
+"""A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
+its own.
 """
 ERROR_REASON_QUERY_TIMEOUT: ErrorReason.ValueType  # 41
-"""DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open."""
+"""A query's own `timeout` passed before its answer was complete. The stream stays open."""
 ERROR_REASON_QUERY_CANCELLED: ErrorReason.ValueType  # 42
-"""CANCELLED. The client cancelled the query."""
+"""The client cancelled the query."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
+
+@_typing.final
+class ErrorRule(_message.Message):
+    """What a reason means to a program."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    RETRY_DELAY_FIELD_NUMBER: _builtins.int
+    TRANSIENT_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    OPTIONAL_METADATA_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """The name of the gRPC status code."""
+    transient: _builtins.bool
+    """The same call can succeed later."""
+    @_builtins.property
+    def retry_delay(self) -> _duration_pb2.Duration:
+        """A status with this reason always has RetryInfo; this is the delay unless the server knows a better one."""
+
+    @_builtins.property
+    def metadata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The keys that ErrorInfo.metadata always has. Values are texts, numbers in decimal digits. An Operation's error has no
+        metadata.
+        """
+
+    @_builtins.property
+    def optional_metadata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The keys that it has sometimes. There are no others."""
+
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        retry_delay: _duration_pb2.Duration | None = ...,
+        transient: _builtins.bool = ...,
+        metadata: _abc.Iterable[_builtins.str] | None = ...,
+        optional_metadata: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_delay", b"retry_delay"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "metadata", b"metadata", "optional_metadata", b"optional_metadata", "retry_delay", b"retry_delay", "transient", b"transient"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ErrorRule: _TypeAlias = ErrorRule  # noqa: Y015
+
+RULE_FIELD_NUMBER: _builtins.int
+rule: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.EnumValueOptions, Global___ErrorRule]
+"""The rule of an ErrorReason."""

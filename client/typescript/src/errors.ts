@@ -1,11 +1,12 @@
 /** The errors of this package. */
+import { getOption, hasOption } from "@bufbuild/protobuf";
 import type { Any } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError } from "@connectrpc/connect";
 
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 import type { BadRequest, ErrorInfo, RetryInfo } from "./gen/google/rpc/error_details_pb.js";
 import type { Status } from "./gen/google/rpc/status_pb.js";
-import { ErrorReason } from "./gen/memstream/v1/error_pb.js";
+import { ErrorReason, ErrorReasonSchema, rule } from "./gen/memstream/v1/error_pb.js";
 import type { GoingAway } from "./gen/memstream/v1/stream_service_pb.js";
 
 const DOMAIN = "memstream.dev";
@@ -60,8 +61,9 @@ export class MemstreamError extends ConnectError {
 
   /** Whether the same call may succeed later. */
   get transient(): boolean {
-    if (this.code === Code.ResourceExhausted) return this.reason !== ErrorReason.WINDOW_EXCEEDED;
-    return this.code === Code.Unavailable || this.code === Code.DeadlineExceeded;
+    const value = ErrorReasonSchema.value[this.reason];
+    if (hasOption(value, rule)) return getOption(value, rule).transient;
+    return [Code.Unavailable, Code.DeadlineExceeded, Code.ResourceExhausted].includes(this.code);
   }
 }
 

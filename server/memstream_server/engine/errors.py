@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
@@ -30,13 +30,11 @@ class FieldViolation:
 class EngineError(Exception):
     """Base class. `reason` is a name of memstream.v1.ErrorReason; `details` becomes ErrorInfo.metadata.
 
-    The details contain all `keys`, perhaps some `optional_keys`, and nothing else: error.proto documents them and a
-    test compares. The caller sees the message, so it never quotes a database or an endpoint.
+    The keys of the details are those that the reason's ErrorRule in error.proto names; a test compares. The caller sees
+    the message, so it never quotes a database or an endpoint.
     """
 
     reason = "INTERNAL"
-    keys: ClassVar[tuple[str, ...]] = ()
-    optional_keys: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -57,7 +55,6 @@ class InvalidField(EngineError):
     """A field is missing, malformed or out of bounds."""
 
     reason = "INVALID_FIELD"
-    optional_keys = ("line",)
 
 
 class ProtocolViolation(EngineError):
@@ -70,57 +67,48 @@ class SequenceGap(EngineError):
     """A batch does not start at the expected number."""
 
     reason = "SEQUENCE_GAP"
-    keys = ("expected_sequence",)
 
 
 class SequenceConflict(EngineError):
     """A number was reused with other content."""
 
     reason = "SEQUENCE_CONFLICT"
-    keys = ("sequence",)
 
 
 class MemoryNotFound(EngineError):
     """There is no memory of that name."""
 
     reason = "MEMORY_NOT_FOUND"
-    keys: ClassVar[tuple[str, ...]] = ("namespace", "memory")
 
 
 class MemoryDeleted(MemoryNotFound):
     """The memory was deleted while the call ran."""
 
     reason = "MEMORY_DELETED"
-    keys = ()
 
 
 class MemoryExists(EngineError):
     """A memory of that name exists; for an import also a conversation."""
 
     reason = "MEMORY_EXISTS"
-    keys = ("namespace",)
-    optional_keys = ("memory", "conversation", "differs")
 
 
 class FragmentNotFound(EngineError):
     """There is no fragment with that id or external id."""
 
     reason = "FRAGMENT_NOT_FOUND"
-    keys = ("id",)
 
 
 class ConversationNotFound(EngineError):
     """There is no such conversation, message or plan."""
 
     reason = "CONVERSATION_NOT_FOUND"
-    keys = ("conversation",)
 
 
 class OperationNotFound(EngineError):
     """There is no operation with that id, or its record has expired."""
 
     reason = "OPERATION_NOT_FOUND"
-    keys = ("id",)
 
 
 class RequestIdConflict(EngineError):
@@ -133,7 +121,6 @@ class QueryIdInUse(EngineError):
     """A query with that id is in flight on the stream."""
 
     reason = "QUERY_ID_IN_USE"
-    keys = ("query_id",)
 
 
 class QueryTimeout(EngineError):
@@ -158,7 +145,6 @@ class EtagMismatch(EngineError):
     """The etag is not the current one."""
 
     reason = "ETAG_MISMATCH"
-    keys = ("etag",)
 
 
 class ProducerSuperseded(EngineError):
@@ -183,7 +169,6 @@ class QuotaExceeded(EngineError):
     """A quota is exhausted. The details `quota` and `limit` give its name and value."""
 
     reason = "QUOTA_EXCEEDED"
-    keys = ("quota", "limit")
     refusal_delay_s = 0.0
     """How long the server delays the refusal."""
 
@@ -198,7 +183,6 @@ class JournalUnavailable(EngineError):
     """The journal cannot be written now, or the outcome of a write is unknown."""
 
     reason = "JOURNAL_UNAVAILABLE"
-    optional_keys = ("incident",)
 
 
 class ModelDown(EngineError):
@@ -232,28 +216,24 @@ class OwnedElsewhere(EngineError):
     """Another server owns the memory."""
 
     reason = "OWNER_UNAVAILABLE"
-    optional_keys = ("begun",)
 
 
 class LeaseLost(EngineError):
     """This server no longer owns its memories: the lease expired, or its connection was lost."""
 
     reason = "OWNER_UNAVAILABLE"
-    optional_keys = ("begun",)
 
 
 class OwnerUnreachable(EngineError):
     """The owner of the memory cannot be reached, or ended during the call."""
 
     reason = "OWNER_UNAVAILABLE"
-    optional_keys = ("begun",)
 
 
 class RevisionNotReached(EngineError):
     """min_revision was not reached in time."""
 
     reason = "REVISION_NOT_REACHED"
-    keys = ("revision",)
 
 
 class CursorVoid(EngineError):
@@ -266,14 +246,12 @@ class CursorCompacted(EngineError):
     """Events that old have been pruned."""
 
     reason = "CURSOR_COMPACTED"
-    keys = ("oldest_revision",)
 
 
 class CapabilityMissing(EngineError):
     """This server does not have that capability."""
 
     reason = "CAPABILITY_MISSING"
-    keys = ("capability",)
 
 
 REFUSED_RETRY_S = 5.0

@@ -1,4 +1,4 @@
-"""From the engine's errors to gRPC statuses: one table, and the google.rpc details of a status."""
+"""From the engine's errors to gRPC statuses by the rules of error.proto, and the google.rpc details of a status."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import structlog
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
+from memstream.v1.error_pb2 import ErrorReason, ErrorRule, rule
 from memstream_server.core.printable import escape_unprintable
 from memstream_server.engine.errors import EngineError, FieldViolation, JournalUnavailable, OwnerUnreachable
 from memstream_server.log_lines import site_of
@@ -32,55 +33,6 @@ _DESCRIPTION_BYTES_MAX = 200
 
 _Code = grpc.StatusCode
 
-CODES: dict[str, grpc.StatusCode] = {
-    "INVALID_FIELD": _Code.INVALID_ARGUMENT,
-    "PROTOCOL_VIOLATION": _Code.FAILED_PRECONDITION,
-    "SEQUENCE_GAP": _Code.FAILED_PRECONDITION,
-    "SEQUENCE_CONFLICT": _Code.FAILED_PRECONDITION,
-    "ROUTING_MISMATCH": _Code.INVALID_ARGUMENT,
-    "PAGE_TOKEN_INVALID": _Code.INVALID_ARGUMENT,
-    "MEMORY_NOT_FOUND": _Code.NOT_FOUND,
-    "MEMORY_DELETED": _Code.NOT_FOUND,
-    "FRAGMENT_NOT_FOUND": _Code.NOT_FOUND,
-    "OPERATION_NOT_FOUND": _Code.NOT_FOUND,
-    "CONVERSATION_NOT_FOUND": _Code.NOT_FOUND,
-    "MEMORY_EXISTS": _Code.ALREADY_EXISTS,
-    "REQUEST_ID_CONFLICT": _Code.ALREADY_EXISTS,
-    "ETAG_MISMATCH": _Code.ABORTED,
-    "PRODUCER_SUPERSEDED": _Code.ABORTED,
-    "BACKLOG_FULL": _Code.RESOURCE_EXHAUSTED,
-    "STORAGE_FULL": _Code.RESOURCE_EXHAUSTED,
-    "WINDOW_EXCEEDED": _Code.RESOURCE_EXHAUSTED,
-    "QUOTA_EXCEEDED": _Code.RESOURCE_EXHAUSTED,
-    "MODEL_UNAVAILABLE": _Code.UNAVAILABLE,
-    "JOURNAL_UNAVAILABLE": _Code.UNAVAILABLE,
-    "SHUTTING_DOWN": _Code.UNAVAILABLE,
-    "OWNER_UNAVAILABLE": _Code.UNAVAILABLE,
-    "MODEL_MISMATCH": _Code.FAILED_PRECONDITION,
-    "KIND_MISMATCH": _Code.FAILED_PRECONDITION,
-    "CURSOR_COMPACTED": _Code.OUT_OF_RANGE,
-    "CURSOR_VOID": _Code.OUT_OF_RANGE,
-    "REVISION_NOT_REACHED": _Code.DEADLINE_EXCEEDED,
-    "CAPABILITY_MISSING": _Code.UNIMPLEMENTED,
-    "UNAUTHENTICATED": _Code.UNAUTHENTICATED,
-    "PERMISSION_DENIED": _Code.PERMISSION_DENIED,
-    "INTERNAL": _Code.INTERNAL,
-    "QUERY_ID_IN_USE": _Code.INVALID_ARGUMENT,
-    "QUERY_TIMEOUT": _Code.DEADLINE_EXCEEDED,
-    "QUERY_CANCELLED": _Code.CANCELLED,
-}
-"""The code of every reason of memstream.v1.ErrorReason (a test compares it with the contract's comments)."""
-
-RETRY_S: dict[str, float] = {
-    "BACKLOG_FULL": 0.2,
-    "STORAGE_FULL": 30.0,
-    "QUOTA_EXCEEDED": 1.0,
-    "MODEL_UNAVAILABLE": 1.0,
-    "JOURNAL_UNAVAILABLE": 0.5,
-    "OWNER_UNAVAILABLE": 0.5,
-}
-"""Reasons that always have RetryInfo, with the delay in seconds if the engine sets none."""
-
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """Controls the built-in retries of gRPC clients (gRFC A6): milliseconds to wait; negative: do not retry."""
 NOT_GIVEN_BACK = (
@@ -94,6 +46,19 @@ _ASKED_AGAIN = (_Code.RESOURCE_EXHAUSTED, _Code.ABORTED)
 """Codes that retry policies commonly name although some of their reasons do not pass with time."""
 
 _BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+RULES: dict[str, ErrorRule] = {
+    value.name.removeprefix("ERROR_REASON_"): value.GetOptions().Extensions[rule]
+    for value in ErrorReason.DESCRIPTOR.values[1:]
+}
+"""The rule of every reason, from the contract."""
+CODES = {reason: grpc.StatusCode[found.code] for reason, found in RULES.items()}
+RETRY_S = {
+    reason: found.retry_delay.ToTimedelta().total_seconds()
+    for reason, found in RULES.items()
+    if found.HasField("retry_delay")
+}
+"""Reasons that always have RetryInfo, with the delay in seconds if the engine sets none."""
 
 
 class RoutingMismatch(EngineError):
@@ -112,8 +77,6 @@ class WatcherStalled(EngineError):
     """A watcher left events unread for too long."""
 
     reason = "QUOTA_EXCEEDED"
-    keys = ("quota", "limit")
-    optional_keys = ("memory_uid", "revision", "ordinal", "number")
 
 
 class Unauthenticated(EngineError):

@@ -11,6 +11,8 @@ package memstreamv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	descriptorpb "google.golang.org/protobuf/types/descriptorpb"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -27,105 +29,95 @@ const (
 // google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
 // grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
 //
-// `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
-// and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+// Each has an ErrorRule, which programs can read from the descriptor: the code, the metadata, whether a repeat can help.
 type ErrorReason int32
 
 const (
 	// Never sent.
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
-	// INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
-	// Example: an observation with empty content; page_size -1; a vector with NaN.
-	// Metadata: line? (of an import).
+	// A field is missing, malformed or out of bounds; BadRequest says which. Example: an observation with empty content;
+	// page_size -1; a vector with NaN. Metadata `line`: the line of an import.
 	ErrorReason_ERROR_REASON_INVALID_FIELD ErrorReason = 1
-	// FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
-	// Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
+	// Stream messages came in an order the contract does not allow. Example: a batch before `open`; a second `open`; a
+	// query after `close`. What to do: fix the client.
 	ErrorReason_ERROR_REASON_PROTOCOL_VIOLATION ErrorReason = 2
-	// FAILED_PRECONDITION. A batch does not start at the expected sequence number.
-	// Metadata: expected_sequence.
-	// Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
+	// A batch does not start at the expected sequence number. Example: 7 was sent where 5 was expected. What to do: open
+	// again and continue from `opened`.
 	ErrorReason_ERROR_REASON_SEQUENCE_GAP ErrorReason = 3
-	// FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
-	// share a producer name. What to do: give each its own.
+	// A sequence number was repeated with other content. Example: two processes share a producer name. What to do: give
+	// each its own.
 	ErrorReason_ERROR_REASON_SEQUENCE_CONFLICT ErrorReason = 4
-	// INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request.
+	// The metadata `memstream-memory` names another memory than the request.
 	ErrorReason_ERROR_REASON_ROUTING_MISMATCH ErrorReason = 5
-	// NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory.
+	// There is no memory of that name. What to do: create it.
 	ErrorReason_ERROR_REASON_MEMORY_NOT_FOUND ErrorReason = 6
-	// NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-	// revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
-	// request).
+	// There is no fragment with that id or external_id, or it has no such version, or it was not there at the revision of
+	// `as_of`. Also: the memory has no receipt with that id. Metadata `id`: the id or external_id of the request.
 	ErrorReason_ERROR_REASON_FRAGMENT_NOT_FOUND ErrorReason = 7
-	// NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id.
+	// There is no operation with that id, or it ended more than 7 days ago.
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
-	// NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation.
+	// There is no such conversation, message or plan.
 	ErrorReason_ERROR_REASON_CONVERSATION_NOT_FOUND ErrorReason = 9
-	// ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
-	// name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
-	// request).
+	// A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
+	// `differs`: with exist_ok: the fields that differ from the request.
 	ErrorReason_ERROR_REASON_MEMORY_EXISTS ErrorReason = 10
-	// ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request.
+	// A request_id was repeated with a different request. What to do: use a new one per request.
 	ErrorReason_ERROR_REASON_REQUEST_ID_CONFLICT ErrorReason = 11
-	// ABORTED. The etag given is not the current one. What to do: read again, then decide.
-	// Metadata: etag (the current one).
+	// The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one.
 	ErrorReason_ERROR_REASON_ETAG_MISMATCH ErrorReason = 12
-	// ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded.
+	// A newer stream of the same producer was opened. What to do: end this one; it is superseded.
 	ErrorReason_ERROR_REASON_PRODUCER_SUPERSEDED ErrorReason = 13
-	// RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored.
+	// Too many observations of this memory are received and not yet stored.
 	ErrorReason_ERROR_REASON_BACKLOG_FULL ErrorReason = 14
-	// RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
-	// space; writing continues without a restart.
+	// The journal's disk is full or nearly so; reads continue. What to do: free space; writing continues without a
+	// restart.
 	ErrorReason_ERROR_REASON_STORAGE_FULL ErrorReason = 15
-	// RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows.
+	// The client sent more than the window in `opened` allows.
 	ErrorReason_ERROR_REASON_WINDOW_EXCEEDED ErrorReason = 16
-	// RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
-	// memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-	// objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
-	// that is not read: where to watch again).
+	// A quota of the caller, its namespace or the memory is used up. Example: the memory is full; such an observation is
+	// rejected. What to do: wait as RetryInfo says; if the quota counts stored objects or bytes, delete some. Metadata
+	// `quota`: its setting; the last four are of a watch that is not read, and say where to watch again.
 	ErrorReason_ERROR_REASON_QUOTA_EXCEEDED ErrorReason = 17
-	// UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
+	// A model this call needs does not answer.
 	ErrorReason_ERROR_REASON_MODEL_UNAVAILABLE ErrorReason = 18
-	// UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
-	// names a read-only or failing disk.
-	// Metadata: incident? (to look up in the server's log).
+	// The journal cannot be written or read now, or a write's outcome is unknown. The message names a read-only or
+	// failing disk. Metadata `incident`: to look up in the server's log.
 	ErrorReason_ERROR_REASON_JOURNAL_UNAVAILABLE ErrorReason = 19
-	// UNAVAILABLE. The server is going away. What to do: reconnect.
+	// The server is going away. What to do: reconnect.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 20
-	// UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
-	// servers. Metadata: begun? (the call may have been carried out).
+	// Another server owns the memory and cannot be reached, or it is moving between two servers. Metadata `begun`: the
+	// call may have been carried out.
 	ErrorReason_ERROR_REASON_OWNER_UNAVAILABLE ErrorReason = 21
-	// FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
+	// The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
 	ErrorReason_ERROR_REASON_MODEL_MISMATCH ErrorReason = 22
-	// FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation.
+	// The memory's kind lacks the requested tier or operation.
 	ErrorReason_ERROR_REASON_KIND_MISMATCH ErrorReason = 23
-	// OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
-	// no longer kept. Metadata: oldest_revision (the oldest one that is).
+	// The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is no longer
+	// kept. Metadata `oldest_revision`: the oldest one that is.
 	ErrorReason_ERROR_REASON_CURSOR_COMPACTED ErrorReason = 24
-	// OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
-	// future. What to do: start from ListFragments.
+	// The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the future. What
+	// to do: start from ListFragments.
 	ErrorReason_ERROR_REASON_CURSOR_VOID ErrorReason = 25
-	// DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one).
+	// `min_revision` was not reached in time. Metadata `revision`: the current one.
 	ErrorReason_ERROR_REASON_REVISION_NOT_REACHED ErrorReason = 26
-	// UNIMPLEMENTED. This server does not have that capability.
-	// Metadata: capability.
+	// This server does not have that capability.
 	ErrorReason_ERROR_REASON_CAPABILITY_MISSING ErrorReason = 27
-	// UNAUTHENTICATED. The call has no credential, or one that is not accepted.
+	// The call has no credential, or one that is not accepted.
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 28
-	// PERMISSION_DENIED. The principal lacks the right for this in that namespace.
+	// The principal lacks the right for this in that namespace.
 	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 29
-	// INTERNAL. A defect of the server.
-	// Metadata: incident (to look up in the server's log).
+	// A defect of the server. Metadata `incident`: to look up in the server's log.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 30
-	// NOT_FOUND. The memory was deleted while the call ran.
+	// The memory was deleted while the call ran.
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
-	// INVALID_ARGUMENT. The page token is from another call, or the arguments differ.
+	// The page token is from another call, or the arguments differ.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
-	// INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
-	// do: give every query its own. Metadata: query_id.
+	// A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
+	// its own.
 	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
-	// DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
+	// A query's own `timeout` passed before its answer was complete. The stream stays open.
 	ErrorReason_ERROR_REASON_QUERY_TIMEOUT ErrorReason = 41
-	// CANCELLED. The client cancelled the query.
+	// The client cancelled the query.
 	ErrorReason_ERROR_REASON_QUERY_CANCELLED ErrorReason = 42
 )
 
@@ -236,49 +228,196 @@ func (ErrorReason) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_error_proto_rawDescGZIP(), []int{0}
 }
 
+// What a reason means to a program.
+type ErrorRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the gRPC status code.
+	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// A status with this reason always has RetryInfo; this is the delay unless the server knows a better one.
+	RetryDelay *durationpb.Duration `protobuf:"bytes,2,opt,name=retry_delay,json=retryDelay,proto3" json:"retry_delay,omitempty"`
+	// The same call can succeed later.
+	Transient bool `protobuf:"varint,3,opt,name=transient,proto3" json:"transient,omitempty"`
+	// The keys that ErrorInfo.metadata always has. Values are texts, numbers in decimal digits. An Operation's error has no
+	// metadata.
+	Metadata []string `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty"`
+	// The keys that it has sometimes. There are no others.
+	OptionalMetadata []string `protobuf:"bytes,5,rep,name=optional_metadata,json=optionalMetadata,proto3" json:"optional_metadata,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ErrorRule) Reset() {
+	*x = ErrorRule{}
+	mi := &file_memstream_v1_error_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ErrorRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ErrorRule) ProtoMessage() {}
+
+func (x *ErrorRule) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_error_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ErrorRule.ProtoReflect.Descriptor instead.
+func (*ErrorRule) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_error_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ErrorRule) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *ErrorRule) GetRetryDelay() *durationpb.Duration {
+	if x != nil {
+		return x.RetryDelay
+	}
+	return nil
+}
+
+func (x *ErrorRule) GetTransient() bool {
+	if x != nil {
+		return x.Transient
+	}
+	return false
+}
+
+func (x *ErrorRule) GetMetadata() []string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ErrorRule) GetOptionalMetadata() []string {
+	if x != nil {
+		return x.OptionalMetadata
+	}
+	return nil
+}
+
+var file_memstream_v1_error_proto_extTypes = []protoimpl.ExtensionInfo{
+	{
+		ExtendedType:  (*descriptorpb.EnumValueOptions)(nil),
+		ExtensionType: (*ErrorRule)(nil),
+		Field:         50700,
+		Name:          "memstream.v1.rule",
+		Tag:           "bytes,50700,opt,name=rule",
+		Filename:      "memstream/v1/error.proto",
+	},
+}
+
+// Extension fields to descriptorpb.EnumValueOptions.
+var (
+	// The rule of an ErrorReason.
+	//
+	// optional memstream.v1.ErrorRule rule = 50700;
+	E_Rule = &file_memstream_v1_error_proto_extTypes[0]
+)
+
 var File_memstream_v1_error_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_error_proto_rawDesc = "" +
 	"\n" +
-	"\x18memstream/v1/error.proto\x12\fmemstream.v1*\xe1\t\n" +
+	"\x18memstream/v1/error.proto\x12\fmemstream.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc2\x01\n" +
+	"\tErrorRule\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12:\n" +
+	"\vretry_delay\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryDelay\x12\x1c\n" +
+	"\ttransient\x18\x03 \x01(\bR\ttransient\x12\x1a\n" +
+	"\bmetadata\x18\x04 \x03(\tR\bmetadata\x12+\n" +
+	"\x11optional_metadata\x18\x05 \x03(\tR\x10optionalMetadata*\x8d\x12\n" +
 	"\vErrorReason\x12\x1c\n" +
-	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n" +
-	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x12#\n" +
-	"\x1fERROR_REASON_PROTOCOL_VIOLATION\x10\x02\x12\x1d\n" +
-	"\x19ERROR_REASON_SEQUENCE_GAP\x10\x03\x12\"\n" +
-	"\x1eERROR_REASON_SEQUENCE_CONFLICT\x10\x04\x12!\n" +
-	"\x1dERROR_REASON_ROUTING_MISMATCH\x10\x05\x12!\n" +
-	"\x1dERROR_REASON_MEMORY_NOT_FOUND\x10\x06\x12#\n" +
-	"\x1fERROR_REASON_FRAGMENT_NOT_FOUND\x10\a\x12$\n" +
-	" ERROR_REASON_OPERATION_NOT_FOUND\x10\b\x12'\n" +
-	"#ERROR_REASON_CONVERSATION_NOT_FOUND\x10\t\x12\x1e\n" +
+	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12<\n" +
+	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x1a\x1c\xe2\xe0\x18\x18\n" +
+	"\x10INVALID_ARGUMENT*\x04line\x12>\n" +
+	"\x1fERROR_REASON_PROTOCOL_VIOLATION\x10\x02\x1a\x19\xe2\xe0\x18\x15\n" +
+	"\x13FAILED_PRECONDITION\x12K\n" +
+	"\x19ERROR_REASON_SEQUENCE_GAP\x10\x03\x1a,\xe2\xe0\x18(\n" +
+	"\x13FAILED_PRECONDITION\"\x11expected_sequence\x12G\n" +
+	"\x1eERROR_REASON_SEQUENCE_CONFLICT\x10\x04\x1a#\xe2\xe0\x18\x1f\n" +
+	"\x13FAILED_PRECONDITION\"\bsequence\x129\n" +
+	"\x1dERROR_REASON_ROUTING_MISMATCH\x10\x05\x1a\x16\xe2\xe0\x18\x12\n" +
+	"\x10INVALID_ARGUMENT\x12E\n" +
+	"\x1dERROR_REASON_MEMORY_NOT_FOUND\x10\x06\x1a\"\xe2\xe0\x18\x1e\n" +
+	"\tNOT_FOUND\"\tnamespace\"\x06memory\x128\n" +
+	"\x1fERROR_REASON_FRAGMENT_NOT_FOUND\x10\a\x1a\x13\xe2\xe0\x18\x0f\n" +
+	"\tNOT_FOUND\"\x02id\x129\n" +
+	" ERROR_REASON_OPERATION_NOT_FOUND\x10\b\x1a\x13\xe2\xe0\x18\x0f\n" +
+	"\tNOT_FOUND\"\x02id\x12F\n" +
+	"#ERROR_REASON_CONVERSATION_NOT_FOUND\x10\t\x1a\x1d\xe2\xe0\x18\x19\n" +
+	"\tNOT_FOUND\"\fconversation\x12^\n" +
 	"\x1aERROR_REASON_MEMORY_EXISTS\x10\n" +
-	"\x12$\n" +
-	" ERROR_REASON_REQUEST_ID_CONFLICT\x10\v\x12\x1e\n" +
-	"\x1aERROR_REASON_ETAG_MISMATCH\x10\f\x12$\n" +
-	" ERROR_REASON_PRODUCER_SUPERSEDED\x10\r\x12\x1d\n" +
-	"\x19ERROR_REASON_BACKLOG_FULL\x10\x0e\x12\x1d\n" +
-	"\x19ERROR_REASON_STORAGE_FULL\x10\x0f\x12 \n" +
-	"\x1cERROR_REASON_WINDOW_EXCEEDED\x10\x10\x12\x1f\n" +
-	"\x1bERROR_REASON_QUOTA_EXCEEDED\x10\x11\x12\"\n" +
-	"\x1eERROR_REASON_MODEL_UNAVAILABLE\x10\x12\x12$\n" +
-	" ERROR_REASON_JOURNAL_UNAVAILABLE\x10\x13\x12\x1e\n" +
-	"\x1aERROR_REASON_SHUTTING_DOWN\x10\x14\x12\"\n" +
-	"\x1eERROR_REASON_OWNER_UNAVAILABLE\x10\x15\x12\x1f\n" +
-	"\x1bERROR_REASON_MODEL_MISMATCH\x10\x16\x12\x1e\n" +
-	"\x1aERROR_REASON_KIND_MISMATCH\x10\x17\x12!\n" +
-	"\x1dERROR_REASON_CURSOR_COMPACTED\x10\x18\x12\x1c\n" +
-	"\x18ERROR_REASON_CURSOR_VOID\x10\x19\x12%\n" +
-	"!ERROR_REASON_REVISION_NOT_REACHED\x10\x1a\x12#\n" +
-	"\x1fERROR_REASON_CAPABILITY_MISSING\x10\x1b\x12 \n" +
-	"\x1cERROR_REASON_UNAUTHENTICATED\x10\x1c\x12\"\n" +
-	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x1d\x12\x19\n" +
-	"\x15ERROR_REASON_INTERNAL\x10\x1e\x12\x1f\n" +
-	"\x1bERROR_REASON_MEMORY_DELETED\x10\x1f\x12#\n" +
-	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 \x12 \n" +
-	"\x1cERROR_REASON_QUERY_ID_IN_USE\x10(\x12\x1e\n" +
-	"\x1aERROR_REASON_QUERY_TIMEOUT\x10)\x12 \n" +
-	"\x1cERROR_REASON_QUERY_CANCELLED\x10*BK\n" +
+	"\x1a>\xe2\xe0\x18:\n" +
+	"\x0eALREADY_EXISTS\"\tnamespace*\x06memory*\fconversation*\adiffers\x12:\n" +
+	" ERROR_REASON_REQUEST_ID_CONFLICT\x10\v\x1a\x14\xe2\xe0\x18\x10\n" +
+	"\x0eALREADY_EXISTS\x123\n" +
+	"\x1aERROR_REASON_ETAG_MISMATCH\x10\f\x1a\x13\xe2\xe0\x18\x0f\n" +
+	"\aABORTED\"\x04etag\x123\n" +
+	" ERROR_REASON_PRODUCER_SUPERSEDED\x10\r\x1a\r\xe2\xe0\x18\t\n" +
+	"\aABORTED\x12@\n" +
+	"\x19ERROR_REASON_BACKLOG_FULL\x10\x0e\x1a!\xe2\xe0\x18\x1d\n" +
+	"\x12RESOURCE_EXHAUSTED\x12\x05\x10\x80\x84\xaf_\x18\x01\x12=\n" +
+	"\x19ERROR_REASON_STORAGE_FULL\x10\x0f\x1a\x1e\xe2\xe0\x18\x1a\n" +
+	"\x12RESOURCE_EXHAUSTED\x12\x02\b\x1e\x18\x01\x12:\n" +
+	"\x1cERROR_REASON_WINDOW_EXCEEDED\x10\x10\x1a\x18\xe2\xe0\x18\x14\n" +
+	"\x12RESOURCE_EXHAUSTED\x12t\n" +
+	"\x1bERROR_REASON_QUOTA_EXCEEDED\x10\x11\x1aS\xe2\xe0\x18O\n" +
+	"\x12RESOURCE_EXHAUSTED\x12\x02\b\x01\x18\x01\"\x05quota\"\x05limit*\n" +
+	"memory_uid*\brevision*\aordinal*\x06number\x12;\n" +
+	"\x1eERROR_REASON_MODEL_UNAVAILABLE\x10\x12\x1a\x17\xe2\xe0\x18\x13\n" +
+	"\vUNAVAILABLE\x12\x02\b\x01\x18\x01\x12K\n" +
+	" ERROR_REASON_JOURNAL_UNAVAILABLE\x10\x13\x1a%\xe2\xe0\x18!\n" +
+	"\vUNAVAILABLE\x12\x06\x10\x80ʵ\xee\x01\x18\x01*\bincident\x123\n" +
+	"\x1aERROR_REASON_SHUTTING_DOWN\x10\x14\x1a\x13\xe2\xe0\x18\x0f\n" +
+	"\vUNAVAILABLE\x18\x01\x12F\n" +
+	"\x1eERROR_REASON_OWNER_UNAVAILABLE\x10\x15\x1a\"\xe2\xe0\x18\x1e\n" +
+	"\vUNAVAILABLE\x12\x06\x10\x80ʵ\xee\x01\x18\x01*\x05begun\x12:\n" +
+	"\x1bERROR_REASON_MODEL_MISMATCH\x10\x16\x1a\x19\xe2\xe0\x18\x15\n" +
+	"\x13FAILED_PRECONDITION\x129\n" +
+	"\x1aERROR_REASON_KIND_MISMATCH\x10\x17\x1a\x19\xe2\xe0\x18\x15\n" +
+	"\x13FAILED_PRECONDITION\x12F\n" +
+	"\x1dERROR_REASON_CURSOR_COMPACTED\x10\x18\x1a#\xe2\xe0\x18\x1f\n" +
+	"\fOUT_OF_RANGE\"\x0foldest_revision\x120\n" +
+	"\x18ERROR_REASON_CURSOR_VOID\x10\x19\x1a\x12\xe2\xe0\x18\x0e\n" +
+	"\fOUT_OF_RANGE\x12J\n" +
+	"!ERROR_REASON_REVISION_NOT_REACHED\x10\x1a\x1a#\xe2\xe0\x18\x1f\n" +
+	"\x11DEADLINE_EXCEEDED\x18\x01\"\brevision\x12D\n" +
+	"\x1fERROR_REASON_CAPABILITY_MISSING\x10\x1b\x1a\x1f\xe2\xe0\x18\x1b\n" +
+	"\rUNIMPLEMENTED\"\n" +
+	"capability\x127\n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x10\x1c\x1a\x15\xe2\xe0\x18\x11\n" +
+	"\x0fUNAUTHENTICATED\x12;\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x10\x1d\x1a\x17\xe2\xe0\x18\x13\n" +
+	"\x11PERMISSION_DENIED\x123\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x1e\x1a\x18\xe2\xe0\x18\x14\n" +
+	"\bINTERNAL\"\bincident\x120\n" +
+	"\x1bERROR_REASON_MEMORY_DELETED\x10\x1f\x1a\x0f\xe2\xe0\x18\v\n" +
+	"\tNOT_FOUND\x12;\n" +
+	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 \x1a\x16\xe2\xe0\x18\x12\n" +
+	"\x10INVALID_ARGUMENT\x12B\n" +
+	"\x1cERROR_REASON_QUERY_ID_IN_USE\x10(\x1a \xe2\xe0\x18\x1c\n" +
+	"\x10INVALID_ARGUMENT\"\bquery_id\x129\n" +
+	"\x1aERROR_REASON_QUERY_TIMEOUT\x10)\x1a\x19\xe2\xe0\x18\x15\n" +
+	"\x11DEADLINE_EXCEEDED\x18\x01\x121\n" +
+	"\x1cERROR_REASON_QUERY_CANCELLED\x10*\x1a\x0f\xe2\xe0\x18\v\n" +
+	"\tCANCELLED:P\n" +
+	"\x04rule\x12!.google.protobuf.EnumValueOptions\x18\x8c\x8c\x03 \x01(\v2\x17.memstream.v1.ErrorRuleR\x04ruleBK\n" +
 	"\x10dev.memstream.v1B\n" +
 	"ErrorProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
@@ -295,15 +434,22 @@ func file_memstream_v1_error_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_error_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_memstream_v1_error_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
 var file_memstream_v1_error_proto_goTypes = []any{
-	(ErrorReason)(0), // 0: memstream.v1.ErrorReason
+	(ErrorReason)(0),                      // 0: memstream.v1.ErrorReason
+	(*ErrorRule)(nil),                     // 1: memstream.v1.ErrorRule
+	(*durationpb.Duration)(nil),           // 2: google.protobuf.Duration
+	(*descriptorpb.EnumValueOptions)(nil), // 3: google.protobuf.EnumValueOptions
 }
 var file_memstream_v1_error_proto_depIdxs = []int32{
-	0, // [0:0] is the sub-list for method output_type
-	0, // [0:0] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	2, // 0: memstream.v1.ErrorRule.retry_delay:type_name -> google.protobuf.Duration
+	3, // 1: memstream.v1.rule:extendee -> google.protobuf.EnumValueOptions
+	1, // 2: memstream.v1.rule:type_name -> memstream.v1.ErrorRule
+	3, // [3:3] is the sub-list for method output_type
+	3, // [3:3] is the sub-list for method input_type
+	2, // [2:3] is the sub-list for extension type_name
+	1, // [1:2] is the sub-list for extension extendee
+	0, // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_error_proto_init() }
@@ -317,13 +463,15 @@ func file_memstream_v1_error_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_error_proto_rawDesc), len(file_memstream_v1_error_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   0,
-			NumExtensions: 0,
+			NumMessages:   1,
+			NumExtensions: 1,
 			NumServices:   0,
 		},
 		GoTypes:           file_memstream_v1_error_proto_goTypes,
 		DependencyIndexes: file_memstream_v1_error_proto_depIdxs,
 		EnumInfos:         file_memstream_v1_error_proto_enumTypes,
+		MessageInfos:      file_memstream_v1_error_proto_msgTypes,
+		ExtensionInfos:    file_memstream_v1_error_proto_extTypes,
 	}.Build()
 	File_memstream_v1_error_proto = out.File
 	file_memstream_v1_error_proto_goTypes = nil

@@ -4,22 +4,74 @@
 // @generated from file memstream/v1/error.proto (package memstream.v1, syntax proto3)
 /* eslint-disable */
 
-import type { GenEnum, GenFile } from "@bufbuild/protobuf/codegenv2";
-import { enumDesc, fileDesc } from "@bufbuild/protobuf/codegenv2";
+import type { GenEnum, GenExtension, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
+import { enumDesc, extDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
+import type { Duration, EnumValueOptions } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_descriptor, file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
+import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file memstream/v1/error.proto.
  */
 export const file_memstream_v1_error: GenFile = /*@__PURE__*/
-  fileDesc("ChhtZW1zdHJlYW0vdjEvZXJyb3IucHJvdG8SDG1lbXN0cmVhbS52MSrhCQoLRXJyb3JSZWFzb24SHAoYRVJST1JfUkVBU09OX1VOU1BFQ0lGSUVEEAASHgoaRVJST1JfUkVBU09OX0lOVkFMSURfRklFTEQQARIjCh9FUlJPUl9SRUFTT05fUFJPVE9DT0xfVklPTEFUSU9OEAISHQoZRVJST1JfUkVBU09OX1NFUVVFTkNFX0dBUBADEiIKHkVSUk9SX1JFQVNPTl9TRVFVRU5DRV9DT05GTElDVBAEEiEKHUVSUk9SX1JFQVNPTl9ST1VUSU5HX01JU01BVENIEAUSIQodRVJST1JfUkVBU09OX01FTU9SWV9OT1RfRk9VTkQQBhIjCh9FUlJPUl9SRUFTT05fRlJBR01FTlRfTk9UX0ZPVU5EEAcSJAogRVJST1JfUkVBU09OX09QRVJBVElPTl9OT1RfRk9VTkQQCBInCiNFUlJPUl9SRUFTT05fQ09OVkVSU0FUSU9OX05PVF9GT1VORBAJEh4KGkVSUk9SX1JFQVNPTl9NRU1PUllfRVhJU1RTEAoSJAogRVJST1JfUkVBU09OX1JFUVVFU1RfSURfQ09ORkxJQ1QQCxIeChpFUlJPUl9SRUFTT05fRVRBR19NSVNNQVRDSBAMEiQKIEVSUk9SX1JFQVNPTl9QUk9EVUNFUl9TVVBFUlNFREVEEA0SHQoZRVJST1JfUkVBU09OX0JBQ0tMT0dfRlVMTBAOEh0KGUVSUk9SX1JFQVNPTl9TVE9SQUdFX0ZVTEwQDxIgChxFUlJPUl9SRUFTT05fV0lORE9XX0VYQ0VFREVEEBASHwobRVJST1JfUkVBU09OX1FVT1RBX0VYQ0VFREVEEBESIgoeRVJST1JfUkVBU09OX01PREVMX1VOQVZBSUxBQkxFEBISJAogRVJST1JfUkVBU09OX0pPVVJOQUxfVU5BVkFJTEFCTEUQExIeChpFUlJPUl9SRUFTT05fU0hVVFRJTkdfRE9XThAUEiIKHkVSUk9SX1JFQVNPTl9PV05FUl9VTkFWQUlMQUJMRRAVEh8KG0VSUk9SX1JFQVNPTl9NT0RFTF9NSVNNQVRDSBAWEh4KGkVSUk9SX1JFQVNPTl9LSU5EX01JU01BVENIEBcSIQodRVJST1JfUkVBU09OX0NVUlNPUl9DT01QQUNURUQQGBIcChhFUlJPUl9SRUFTT05fQ1VSU09SX1ZPSUQQGRIlCiFFUlJPUl9SRUFTT05fUkVWSVNJT05fTk9UX1JFQUNIRUQQGhIjCh9FUlJPUl9SRUFTT05fQ0FQQUJJTElUWV9NSVNTSU5HEBsSIAocRVJST1JfUkVBU09OX1VOQVVUSEVOVElDQVRFRBAcEiIKHkVSUk9SX1JFQVNPTl9QRVJNSVNTSU9OX0RFTklFRBAdEhkKFUVSUk9SX1JFQVNPTl9JTlRFUk5BTBAeEh8KG0VSUk9SX1JFQVNPTl9NRU1PUllfREVMRVRFRBAfEiMKH0VSUk9SX1JFQVNPTl9QQUdFX1RPS0VOX0lOVkFMSUQQIBIgChxFUlJPUl9SRUFTT05fUVVFUllfSURfSU5fVVNFECgSHgoaRVJST1JfUkVBU09OX1FVRVJZX1RJTUVPVVQQKRIgChxFUlJPUl9SRUFTT05fUVVFUllfQ0FOQ0VMTEVEECpCSwoQZGV2Lm1lbXN0cmVhbS52MUIKRXJyb3JQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z");
+  fileDesc("ChhtZW1zdHJlYW0vdjEvZXJyb3IucHJvdG8SDG1lbXN0cmVhbS52MSKJAQoJRXJyb3JSdWxlEgwKBGNvZGUYASABKAkSLgoLcmV0cnlfZGVsYXkYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoJdHJhbnNpZW50GAMgASgIEhAKCG1ldGFkYXRhGAQgAygJEhkKEW9wdGlvbmFsX21ldGFkYXRhGAUgAygJKo0SCgtFcnJvclJlYXNvbhIcChhFUlJPUl9SRUFTT05fVU5TUEVDSUZJRUQQABI8ChpFUlJPUl9SRUFTT05fSU5WQUxJRF9GSUVMRBABGhzi4BgYChBJTlZBTElEX0FSR1VNRU5UKgRsaW5lEj4KH0VSUk9SX1JFQVNPTl9QUk9UT0NPTF9WSU9MQVRJT04QAhoZ4uAYFQoTRkFJTEVEX1BSRUNPTkRJVElPThJLChlFUlJPUl9SRUFTT05fU0VRVUVOQ0VfR0FQEAMaLOLgGCgKE0ZBSUxFRF9QUkVDT05ESVRJT04iEWV4cGVjdGVkX3NlcXVlbmNlEkcKHkVSUk9SX1JFQVNPTl9TRVFVRU5DRV9DT05GTElDVBAEGiPi4BgfChNGQUlMRURfUFJFQ09ORElUSU9OIghzZXF1ZW5jZRI5Ch1FUlJPUl9SRUFTT05fUk9VVElOR19NSVNNQVRDSBAFGhbi4BgSChBJTlZBTElEX0FSR1VNRU5UEkUKHUVSUk9SX1JFQVNPTl9NRU1PUllfTk9UX0ZPVU5EEAYaIuLgGB4KCU5PVF9GT1VORCIJbmFtZXNwYWNlIgZtZW1vcnkSOAofRVJST1JfUkVBU09OX0ZSQUdNRU5UX05PVF9GT1VORBAHGhPi4BgPCglOT1RfRk9VTkQiAmlkEjkKIEVSUk9SX1JFQVNPTl9PUEVSQVRJT05fTk9UX0ZPVU5EEAgaE+LgGA8KCU5PVF9GT1VORCICaWQSRgojRVJST1JfUkVBU09OX0NPTlZFUlNBVElPTl9OT1RfRk9VTkQQCRod4uAYGQoJTk9UX0ZPVU5EIgxjb252ZXJzYXRpb24SXgoaRVJST1JfUkVBU09OX01FTU9SWV9FWElTVFMQCho+4uAYOgoOQUxSRUFEWV9FWElTVFMiCW5hbWVzcGFjZSoGbWVtb3J5Kgxjb252ZXJzYXRpb24qB2RpZmZlcnMSOgogRVJST1JfUkVBU09OX1JFUVVFU1RfSURfQ09ORkxJQ1QQCxoU4uAYEAoOQUxSRUFEWV9FWElTVFMSMwoaRVJST1JfUkVBU09OX0VUQUdfTUlTTUFUQ0gQDBoT4uAYDwoHQUJPUlRFRCIEZXRhZxIzCiBFUlJPUl9SRUFTT05fUFJPRFVDRVJfU1VQRVJTRURFRBANGg3i4BgJCgdBQk9SVEVEEkAKGUVSUk9SX1JFQVNPTl9CQUNLTE9HX0ZVTEwQDhoh4uAYHQoSUkVTT1VSQ0VfRVhIQVVTVEVEEgUQgISvXxgBEj0KGUVSUk9SX1JFQVNPTl9TVE9SQUdFX0ZVTEwQDxoe4uAYGgoSUkVTT1VSQ0VfRVhIQVVTVEVEEgIIHhgBEjoKHEVSUk9SX1JFQVNPTl9XSU5ET1dfRVhDRUVERUQQEBoY4uAYFAoSUkVTT1VSQ0VfRVhIQVVTVEVEEnQKG0VSUk9SX1JFQVNPTl9RVU9UQV9FWENFRURFRBARGlPi4BhPChJSRVNPVVJDRV9FWEhBVVNURUQSAggBGAEiBXF1b3RhIgVsaW1pdCoKbWVtb3J5X3VpZCoIcmV2aXNpb24qB29yZGluYWwqBm51bWJlchI7Ch5FUlJPUl9SRUFTT05fTU9ERUxfVU5BVkFJTEFCTEUQEhoX4uAYEwoLVU5BVkFJTEFCTEUSAggBGAESSwogRVJST1JfUkVBU09OX0pPVVJOQUxfVU5BVkFJTEFCTEUQExol4uAYIQoLVU5BVkFJTEFCTEUSBhCAyrXuARgBKghpbmNpZGVudBIzChpFUlJPUl9SRUFTT05fU0hVVFRJTkdfRE9XThAUGhPi4BgPCgtVTkFWQUlMQUJMRRgBEkYKHkVSUk9SX1JFQVNPTl9PV05FUl9VTkFWQUlMQUJMRRAVGiLi4BgeCgtVTkFWQUlMQUJMRRIGEIDKte4BGAEqBWJlZ3VuEjoKG0VSUk9SX1JFQVNPTl9NT0RFTF9NSVNNQVRDSBAWGhni4BgVChNGQUlMRURfUFJFQ09ORElUSU9OEjkKGkVSUk9SX1JFQVNPTl9LSU5EX01JU01BVENIEBcaGeLgGBUKE0ZBSUxFRF9QUkVDT05ESVRJT04SRgodRVJST1JfUkVBU09OX0NVUlNPUl9DT01QQUNURUQQGBoj4uAYHwoMT1VUX09GX1JBTkdFIg9vbGRlc3RfcmV2aXNpb24SMAoYRVJST1JfUkVBU09OX0NVUlNPUl9WT0lEEBkaEuLgGA4KDE9VVF9PRl9SQU5HRRJKCiFFUlJPUl9SRUFTT05fUkVWSVNJT05fTk9UX1JFQUNIRUQQGhoj4uAYHwoRREVBRExJTkVfRVhDRUVERUQYASIIcmV2aXNpb24SRAofRVJST1JfUkVBU09OX0NBUEFCSUxJVFlfTUlTU0lORxAbGh/i4BgbCg1VTklNUExFTUVOVEVEIgpjYXBhYmlsaXR5EjcKHEVSUk9SX1JFQVNPTl9VTkFVVEhFTlRJQ0FURUQQHBoV4uAYEQoPVU5BVVRIRU5USUNBVEVEEjsKHkVSUk9SX1JFQVNPTl9QRVJNSVNTSU9OX0RFTklFRBAdGhfi4BgTChFQRVJNSVNTSU9OX0RFTklFRBIzChVFUlJPUl9SRUFTT05fSU5URVJOQUwQHhoY4uAYFAoISU5URVJOQUwiCGluY2lkZW50EjAKG0VSUk9SX1JFQVNPTl9NRU1PUllfREVMRVRFRBAfGg/i4BgLCglOT1RfRk9VTkQSOwofRVJST1JfUkVBU09OX1BBR0VfVE9LRU5fSU5WQUxJRBAgGhbi4BgSChBJTlZBTElEX0FSR1VNRU5UEkIKHEVSUk9SX1JFQVNPTl9RVUVSWV9JRF9JTl9VU0UQKBog4uAYHAoQSU5WQUxJRF9BUkdVTUVOVCIIcXVlcnlfaWQSOQoaRVJST1JfUkVBU09OX1FVRVJZX1RJTUVPVVQQKRoZ4uAYFQoRREVBRExJTkVfRVhDRUVERUQYARIxChxFUlJPUl9SRUFTT05fUVVFUllfQ0FOQ0VMTEVEECoaD+LgGAsKCUNBTkNFTExFRDpQCgRydWxlEiEuZ29vZ2xlLnByb3RvYnVmLkVudW1WYWx1ZU9wdGlvbnMYjIwDIAEoCzIXLm1lbXN0cmVhbS52MS5FcnJvclJ1bGVSBHJ1bGVCSwoQZGV2Lm1lbXN0cmVhbS52MUIKRXJyb3JQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_descriptor, file_google_protobuf_duration]);
+
+/**
+ * What a reason means to a program.
+ *
+ * @generated from message memstream.v1.ErrorRule
+ */
+export type ErrorRule = Message<"memstream.v1.ErrorRule"> & {
+  /**
+   * The name of the gRPC status code.
+   *
+   * @generated from field: string code = 1;
+   */
+  code: string;
+
+  /**
+   * A status with this reason always has RetryInfo; this is the delay unless the server knows a better one.
+   *
+   * @generated from field: google.protobuf.Duration retry_delay = 2;
+   */
+  retryDelay?: Duration | undefined;
+
+  /**
+   * The same call can succeed later.
+   *
+   * @generated from field: bool transient = 3;
+   */
+  transient: boolean;
+
+  /**
+   * The keys that ErrorInfo.metadata always has. Values are texts, numbers in decimal digits. An Operation's error has no
+   * metadata.
+   *
+   * @generated from field: repeated string metadata = 4;
+   */
+  metadata: string[];
+
+  /**
+   * The keys that it has sometimes. There are no others.
+   *
+   * @generated from field: repeated string optional_metadata = 5;
+   */
+  optionalMetadata: string[];
+};
+
+/**
+ * Describes the message memstream.v1.ErrorRule.
+ * Use `create(ErrorRuleSchema)` to create a new message.
+ */
+export const ErrorRuleSchema: GenMessage<ErrorRule> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_error, 0);
 
 /**
  * The `reason` of google.rpc.ErrorInfo (domain "memstream.dev"), by name without the prefix. Field violations travel as
  * google.rpc.BadRequest, the time to wait before a retry as google.rpc.RetryInfo. The trailing metadata
  * grpc-retry-pushback-ms gives the same to gRPC's own retry: milliseconds, or -1 if an automatic retry is useless.
  *
- * `Metadata:` lists the keys of ErrorInfo.metadata: a key is always present, one with a question mark only sometimes,
- * and there are no others. Values are texts, numbers in decimal digits. An Operation's error has no metadata.
+ * Each has an ErrorRule, which programs can read from the descriptor: the code, the metadata, whether a repeat can help.
  *
  * @generated from enum memstream.v1.ErrorReason
  */
@@ -32,268 +84,259 @@ export enum ErrorReason {
   UNSPECIFIED = 0,
 
   /**
-   * INVALID_ARGUMENT. A field is missing, malformed or out of bounds; BadRequest says which.
-   * Example: an observation with empty content; page_size -1; a vector with NaN.
-   * Metadata: line? (of an import).
+   * A field is missing, malformed or out of bounds; BadRequest says which. Example: an observation with empty content;
+   * page_size -1; a vector with NaN. Metadata `line`: the line of an import.
    *
    * @generated from enum value: ERROR_REASON_INVALID_FIELD = 1;
    */
   INVALID_FIELD = 1,
 
   /**
-   * FAILED_PRECONDITION. Stream messages came in an order the contract does not allow.
-   * Example: a batch before `open`; a second `open`; a query after `close`. What to do: fix the client.
+   * Stream messages came in an order the contract does not allow. Example: a batch before `open`; a second `open`; a
+   * query after `close`. What to do: fix the client.
    *
    * @generated from enum value: ERROR_REASON_PROTOCOL_VIOLATION = 2;
    */
   PROTOCOL_VIOLATION = 2,
 
   /**
-   * FAILED_PRECONDITION. A batch does not start at the expected sequence number.
-   * Metadata: expected_sequence.
-   * Example: 7 was sent where 5 was expected. What to do: open again and continue from `opened`.
+   * A batch does not start at the expected sequence number. Example: 7 was sent where 5 was expected. What to do: open
+   * again and continue from `opened`.
    *
    * @generated from enum value: ERROR_REASON_SEQUENCE_GAP = 3;
    */
   SEQUENCE_GAP = 3,
 
   /**
-   * FAILED_PRECONDITION. A sequence number was repeated with other content. Metadata: sequence. Example: two processes
-   * share a producer name. What to do: give each its own.
+   * A sequence number was repeated with other content. Example: two processes share a producer name. What to do: give
+   * each its own.
    *
    * @generated from enum value: ERROR_REASON_SEQUENCE_CONFLICT = 4;
    */
   SEQUENCE_CONFLICT = 4,
 
   /**
-   * INVALID_ARGUMENT. The metadata `memstream-memory` names another memory than the request.
+   * The metadata `memstream-memory` names another memory than the request.
    *
    * @generated from enum value: ERROR_REASON_ROUTING_MISMATCH = 5;
    */
   ROUTING_MISMATCH = 5,
 
   /**
-   * NOT_FOUND. There is no memory of that name. What to do: create it. Metadata: namespace, memory.
+   * There is no memory of that name. What to do: create it.
    *
    * @generated from enum value: ERROR_REASON_MEMORY_NOT_FOUND = 6;
    */
   MEMORY_NOT_FOUND = 6,
 
   /**
-   * NOT_FOUND. There is no fragment with that id or external_id, or it has no such version, or it was not there at the
-   * revision of `as_of`. Also: the memory has no receipt with that id. Metadata: id (the id or external_id of the
-   * request).
+   * There is no fragment with that id or external_id, or it has no such version, or it was not there at the revision of
+   * `as_of`. Also: the memory has no receipt with that id. Metadata `id`: the id or external_id of the request.
    *
    * @generated from enum value: ERROR_REASON_FRAGMENT_NOT_FOUND = 7;
    */
   FRAGMENT_NOT_FOUND = 7,
 
   /**
-   * NOT_FOUND. There is no operation with that id, or it ended more than 7 days ago. Metadata: id.
+   * There is no operation with that id, or it ended more than 7 days ago.
    *
    * @generated from enum value: ERROR_REASON_OPERATION_NOT_FOUND = 8;
    */
   OPERATION_NOT_FOUND = 8,
 
   /**
-   * NOT_FOUND. There is no such conversation, message or plan. Metadata: conversation.
+   * There is no such conversation, message or plan.
    *
    * @generated from enum value: ERROR_REASON_CONVERSATION_NOT_FOUND = 9;
    */
   CONVERSATION_NOT_FOUND = 9,
 
   /**
-   * ALREADY_EXISTS. A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another
-   * name. Metadata: namespace, memory?, conversation?, differs? (with exist_ok: the fields that differ from the
-   * request).
+   * A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
+   * `differs`: with exist_ok: the fields that differ from the request.
    *
    * @generated from enum value: ERROR_REASON_MEMORY_EXISTS = 10;
    */
   MEMORY_EXISTS = 10,
 
   /**
-   * ALREADY_EXISTS. A request_id was repeated with a different request. What to do: use a new one per request.
+   * A request_id was repeated with a different request. What to do: use a new one per request.
    *
    * @generated from enum value: ERROR_REASON_REQUEST_ID_CONFLICT = 11;
    */
   REQUEST_ID_CONFLICT = 11,
 
   /**
-   * ABORTED. The etag given is not the current one. What to do: read again, then decide.
-   * Metadata: etag (the current one).
+   * The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one.
    *
    * @generated from enum value: ERROR_REASON_ETAG_MISMATCH = 12;
    */
   ETAG_MISMATCH = 12,
 
   /**
-   * ABORTED. A newer stream of the same producer was opened. What to do: end this one; it is superseded.
+   * A newer stream of the same producer was opened. What to do: end this one; it is superseded.
    *
    * @generated from enum value: ERROR_REASON_PRODUCER_SUPERSEDED = 13;
    */
   PRODUCER_SUPERSEDED = 13,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. Too many observations of this memory are received and not yet stored.
+   * Too many observations of this memory are received and not yet stored.
    *
    * @generated from enum value: ERROR_REASON_BACKLOG_FULL = 14;
    */
   BACKLOG_FULL = 14,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. The journal's disk is full or nearly so; reads continue. What to do: free
-   * space; writing continues without a restart.
+   * The journal's disk is full or nearly so; reads continue. What to do: free space; writing continues without a
+   * restart.
    *
    * @generated from enum value: ERROR_REASON_STORAGE_FULL = 15;
    */
   STORAGE_FULL = 15,
 
   /**
-   * RESOURCE_EXHAUSTED. The client sent more than the window in `opened` allows.
+   * The client sent more than the window in `opened` allows.
    *
    * @generated from enum value: ERROR_REASON_WINDOW_EXCEEDED = 16;
    */
   WINDOW_EXCEEDED = 16,
 
   /**
-   * RESOURCE_EXHAUSTED, with RetryInfo. A quota of the caller, its namespace or the memory is used up. Example: the
-   * memory is full; such an observation is rejected. What to do: wait as RetryInfo says; if the quota counts stored
-   * objects or bytes, delete some. Metadata: quota (its setting), limit, memory_uid?, revision?, ordinal?, number? (of a watch
-   * that is not read: where to watch again).
+   * A quota of the caller, its namespace or the memory is used up. Example: the memory is full; such an observation is
+   * rejected. What to do: wait as RetryInfo says; if the quota counts stored objects or bytes, delete some. Metadata
+   * `quota`: its setting; the last four are of a watch that is not read, and say where to watch again.
    *
    * @generated from enum value: ERROR_REASON_QUOTA_EXCEEDED = 17;
    */
   QUOTA_EXCEEDED = 17,
 
   /**
-   * UNAVAILABLE, with RetryInfo. A model this call needs does not answer.
+   * A model this call needs does not answer.
    *
    * @generated from enum value: ERROR_REASON_MODEL_UNAVAILABLE = 18;
    */
   MODEL_UNAVAILABLE = 18,
 
   /**
-   * UNAVAILABLE, with RetryInfo. The journal cannot be written or read now, or a write's outcome is unknown. The message
-   * names a read-only or failing disk.
-   * Metadata: incident? (to look up in the server's log).
+   * The journal cannot be written or read now, or a write's outcome is unknown. The message names a read-only or
+   * failing disk. Metadata `incident`: to look up in the server's log.
    *
    * @generated from enum value: ERROR_REASON_JOURNAL_UNAVAILABLE = 19;
    */
   JOURNAL_UNAVAILABLE = 19,
 
   /**
-   * UNAVAILABLE. The server is going away. What to do: reconnect.
+   * The server is going away. What to do: reconnect.
    *
    * @generated from enum value: ERROR_REASON_SHUTTING_DOWN = 20;
    */
   SHUTTING_DOWN = 20,
 
   /**
-   * UNAVAILABLE, with RetryInfo. Another server owns the memory and cannot be reached, or it is moving between two
-   * servers. Metadata: begun? (the call may have been carried out).
+   * Another server owns the memory and cannot be reached, or it is moving between two servers. Metadata `begun`: the
+   * call may have been carried out.
    *
    * @generated from enum value: ERROR_REASON_OWNER_UNAVAILABLE = 21;
    */
   OWNER_UNAVAILABLE = 21,
 
   /**
-   * FAILED_PRECONDITION. The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
+   * The memory's vectors are of another model than the server's. What to do: `memstream reindex`.
    *
    * @generated from enum value: ERROR_REASON_MODEL_MISMATCH = 22;
    */
   MODEL_MISMATCH = 22,
 
   /**
-   * FAILED_PRECONDITION. The memory's kind lacks the requested tier or operation.
+   * The memory's kind lacks the requested tier or operation.
    *
    * @generated from enum value: ERROR_REASON_KIND_MISMATCH = 23;
    */
   KIND_MISMATCH = 23,
 
   /**
-   * OUT_OF_RANGE. The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is
-   * no longer kept. Metadata: oldest_revision (the oldest one that is).
+   * The events after this cursor are no longer kept, or what fragments said at the revision of `as_of` is no longer
+   * kept. Metadata `oldest_revision`: the oldest one that is.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_COMPACTED = 24;
    */
   CURSOR_COMPACTED = 24,
 
   /**
-   * OUT_OF_RANGE. The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the
-   * future. What to do: start from ListFragments.
+   * The cursor belongs to an earlier memory of that name, or is ahead of the memory; or `as_of` is in the future. What
+   * to do: start from ListFragments.
    *
    * @generated from enum value: ERROR_REASON_CURSOR_VOID = 25;
    */
   CURSOR_VOID = 25,
 
   /**
-   * DEADLINE_EXCEEDED. `min_revision` was not reached in time. Metadata: revision (the current one).
+   * `min_revision` was not reached in time. Metadata `revision`: the current one.
    *
    * @generated from enum value: ERROR_REASON_REVISION_NOT_REACHED = 26;
    */
   REVISION_NOT_REACHED = 26,
 
   /**
-   * UNIMPLEMENTED. This server does not have that capability.
-   * Metadata: capability.
+   * This server does not have that capability.
    *
    * @generated from enum value: ERROR_REASON_CAPABILITY_MISSING = 27;
    */
   CAPABILITY_MISSING = 27,
 
   /**
-   * UNAUTHENTICATED. The call has no credential, or one that is not accepted.
+   * The call has no credential, or one that is not accepted.
    *
    * @generated from enum value: ERROR_REASON_UNAUTHENTICATED = 28;
    */
   UNAUTHENTICATED = 28,
 
   /**
-   * PERMISSION_DENIED. The principal lacks the right for this in that namespace.
+   * The principal lacks the right for this in that namespace.
    *
    * @generated from enum value: ERROR_REASON_PERMISSION_DENIED = 29;
    */
   PERMISSION_DENIED = 29,
 
   /**
-   * INTERNAL. A defect of the server.
-   * Metadata: incident (to look up in the server's log).
+   * A defect of the server. Metadata `incident`: to look up in the server's log.
    *
    * @generated from enum value: ERROR_REASON_INTERNAL = 30;
    */
   INTERNAL = 30,
 
   /**
-   * NOT_FOUND. The memory was deleted while the call ran.
+   * The memory was deleted while the call ran.
    *
    * @generated from enum value: ERROR_REASON_MEMORY_DELETED = 31;
    */
   MEMORY_DELETED = 31,
 
   /**
-   * INVALID_ARGUMENT. The page token is from another call, or the arguments differ.
+   * The page token is from another call, or the arguments differ.
    *
    * @generated from enum value: ERROR_REASON_PAGE_TOKEN_INVALID = 32;
    */
   PAGE_TOKEN_INVALID = 32,
 
   /**
-   * INVALID_ARGUMENT. A query has the query_id of a query in flight on this stream, which is still answered. What to
-   * do: give every query its own. Metadata: query_id.
+   * A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
+   * its own.
    *
    * @generated from enum value: ERROR_REASON_QUERY_ID_IN_USE = 40;
    */
   QUERY_ID_IN_USE = 40,
 
   /**
-   * DEADLINE_EXCEEDED. A query's own `timeout` passed before its answer was complete. The stream stays open.
+   * A query's own `timeout` passed before its answer was complete. The stream stays open.
    *
    * @generated from enum value: ERROR_REASON_QUERY_TIMEOUT = 41;
    */
   QUERY_TIMEOUT = 41,
 
   /**
-   * CANCELLED. The client cancelled the query.
+   * The client cancelled the query.
    *
    * @generated from enum value: ERROR_REASON_QUERY_CANCELLED = 42;
    */
@@ -305,4 +348,12 @@ export enum ErrorReason {
  */
 export const ErrorReasonSchema: GenEnum<ErrorReason> = /*@__PURE__*/
   enumDesc(file_memstream_v1_error, 0);
+
+/**
+ * The rule of an ErrorReason.
+ *
+ * @generated from extension: memstream.v1.ErrorRule rule = 50700;
+ */
+export const rule: GenExtension<EnumValueOptions, ErrorRule> = /*@__PURE__*/
+  extDesc(file_memstream_v1_error, 0);
 
