@@ -17,7 +17,7 @@ import numpy.typing as npt
 from served import cpu_s
 
 import memstream
-from memstream.codec import answer_from_wire
+from memstream.answer_codec import answer_from_wire
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.adapters.milvus.collection import MilvusCollection, Timeouts
 from memstream_server.adapters.milvus.lite import LiteProcess

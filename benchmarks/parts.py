@@ -12,7 +12,7 @@ from typing import Any
 from bare import BothLegs, Floats, Messages, time_scan
 from recalls import LIMIT, Texts
 
-from memstream.codec import answer_from_wire
+from memstream.answer_codec import answer_from_wire
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.adapters.journal.database.sqlite import writer_engine
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer

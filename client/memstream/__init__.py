@@ -16,6 +16,7 @@ here.
 #   v1: the generated contract.
 #   public: the public names of `memstream`.
 #   client, channel, connections, backoff, status: connections, calls, retries, and the translation of gRPC errors.
+#   any_loop: clients that any event loop may use.
 #   local_client, local_server, local_files: a server that ends with its users (`memstream.local`).
 #   errors: the exception tree.
 #   memory, fragment_listing, observe, recall, standing, watch: the handle of a memory and its streams.
@@ -27,8 +28,9 @@ here.
 #   transfer: export and import.
 #   times: the reader of times as people and models write them.
 #   values, resources, policy: arguments and results as frozen values.
-#   codec, receipt_codec, listed_codec, resource_codec, policy_codec, wiretypes: conversion of values to and from the
-#     wire.
+#   answer_values: the answer to a query.
+#   codec, answer_codec, receipt_codec, listed_codec, resource_codec, policy_codec, wiretypes: conversion of values to
+#     and from the wire.
 #   arguments, argument_types, kinds, value_kinds, names: checks of arguments.
 #   agent, templates: an agent's memory with prompt templates.
 #   otel: OpenTelemetry tracing.

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, Self, TypedDict
 
+from memstream.answer_values import Answer
 from memstream.argument_types import Several
 from memstream.arguments import check_constructor, check_fields, check_methods
 from memstream.client import Client
@@ -25,7 +26,7 @@ from memstream.errors import MemoryExists
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.templates import render_template
-from memstream.values import Answer, Fragment, MemoryKind, Observation, RecallOptions, Structured
+from memstream.values import Fragment, MemoryKind, Observation, RecallOptions, Structured
 
 SHORT_TERM_CAPACITY = 5
 """Capacity of DB-GPT's default memory."""

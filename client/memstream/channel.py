@@ -233,8 +233,8 @@ class Link:
         running = _running_loop()
         if self._stubs is not None and self._stubs.loop is not running and not self._stubs.loop.is_closed():
             raise EventLoopMismatch(
-                "the client belongs to another event loop that still runs: create one with memstream.connect() in each "
-                "loop, or use memstream.sync from threads"
+                "the client belongs to another event loop that still runs: create it with memstream.connect(..., "
+                "any_loop=True), or use memstream.sync from threads"
             )
 
     def _open_stubs(self) -> _Stubs:

@@ -50,6 +50,7 @@ def connect(
     receive_bytes_max: Count = 64 << 20,
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
+    any_loop: bool = False,
 ) -> Client:
     """A client of the server at `target` ("host:port", or any gRPC name); use it with `async with`.
 
@@ -62,13 +63,17 @@ def connect(
     `receive_bytes_max`: largest message accepted from the server.
     `options`: further gRPC channel arguments; they override the SDK's.
     `tracing`: adds calls to your traces (`memstream.otel.Tracing()`).
+    `any_loop`: every event loop of the process may use the client and what comes from it, also several at once, in any
+    thread: its work runs on the background loop of memstream.sync, which costs about 0.1 ms a call. For frameworks that
+    run your code in loops of their own. A call that is cancelled may have been done; `progress` and `token` functions
+    are called on a background thread.
 
-    `connect` itself sends nothing. A client belongs to the event loop of its first call; when that loop is closed
-    (asyncio.run has returned), the next call reconnects in its own loop. All clients of a process must share one event
-    loop at a time, and a process that has a client must not fork.
+    `connect` itself sends nothing. Without `any_loop` a client belongs to the event loop of its first call; when
+    that loop is closed (asyncio.run has returned), the next call reconnects in its own loop. All clients of a process
+    must share one event loop at a time, and a process that has a client must not fork.
     """
     check_target(target)
-    return Client(
+    client = Client(
         ChannelSettings(
             target=target,
             token=token,
@@ -81,6 +86,11 @@ def connect(
             tracing=tracing,
         )
     )
+    if not any_loop:
+        return client
+    from memstream.any_loop import use_anywhere  # it imports this module
+
+    return use_anywhere(client)
 
 
 @check_methods

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import TypeAlias, Unpack
@@ -20,27 +20,20 @@ from memstream.v1 import (
 )
 from memstream.values import (
     AckLevel,
-    Answer,
     BatchResult,
-    ChainLink,
     EventReason,
     EventType,
-    Explanation,
     Filter,
     Fragment,
     FragmentKind,
-    InterpretedTime,
     MemoryKind,
     MetadataValue,
-    NearMiss,
     Observation,
     ObservationFields,
     Outcome,
     RecallOptions,
-    Recollection,
     Rejected,
     Role,
-    ScorePart,
     Structured,
     Tier,
     Truth,
@@ -305,68 +298,6 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
     )
 
 
-def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: stream_service_pb2.RecallDone) -> Answer:
-    """Assembles the answer to a query; the wire sends each fragment once, in the ranking or in working memory."""
-    recollections: list[Recollection] = []
-    in_order: list[str] = []
-    known: dict[str, Fragment] = {}
-    for part in parts:
-        recollections.extend(map(_recollection, part.recollections))
-        in_order.extend(part.working_memory_ids)
-        known.update((wire.id, fragment_from_wire(wire)) for wire in part.working_memory)
-    known.update((one.id, one) for hit in recollections for one in hit.fragments)
-    return Answer(
-        recollections=tuple(recollections),
-        working_memory=tuple(known[id_] for id_ in in_order if id_ in known),
-        revision=done.revision,
-        eligible=done.eligible,
-        considered=done.considered,
-        best_relevance=done.best_relevance,
-        degraded=done.degraded,
-        near_misses=tuple(map(_near_miss, done.near_misses)),
-        timings=dict(done.timings),
-        tokens=done.tokens,
-        weak=done.weak,
-        interpreted=tuple(map(_interpreted_time, done.interpreted)) if done.interpreted else (),
-        as_of_revision=done.as_of_revision,
-        receipt_id=done.receipt_id,
-    )
-
-
-def _interpreted_time(wire: stream_service_pb2.InterpretedTime) -> InterpretedTime:
-    begin = getattr(wire, "from")  # a keyword of Python
-    return InterpretedTime(
-        phrase=wire.phrase,
-        from_time=optional_timestamp_from_wire(begin, wire.HasField("from")),
-        to_time=optional_timestamp_from_wire(wire.to, wire.HasField("to")),
-    )
-
-
-def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
-    return Recollection(
-        fragment=fragment_from_wire(wire.fragment),
-        score=wire.score,
-        relevance=wire.relevance,
-        rank=wire.rank,
-        truncated=wire.truncated,
-        folded_ids=tuple(wire.folded_ids),
-        suspicions=tuple(map(suspicion_from_wire, wire.suspicions)),
-        explanation=_explanation(wire.explanation) if wire.HasField("explanation") else None,
-        status=_TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
-        chain=tuple(map(_chain_link, wire.chain)) if wire.chain else (),
-        later_id=wire.later_id,
-        companion=_recollection(wire.companion) if wire.HasField("companion") else None,
-    )
-
-
-def _chain_link(wire: stream_service_pb2.ChainLink) -> ChainLink:
-    return ChainLink(
-        wire.fragment_id,
-        optional_timestamp_from_wire(wire.observe_time, wire.HasField("observe_time")),
-        _TRUTH_STATUSES.get(wire.status, TruthStatus.UNKNOWN),
-    )
-
-
 def suspicion_from_wire(wire: fragment_pb2.Suspicion) -> Suspicion:
     """Converts a suspicion."""
     return Suspicion(
@@ -391,25 +322,6 @@ def decision_to_wire(decision: ConflictDecision) -> fragment_pb2.ConflictDecisio
     """Converts a decision."""
     with encoding("decision"):
         return fragment_pb2.ConflictDecision.Value(f"CONFLICT_DECISION_{ConflictDecision(decision).name}")
-
-
-def _explanation(wire: stream_service_pb2.Explanation) -> Explanation:
-    return Explanation(tuple(map(score_part_from_wire, wire.parts)), wire.formula)
-
-
-def score_part_from_wire(wire: stream_service_pb2.ScorePart) -> ScorePart:
-    """A part of a score."""
-    return ScorePart(wire.name, wire.value, wire.weight, wire.contribution, dict(wire.details))
-
-
-def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
-    return NearMiss(
-        fragment_id=wire.fragment_id,
-        stage=wire.stage,
-        score=wire.score if wire.HasField("score") else None,
-        relevance=wire.relevance if wire.HasField("relevance") else None,
-        superseded_by=wire.superseded_by,
-    )
 
 
 def rejected_from_wire(wire: stream_service_pb2.RejectedObservation) -> Rejected:

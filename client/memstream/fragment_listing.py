@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from memstream.answer_codec import unmatched_from_wire
+from memstream.answer_values import Unmatched
 from memstream.channel import Link, MemoryPath
 from memstream.codec import fragment_from_wire
 from memstream.resources import Cursor
@@ -14,11 +16,13 @@ from memstream.values import Fragment
 class FragmentListing(AsyncIterator[Fragment]):
     """Fragments in order of receipt, fetched page by page during iteration.
 
-    `cursor` is set with the first page: a watch from it continues where this listing ends.
+    The first page sets `cursor`, from which a watch continues where this listing ends, and `unmatched`: the speakers,
+    sessions and metadata keys of the filter that the memory does not have (empty with `as_of`).
     """
 
     def __init__(self, link: Link, path: MemoryPath, request: pb.ListFragmentsRequest) -> None:
         self.cursor: Cursor | None = None
+        self.unmatched: tuple[Unmatched, ...] = ()
         self._link = link
         self._path = path
         self._request = request
@@ -36,6 +40,7 @@ class FragmentListing(AsyncIterator[Fragment]):
         answer = await self._link.call(self._link.memories.ListFragments, self._request, self._path)
         if self.cursor is None:
             self.cursor = Cursor(answer.memory_uid, answer.revision)
+            self.unmatched = unmatched_from_wire(answer.unmatched)
         self._page = [fragment_from_wire(wire) for wire in reversed(answer.fragments)]
         self._request.page_token = answer.next_page_token
         self._last_page = not answer.next_page_token

@@ -8,13 +8,14 @@ from typing import Any, Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from memstream.answer_codec import answer_from_wire
+from memstream.answer_values import Answer
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
 from memstream.channel import Link, MemoryPath, Response, Unary, memory_path, new_request_id
 from memstream.codec import (
     Observable,
     ack_level_to_wire,
-    answer_from_wire,
     batch_result_from_wire,
     conflict_from_wire,
     decision_to_wire,
@@ -45,7 +46,6 @@ from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
     AckLevel,
-    Answer,
     BatchResult,
     EventType,
     Filter,

@@ -1,6 +1,16 @@
 """The public names of `memstream`, imported from the modules that define them."""
 
 import memstream.sync as sync
+from memstream.answer_values import (
+    Answer,
+    ChainLink,
+    Explanation,
+    InterpretedTime,
+    NearMiss,
+    Recollection,
+    ScorePart,
+    Unmatched,
+)
 from memstream.argument_types import LocalSetting
 from memstream.backoff import Retry
 from memstream.channel import Tls
@@ -112,31 +122,24 @@ from memstream.times import read_time
 from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
-    Answer,
     BatchResult,
     Capability,
-    ChainLink,
     EventReason,
     EventType,
-    Explanation,
     Filter,
     Fragment,
     FragmentKind,
-    InterpretedTime,
     MemoryKind,
     MetadataValue,
     ModelState,
-    NearMiss,
     Observation,
     ObservationFields,
     OperationState,
     Outcome,
     RecallOptions,
-    Recollection,
     Rejected,
     Resumption,
     Role,
-    ScorePart,
     Structured,
     Tier,
     Truth,
@@ -290,6 +293,7 @@ __all__ = [
     "TruthStatus",
     "Unauthenticated",
     "Unavailable",
+    "Unmatched",
     "Vector",
     "Violation",
     "Watch",

@@ -17,16 +17,18 @@ from typing import TypeAlias, Unpack
 import grpc
 import grpc.aio
 
+from memstream.answer_codec import answer_from_wire
+from memstream.answer_values import Answer
 from memstream.arguments import check_methods
 from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, deadline_error, read_message
-from memstream.codec import answer_from_wire, query_to_wire
+from memstream.codec import query_to_wire
 from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
 from memstream.standing import StandingQuery
 from memstream.status import error_from_status, is_cut
 from memstream.twoway import TwoWayStream
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.values import Answer, RecallOptions, Structured
+from memstream.values import RecallOptions, Structured
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64

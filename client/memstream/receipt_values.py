@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from memstream.answer_values import Answer, ScorePart
 from memstream.policy import Policy
-from memstream.values import Answer, RecallOptions, ScorePart, Structured
+from memstream.values import RecallOptions, Structured
 
 
 class DifferenceType(StrEnum):

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
-from memstream.codec import answer_from_wire
+from memstream.answer_codec import answer_from_wire
+from memstream.answer_values import Answer, Recollection
 from memstream.errors import MemstreamError, ProtocolViolation, StreamClosed
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.values import Answer, Recollection, TruthStatus
+from memstream.values import TruthStatus
 
 
 @dataclass(frozen=True, slots=True)

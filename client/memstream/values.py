@@ -5,18 +5,18 @@ The contract (memstream/v1/*.proto) documents every field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias, TypedDict, overload
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from memstream.argument_types import Count, Moment, Position, Seconds, Several, VectorLike
 from memstream.arguments import check_fields
-from memstream.conflict_values import Related, Suspicion
+from memstream.conflict_values import Related
 from memstream.errors import MemstreamError
 
 Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
@@ -332,124 +332,6 @@ class RecallOptions(TypedDict, total=False):
     as_of: Moment | None
     receipt: bool | None
     timeout_s: Seconds | None
-
-
-@dataclass(frozen=True, slots=True)
-class ScorePart:
-    """One part of a score: value x weight = contribution."""
-
-    name: str
-    value: float
-    weight: float
-    contribution: float
-    details: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The parts of a score; the contributions sum to it."""
-
-    parts: tuple[ScorePart, ...]
-    formula: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChainLink:
-    """A fragment in a chain of supersessions."""
-
-    fragment_id: str
-    observe_time: datetime | None
-    status: TruthStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Recollection:
-    """A recalled fragment and its scores; `explanation` is None unless requested.
-    `folded_ids`: fragments with the same content, which are not ranked separately. `chain`: the current end of
-    its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
-    open suspicions about the fragment, as the newer or the older of two. `later_id`: of an earlier statement, the
-    later one, of better rank, that may replace it. `companion`: the assistant's reply to a user's message, of rank 0.
-    """
-
-    fragment: Fragment
-    score: float
-    relevance: float
-    rank: int
-    truncated: bool
-    explanation: Explanation | None
-    folded_ids: tuple[str, ...] = ()
-    status: TruthStatus = TruthStatus.UNKNOWN
-    chain: tuple[ChainLink, ...] = ()
-    suspicions: tuple[Suspicion, ...] = ()
-    later_id: str = ""
-    companion: Recollection | None = None
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        """The fragment, and that of its companion if there is one."""
-        return (self.fragment,) if self.companion is None else (self.fragment, self.companion.fragment)
-
-
-@dataclass(frozen=True, slots=True)
-class NearMiss:
-    """A fragment that was nearly returned, and the stage that removed it; after "superseded" by `superseded_by`."""
-
-    fragment_id: str
-    stage: str
-    score: float | None
-    relevance: float | None
-    superseded_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class InterpretedTime:
-    """A phrase of time in a query, and the time it was taken for: from `from_time` up to, not including, `to_time`.
-    None is an open side: "before Christmas" has no `from_time`."""
-
-    phrase: str
-    from_time: datetime | None
-    to_time: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Sequence[Recollection]):
-    """The answer to a query: a sequence of recollections, best first, with working memory and statistics.
-
-    `working_memory`: the short-term tier in order. `timings`: seconds by step. `degraded`: empty unless the answer is
-    incomplete (a search leg or importances are missing). `best_relevance`: the maximum over all candidates, returned or
-    not. `weak`: the best shares no word with the query other than names, so memory probably knows nothing about it.
-    `interpreted`: the phrases of time in the query, in order.
-    `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0. `receipt_id`: the receipt that was
-    kept; empty without `receipt`, and if the policy keeps none.
-    """
-
-    recollections: tuple[Recollection, ...]
-    working_memory: tuple[Fragment, ...]
-    revision: int
-    eligible: int
-    considered: int
-    best_relevance: float
-    degraded: str
-    near_misses: tuple[NearMiss, ...]
-    timings: Mapping[str, float]
-    tokens: int
-    weak: bool = False
-    interpreted: tuple[InterpretedTime, ...] = ()
-    as_of_revision: int = 0
-    receipt_id: str = ""
-
-    @overload
-    def __getitem__(self, index: int) -> Recollection: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Recollection, ...]: ...
-    def __getitem__(self, index: int | slice) -> Recollection | tuple[Recollection, ...]:
-        return self.recollections[index]
-
-    def __len__(self) -> int:
-        return len(self.recollections)
-
-    def __iter__(self) -> Iterator[Recollection]:
-        return iter(self.recollections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,12 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
             "bees in june",
             "bees in may",
         ]
+        assert chosen(command, "--speaker", " BOB", "--speaker", "Bobb") == ["bees in july", "bees in may"]
     assert chosen("list", "--tier", "sensory") == []
+    typo = ("--speaker", "Bobb", "--session", "s1", "--metadata", "pag=5")
+    said = 'filter: no fragment has the speaker "Bobb"\nfilter: no fragment has the metadata key "pag"\n'
+    assert call("list", "demo/filters", "--json", *typo, target=server.address).stderr == said
+    assert said in call("recall", "demo/filters", "bees", *typo, target=server.address).stdout
 
 
 def test_file_resumes_where_the_last_run_stopped(server: ServerProcess, tmp_path: Path) -> None:

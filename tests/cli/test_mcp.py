@@ -413,6 +413,13 @@ async def test_absent_arguments_may_be_null_or_empty(server: ServerProcess, memo
             assert (await done(client, "list", after=absent, **given))["fragments"]
 
 
+async def test_what_no_fragment_has_is_named(server: ServerProcess, memory: str) -> None:
+    async with Client(parameters(memory, server.address)) as client:
+        for tool, query in (("recall", {"query": "Bob"}), ("list", {})):
+            found = await done(client, tool, speaker="Zoltan", **query)
+            assert found["unmatched"] == ['no fragment has the speaker "Zoltan"']
+
+
 async def test_invalid_tool_arguments_are_explained(server: ServerProcess, memory: str) -> None:
     async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
         for tool, arguments, named in (*WRONG, *NAMED):

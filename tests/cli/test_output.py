@@ -9,19 +9,10 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from rich.text import Text
 
+from memstream.answer_values import Answer, Explanation, InterpretedTime, Recollection, ScorePart
 from memstream.errors import NotFound
 from memstream.resources import Cursor
-from memstream.values import (
-    Answer,
-    Explanation,
-    Fragment,
-    FragmentKind,
-    InterpretedTime,
-    Recollection,
-    ScorePart,
-    Structured,
-    Tier,
-)
+from memstream.values import Fragment, FragmentKind, Structured, Tier
 from memstream_server.cli.failures import Failure
 from memstream_server.cli.output import (
     create_table,
@@ -115,6 +106,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "interpreted",
         "as_of_revision",
         "receipt_id",
+        "unmatched",
     ]
 
 

@@ -18,14 +18,9 @@ from hypothesis import strategies as st
 
 import memstream
 from memstream import errors, public
+from memstream.answer_codec import answer_from_wire
 from memstream.backoff import Backoff
-from memstream.codec import (
-    answer_from_wire,
-    event_types_to_wire,
-    fragment_from_wire,
-    observation_to_wire,
-    query_to_wire,
-)
+from memstream.codec import event_types_to_wire, fragment_from_wire, observation_to_wire, query_to_wire
 from memstream.ledger import Ledger
 from memstream.policy_codec import policy_from_wire, policy_paths, policy_to_wire
 from memstream.status import error_from_status, is_cut, translate_error

@@ -10,7 +10,7 @@ from msgspec import msgpack
 
 from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
-from memstream_server.core.filters import Filter, mask, passes, visible
+from memstream_server.core.filters import Filter, Unmatched, find_unmatched, mask, passes, visible
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
 
 VALUES: st.SearchStrategy[MetadataValue] = st.sampled_from(["a", "b", 1, 0, 1.0, True, False, 2.5])
@@ -21,7 +21,7 @@ FRAGMENTS = st.builds(
     content=st.just(""),
     tier=st.sampled_from(Tier),
     kind=st.sampled_from(FragmentKind),
-    speaker=st.sampled_from(["", "Ann", "Bob"]),
+    speaker=st.sampled_from(["", "Ann", "ANN ", "Bob"]),
     session=st.sampled_from(["", "s", "t"]),
     importance=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     observe_time_us=st.integers(0, 4),
@@ -35,7 +35,7 @@ SHARE = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0])
 FILTERS = st.builds(
     Filter,
     sessions=st.lists(st.sampled_from(["", "s", "unseen"]), max_size=2).map(tuple),
-    speakers=st.lists(st.sampled_from(["", "Ann", "unseen"]), max_size=2).map(tuple),
+    speakers=st.lists(st.sampled_from(["", "ann", "unseen"]), max_size=2).map(tuple),
     kinds=st.lists(st.sampled_from(FragmentKind), max_size=1).map(tuple),
     tiers=st.lists(st.sampled_from(Tier), max_size=2).map(tuple),
     observe_from_us=BOUND,
@@ -113,6 +113,60 @@ def test_a_condition_on_what_was_never_seen_finds_nothing() -> None:
     assert found(columns, Filter(sessions=("x",))) == []
     assert found(columns, Filter(metadata=(("x", ("y",)),))) == []
     assert found(columns, Filter()) == ["a"]
+
+
+SPELLINGS = [
+    ("Ann Lee", "ann  lee"),
+    ("José", "JOSE\u0301"),
+    ("Straße", "STRASSE"),
+    ("\uff22\uff4f\uff42", "bob"),
+    ("\tBob\u00a0", "Bob"),
+    ("ΑΣ", "ας"),
+]
+DIFFERENT = [("Ann", "Anne"), ("Ann Lee", "AnnLee"), ("José", "Jose"), ("Bob", "")]
+
+
+@pytest.mark.parametrize(("speaker", "asked"), SPELLINGS)
+def test_spellings_of_a_speaker_are_one_name(speaker: str, asked: str) -> None:
+    one = Fragment("a", "", speaker=speaker)
+    for name in (speaker, asked):
+        chosen = Filter(speakers=(name,))
+        columns = columns_of(one)
+        assert (found(columns, chosen), passes(one, chosen)) == (["a"], True)
+        assert find_unmatched(columns, chosen, 0) == ()
+
+
+@pytest.mark.parametrize(("speaker", "asked"), DIFFERENT)
+def test_other_names_stay_other_names(speaker: str, asked: str) -> None:
+    one, chosen = Fragment("a", "", speaker=speaker), Filter(speakers=(asked,))
+    columns = columns_of(one)
+    assert (found(columns, chosen), passes(one, chosen)) == ([], False)
+    assert find_unmatched(columns, chosen, 0) == (Unmatched("speakers", asked),)
+
+
+def test_a_spelling_that_arrives_later_is_found() -> None:
+    columns = columns_of(Fragment("a", "", speaker="Ann"))
+    assert found(columns, Filter(speakers=("ann",))) == ["a"]
+    columns.append(Fragment("b", "", speaker="ANN"))
+    assert found(columns, Filter(speakers=("ann",))) == ["a", "b"]
+
+
+def test_what_no_visible_fragment_has_is_unmatched() -> None:
+    columns = columns_of(
+        Fragment("a", "", speaker="Ann", session="s", metadata=(("x", 1),)),
+        Fragment("b", "", speaker="Bob", session="t", metadata=(("y", 1),), forget_time_us=1),
+        Fragment("c", "", speaker="Cy", session="u", metadata=(("z", 1),), expire_time_us=5),
+    )
+    names = Filter(
+        sessions=("s", "t", "u"), speakers=("ANN", "Bob", "Cy"), metadata=(("x", (2,)), ("y", (1,)), ("z", (1,)))
+    )
+    gone = [("speakers", "Bob"), ("sessions", "t"), ("metadata", "y")]
+    assert find_unmatched(columns, names, 0) == tuple(Unmatched(*each) for each in gone)
+    expired = [("speakers", "Cy"), ("sessions", "u"), ("metadata", "z")]
+    later = [each for both in zip(gone, expired, strict=True) for each in both]
+    assert find_unmatched(columns, names, 9) == tuple(Unmatched(*each) for each in later)
+    columns.update(Fragment("a", "", speaker="Dan"))
+    assert find_unmatched(columns, Filter(metadata=(("x", (1,)),)), 0) == (Unmatched("metadata", "x"),)
 
 
 def test_slots_are_found_by_id_until_the_fragment_is_gone() -> None:

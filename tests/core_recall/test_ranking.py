@@ -323,6 +323,8 @@ def test_best_takes_the_newest_of_equals_and_no_nan() -> None:
         ("what about Lee", None),
         ("in 1 day", None),
         ("what did the agent do", 6),
+        ("Did ann\n lee call?", 4),
+        ("What did \uff22\uff4f\uff42 buy?", 1),
     ],
 )
 def test_the_one_speaker_a_query_names(text: str, code: int | None) -> None:

@@ -133,6 +133,109 @@ def test_two_loops_at_once_are_refused(client: memstream.Client, path: str) -> N
     asyncio.run(here())
 
 
+def test_any_loop_serves_loops_at_once_and_in_turn(shared: ServerProcess, path: str) -> None:
+    client = memstream.connect(shared.address, any_loop=True)
+    shared_ones: dict[str, Any] = {}
+
+    async def open_streams() -> None:
+        memory = shared_ones["memory"] = await client.create_memory(path)
+        shared_ones["stream"] = await memory.observe("p").__aenter__()
+        shared_ones["recall"] = await memory.recall().__aenter__()
+        shared_ones["watch"] = await memory.watch(start="beginning").__aenter__()
+        shared_ones["standing"] = await shared_ones["recall"].subscribe("tea").__aenter__()
+
+    def use_in_a_loop(number: int) -> None:
+        async def use() -> None:
+            sent = await shared_ones["stream"].send(f"tea number {number}")
+            assert (await sent).sequence >= 1
+            assert len(await shared_ones["recall"].query("tea")) >= 1
+            assert (await anext(shared_ones["watch"])).type
+            assert f"tea number {number}" in [one.content async for one in shared_ones["memory"].list_fragments()]
+            assert path in [f"{one.namespace}/{one.name}" async for one in client.list_memories(path.split("/")[0])]
+
+        asyncio.run(use())
+
+    async def close() -> None:
+        while not len((await anext(shared_ones["standing"])).answer):
+            pass
+        for name in ("standing", "watch"):
+            await shared_ones[name].aclose()
+        for name in ("recall", "stream"):
+            await shared_ones[name].close()
+        async with client:
+            clone = await shared_ones["memory"].clone(f"{path}-2")
+            assert isinstance(clone, memstream.Memory)
+            assert (await clone.describe()).revision == 1
+
+    asyncio.run(open_streams())
+    raised: list[BaseException] = []
+
+    def keep_error(number: int) -> None:
+        try:
+            use_in_a_loop(number)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=keep_error, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    use_in_a_loop(3)
+    asyncio.run(close())
+    with pytest.raises(memstream.StreamClosed, match="the client is closed"):
+        asyncio.run(shared_ones["memory"].stats())
+
+
+def test_any_loop_takes_a_source_of_the_callers_loop(shared: ServerProcess, path: str) -> None:
+    client = memstream.connect(shared.address, any_loop=True)
+    namespace = path.split("/")[0]
+
+    async def copy() -> None:
+        memory = await client.create_memory(path)
+        await memory.observe_batch(["one", "two"])
+        parts: list[memstream.ExportPart] = [part async for part in client.export(namespace, path.split("/")[1])]
+        home = asyncio.get_running_loop()
+
+        async def source() -> AsyncIterator[bytes]:
+            for part in parts:
+                assert asyncio.get_running_loop() is home
+                yield part.lines
+
+        moved = f"{namespace}2"
+        operation = await client.import_(moved, source())
+        await client.finished(operation)
+        copied = client.memory(f"{moved}/{path.split('/')[1]}")
+        assert [one.content async for one in copied.list_fragments()] == ["one", "two"]
+        await client.close()
+
+    asyncio.run(copy())
+
+
+def test_a_cancelled_wait_on_any_loop_is_the_callers(shared: ServerProcess, path: str) -> None:
+    client = memstream.connect(shared.address, any_loop=True)
+
+    async def wait_in_vain() -> None:
+        memory = await client.create_memory(path)
+        async with memory.watch() as watch:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(watch)
+            await memory.observe_batch(["tea"])
+            assert (await anext(watch)).fragment_id
+        await client.close()
+
+    asyncio.run(wait_in_vain())
+
+
+def test_the_blocking_client_gives_an_asynchronous_one(shared: ServerProcess, path: str) -> None:
+    with memstream.sync.connect(shared.address) as client:
+        made = client.create_memory(path)
+        both = client.asynchronous.memory(path)
+        assert asyncio.run(both.describe()) == made.describe()
+
+
 async def taken(items: AsyncIterator[Any]) -> None:
     """The items that were read ahead, and then the end."""
     async for _ in items:

@@ -10,7 +10,7 @@ import pytest
 
 import memstream
 from memstream import Client, ModelState, ModelStatus
-from memstream.values import Answer
+from memstream.answer_values import Answer
 from tests.access.conftest import guarded_files
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.test_health import NOT_SERVING, SERVING, checked

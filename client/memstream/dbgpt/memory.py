@@ -10,17 +10,18 @@ Rule 3. The server drops fragments by its own policy, so no write returns discar
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from dbgpt.agent.core.memory.agent_memory import AgentMemoryFragment
 from dbgpt.agent.core.memory.base import DiscardedMemoryFragments, Memory, WriteOperation
 
+from memstream.answer_values import Answer
+from memstream.any_loop import run_on_loop
 from memstream.arguments import check_constructor
 from memstream.channel import memory_path
 from memstream.dbgpt.fragments import IMPORTANCE_SCALE, fragment_from, importance_of, key_of, observation_of
@@ -29,8 +30,7 @@ from memstream.kinds import kind_of
 from memstream.memory import Memory as Handle
 from memstream.policy import PolicyLike, Profile
 from memstream.sync import Client
-from memstream.sync.loop import LOOP
-from memstream.values import Answer, Fragment, MemoryKind, Observation, Weights
+from memstream.values import Fragment, MemoryKind, Observation, Weights
 from memstream.wiretypes import invalid_field
 
 T = TypeVar("T")
@@ -93,15 +93,15 @@ class RemoteMemory(Memory):
         A RETRIEVAL is not written: the server itself adds recalled fragments to short-term memory.
         """
         if op is WriteOperation.ADD:
-            await _run_on_loop(self._observe([await self._observation(memory_fragment, now)]))
+            await run_on_loop(self._observe([await self._observation(memory_fragment, now)]))
         return None
 
     async def write_batch(
         self, memory_fragments: Sequence[AgentMemoryFragment], now: datetime | None = None
     ) -> DiscardedMemoryFragments | None:
         """Observes the part of a history (oldest first) that is newer than the last fragment the memory knows."""
-        new = await _run_on_loop(self._unknown_fragments(memory_fragments))
-        await _run_on_loop(self._observe([await self._observation(fragment, now) for fragment in new]))
+        new = await run_on_loop(self._unknown_fragments(memory_fragments))
+        await run_on_loop(self._observe([await self._observation(fragment, now) for fragment in new]))
         return None
 
     async def read(
@@ -111,14 +111,14 @@ class RemoteMemory(Memory):
 
         alpha, beta and gamma weigh recency, relevance and importance; None means the policy's.
         """
-        answer = await _run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
+        answer = await run_on_loop(self._recall(observation, Weights(alpha, beta, gamma)))
         working_ids = {fragment.id for fragment in answer.working_memory}
         recalled = [one for hit in answer for one in hit.fragments if one.id not in working_ids]
         return self._to_dbgpt([*recalled, *answer.working_memory])
 
     async def clear(self) -> list[AgentMemoryFragment]:
         """Permanently empties the memory (of the session, if session-scoped) and returns its content."""
-        return self._to_dbgpt(await _run_on_loop(self._clear()))
+        return self._to_dbgpt(await run_on_loop(self._clear()))
 
     async def _observation(self, fragment: AgentMemoryFragment, now: datetime | None) -> Observation:
         importance = importance_of(fragment.importance)
@@ -215,7 +215,3 @@ class RemoteHybridMemory(RemoteMemory):
     """Replaces DB-GPT's HybridMemory."""
 
     kind = MemoryKind.HYBRID
-
-
-async def _run_on_loop(work: Coroutine[Any, Any, T]) -> T:
-    return await asyncio.wrap_future(LOOP.submit(work))

@@ -28,6 +28,7 @@ from langgraph.store.base import (
     TTLConfig,
 )
 
+from memstream.any_loop import run_on_loop
 from memstream.argument_types import Several
 from memstream.arguments import check_constructor
 from memstream.channel import memory_path
@@ -104,7 +105,7 @@ class MemstreamStore(BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As `batch`, from any event loop."""
-        return await asyncio.wrap_future(LOOP.submit(self._batch(_checked_operations(ops))))
+        return await run_on_loop(self._batch(_checked_operations(ops)))
 
     # ---- runs on the SDK's event loop
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from memstream.answer_values import Recollection
 from memstream.receipt_values import RecallReceipt
-from memstream.values import Fragment, Recollection, Structured
+from memstream.values import Fragment, Structured
 
 LIST_MAX = 200
 RECALL_MAX = 100
@@ -183,6 +184,9 @@ class Recollections(BaseModel):
     interpreted: list[Interpreted] = Field(
         description="Times in the query: recollections of these times come first, others may follow."
     )
+    unmatched: list[str] = Field(
+        description="Parts of the filter that nothing in the memory has, probably misspelt; empty: none."
+    )
     incomplete: str = Field(description="What the search lacked, for instance an unavailable model; empty: nothing.")
 
 
@@ -192,6 +196,9 @@ class Listing(BaseModel):
     memory: str = Field(description="The memory listed.")
     fragments: list[Remembered] = Field(description="In order of receipt, the oldest first.")
     more: bool = Field(description="There are more: call again with the last id as `after`.")
+    unmatched: list[str] = Field(
+        description="Parts of the filter that nothing in the memory has, probably misspelt; empty: none."
+    )
 
 
 class Earlier(BaseModel):

@@ -179,6 +179,7 @@ class Tools:
             interpreted=[
                 Interpreted(phrase=each.phrase, since=each.from_time, until=each.to_time) for each in answer.interpreted
             ],
+            unmatched=list(map(str, answer.unmatched)),
             incomplete=answer.degraded,
         )
 
@@ -237,9 +238,10 @@ class Tools:
         path = await self._resolve_memory(memory)
         page: list[Fragment] = []
         begun = not after
-        async for fragment in self._client.memory(path).list_fragments(
+        listing = self._client.memory(path).list_fragments(
             _filter(speaker, session, since, until, metadata, time_zone), page_size=PAGE if after else limit + 1
-        ):
+        )
+        async for fragment in listing:
             if fragment.id == after:
                 begun = True
                 page.clear()
@@ -249,7 +251,8 @@ class Tools:
             if begun and len(page) > limit:
                 break
         kept = [Remembered(**remembered_fields(fragment)) for fragment in page[:limit]]
-        return Listing(memory=path, fragments=kept, more=len(page) > limit)
+        unmatched = [str(one) for one in listing.unmatched]
+        return Listing(memory=path, fragments=kept, more=len(page) > limit, unmatched=unmatched)
 
     async def _resolve_memory(self, named: str) -> str:
         if named and named != self.path:

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self
 
 import memstream.client
+from memstream.any_loop import use_anywhere
 from memstream.argument_types import Count, Items, KeepaliveSeconds, LocalSetting, Seconds
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Retry
@@ -115,8 +116,8 @@ class Client:
 
     @property
     def asynchronous(self) -> memstream.client.Client:
-        """The wrapped client, only for coroutines that run on the background loop (memstream.sync.loop.LOOP)."""
-        return self._inner
+        """The asynchronous client of the same connections: any event loop may use it, also several at once."""
+        return use_anywhere(self._inner)
 
     def __enter__(self) -> Self:
         LOOP.run(self._inner.__aenter__())

@@ -37,9 +37,13 @@ class LoopThread:
             raise StreamClosed("this process was forked from one that uses memstream.sync: use it in one of them alone")
         return asyncio.run_coroutine_threadsafe(work, self._running_loop())
 
+    def is_current(self) -> bool:
+        """Whether the caller runs on the loop."""
+        return threading.current_thread() is self._thread
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on the loop and waits for it; interrupting the wait cancels it."""
-        if threading.current_thread() is self._thread:
+        if self.is_current():
             work.close()
             raise StreamClosed("the blocking SDK cannot be called from its own event loop")
         future = self.submit(work)

@@ -8,6 +8,7 @@ from typing import Literal, Unpack
 
 import memstream.fragment_listing as fragment_listing
 import memstream.memory as memory
+from memstream.answer_values import Answer, Unmatched
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
@@ -20,7 +21,6 @@ from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
     AckLevel,
-    Answer,
     BatchResult,
     EventType,
     Filter,
@@ -314,3 +314,8 @@ class FragmentListing(Iterator[Fragment]):
     def cursor(self) -> Cursor | None:
         """The cursor from which a watch continues this listing; None before the first page."""
         return self._inner.cursor
+
+    @property
+    def unmatched(self) -> tuple[Unmatched, ...]:
+        """What the memory has nothing of in the filter; empty before the first page."""
+        return self._inner.unmatched

@@ -11,12 +11,13 @@ import memstream.recall as recall
 import memstream.sent as sent
 import memstream.standing as standing
 import memstream.watch as watch
+from memstream.answer_values import Answer
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
 from memstream.sync.iterated import Iterated
 from memstream.sync.loop import LOOP
-from memstream.values import Answer, ObservationFields, RecallOptions, Rejected, Resumption, Structured
+from memstream.values import ObservationFields, RecallOptions, Rejected, Resumption, Structured
 
 
 class Sent:

@@ -663,7 +663,7 @@ class FragmentFilter(_message.Message):
 
     @_builtins.property
     def speakers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By one of these speakers."""
+        """By one of these speakers. Case, blanks and Unicode form do not count: "ann lee" selects "Ann  Lee"."""
 
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___FragmentKind.ValueType]:
@@ -717,6 +717,34 @@ class FragmentFilter(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__importance_min) -> _WhichOneofReturnType__importance_min | None: ...
 
 Global___FragmentFilter: _TypeAlias = FragmentFilter  # noqa: Y015
+
+@_typing.final
+class UnmatchedCondition(_message.Message):
+    """A part of a filter that nothing can match: no fragment of the memory has such a speaker, session or metadata key.
+    Usually it is misspelt.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """The field of the filter: "speakers", "sessions" or "metadata". A later server may add fields."""
+    value: _builtins.str
+    """The speaker or session, or the key of the metadata."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmatchedCondition: _TypeAlias = UnmatchedCondition  # noqa: Y015
 
 @_typing.final
 class MetadataCondition(_message.Message):

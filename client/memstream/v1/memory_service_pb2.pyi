@@ -890,6 +890,7 @@ class ListFragmentsResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     MEMORY_UID_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page."""
     revision: _builtins.int
@@ -900,6 +901,10 @@ class ListFragmentsResponse(_message.Message):
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.Fragment]:
         """The fragments."""
 
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that nothing can match. In the first page, without `as_of`."""
+
     def __init__(
         self,
         *,
@@ -907,10 +912,11 @@ class ListFragmentsResponse(_message.Message):
         next_page_token: _builtins.str = ...,
         revision: _builtins.int = ...,
         memory_uid: _builtins.str = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "memory_uid", b"memory_uid", "next_page_token", b"next_page_token", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "memory_uid", b"memory_uid", "next_page_token", b"next_page_token", "revision", b"revision", "unmatched", b"unmatched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1425,6 +1425,7 @@ class RecallDone(_message.Message):
     RECEIPT_ID_FIELD_NUMBER: _builtins.int
     INTERPRETED_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1472,6 +1473,10 @@ class RecallDone(_message.Message):
         or if nothing was interpreted.
         """
 
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that nothing can match."""
+
     def __init__(
         self,
         *,
@@ -1489,10 +1494,11 @@ class RecallDone(_message.Message):
         receipt_id: _builtins.str = ...,
         interpreted: _abc.Iterable[Global___InterpretedTime] | None = ...,
         as_of_revision: _builtins.int = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "receipt_id", b"receipt_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "receipt_id", b"receipt_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "unmatched", b"unmatched", "weak", b"weak"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,11 +15,12 @@ import click
 from rich.text import Text
 
 from memstream import errors
+from memstream.answer_values import Answer, Recollection
 from memstream.client import Client, connect
 from memstream.local_client import local
 from memstream.memory import Memory
 from memstream.sent import Sent
-from memstream.values import Answer, Recollection, Truth
+from memstream.values import Truth
 from memstream_server.cli.check_file import BadFileError, Check, Expectation, Question, policy_problem, read_check
 from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option

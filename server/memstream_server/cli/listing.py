@@ -144,7 +144,10 @@ def _list_fragments(
         listing = client.memory(memory).list_fragments(
             chosen, forgotten=forgotten, page_size=page_size(most), as_of=as_of
         )
-        return await emit_items(listing, most, as_json, add_row)
+        more = await emit_items(listing, most, as_json, add_row)
+        for one in listing.unmatched:
+            print_line(f"filter: {escape_line(str(one), _WORDS_SHOWN).plain}", err=True)
+        return more
 
     print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")
 

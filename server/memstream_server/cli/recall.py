@@ -10,19 +10,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from memstream.answer_values import Answer, Explanation, InterpretedTime, Recollection
 from memstream.memory import Memory
 from memstream.standing import AnswerChange
-from memstream.values import (
-    Answer,
-    Explanation,
-    Filter,
-    InterpretedTime,
-    RecallOptions,
-    Recollection,
-    Truth,
-    TruthStatus,
-    Weights,
-)
+from memstream.values import Filter, RecallOptions, Truth, TruthStatus, Weights
 from memstream_server.cli.failures import Misuse
 from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option, time_zone_option
 from memstream_server.cli.output import (
@@ -229,6 +220,8 @@ def print_answer(answer: Answer, explain: bool, working: bool) -> None:
         _print_near_misses(out, answer)
     if working:
         _print_working_memory(out, answer)
+    for one in answer.unmatched:
+        print_parts(out, Text("filter: ", style="yellow") + escape_line(str(one), _WORDS_SHOWN))
     for each in answer.interpreted:
         print_parts(out, Text("interpreted: ", style="dim") + escape_line(format_interpreted(each), _WORDS_SHOWN))
     print_parts(out, Text(format_figures(answer), style="dim"))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.folding import fold_key
 from memstream_server.core.rendering import is_question
-from memstream_server.core.speakers import role_of_name
+from memstream_server.core.speakers import fold_name, role_of_name
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Role, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
@@ -36,6 +36,9 @@ class Codes:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._codes: dict[str, int] = {}
+        self._folded: dict[str, list[int]] = {}
+        self._folded_count = 0
+        """How many names `_folded` has: a memory whose speakers nobody filters by folds none."""
 
     def assign_code(self, name: str) -> int:
         """The code of a name; assigns the next code to a new name."""
@@ -61,6 +64,13 @@ class Codes:
     def find_codes(self, names: Sequence[str]) -> list[int]:
         """The codes of the names that have one."""
         return [self._codes[name] for name in names if name in self._codes]
+
+    def find_spellings(self, name: str) -> list[int]:
+        """The codes of all spellings of a speaker's name."""
+        for code in range(self._folded_count, len(self.names)):
+            self._folded.setdefault(fold_name(self.names[code]), []).append(code)
+        self._folded_count = len(self.names)
+        return self._folded.get(fold_name(name), [])
 
 
 def _match_codes(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
@@ -375,6 +385,15 @@ class Columns:
                 if any(_tag_key(*pair) == tag for pair in self._metadata[slot]):
                     mask[slot] = True
         return mask
+
+    def has_key(self, key: str, among: Mask) -> bool:
+        """Whether the metadata of one of these slots have the key."""
+        return any(
+            among[slot] and any(name == key for name, _ in self._metadata[slot])
+            for tag, slots in self._tags.items()
+            if tag[0] == key
+            for slot in slots
+        )
 
     def tier_is(self, tiers: Sequence[Tier]) -> Mask:
         """Slots in one of the tiers."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.columns import Columns, Mask
+from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
 
 
@@ -17,6 +18,7 @@ class Filter:
 
     sessions: tuple[str, ...] = ()
     speakers: tuple[str, ...] = ()
+    """In any spelling that `fold_name` takes for the same."""
     kinds: tuple[FragmentKind, ...] = ()
     tiers: tuple[Tier, ...] = ()
     observe_from_us: int | None = None
@@ -30,6 +32,16 @@ class Filter:
     """(key, values): the fragment's value under the key is one of `values`."""
     excluded: tuple[str, ...] = ()
     """Ids to leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A part of a filter that no fragment of the memory can match: nobody of that name, no such session or key."""
+
+    field: str
+    """"speakers", "sessions" or "metadata"."""
+    value: str
+    """The name, or the key."""
 
 
 EVERYTHING = Filter()
@@ -47,7 +59,8 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     if chosen.sessions:
         passed &= np.isin(columns.session, columns.sessions.find_codes(chosen.sessions))
     if chosen.speakers:
-        passed &= np.isin(columns.speaker, columns.speakers.find_codes(chosen.speakers))
+        codes = [code for name in chosen.speakers for code in columns.speakers.find_spellings(name)]
+        passed &= np.isin(columns.speaker, codes)
     if chosen.kinds:
         passed &= columns.kind_is(chosen.kinds)
     if chosen.tiers:
@@ -65,6 +78,23 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     return passed
 
 
+def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> tuple[Unmatched, ...]:
+    """The speakers, sessions and metadata keys of a filter that no visible fragment has."""
+    if not (chosen.speakers or chosen.sessions or chosen.metadata):
+        return ()
+    seen = visible(columns, now_us, ttl_s)
+    speakers = set(np.unique(columns.speaker[seen]).tolist()) if chosen.speakers else set()
+    sessions = set(np.unique(columns.session[seen]).tolist()) if chosen.sessions else set()
+    nobody = (each for each in chosen.speakers if speakers.isdisjoint(columns.speakers.find_spellings(each)))
+    unknown = (each for each in chosen.sessions if sessions.isdisjoint(columns.sessions.find_codes([each])))
+    absent = (key for key, _ in chosen.metadata if not columns.has_key(key, seen))
+    return (
+        *(Unmatched("speakers", each) for each in nobody),
+        *(Unmatched("sessions", each) for each in unknown),
+        *(Unmatched("metadata", each) for each in absent),
+    )
+
+
 def _drop_outside(passed: Mask, times_us: npt.NDArray[np.int64], from_us: int | None, until_us: int | None) -> None:
     """Clear the slots whose time is not in [from_us, until_us); None is no bound."""
     if from_us is not None:
@@ -77,7 +107,7 @@ def passes(fragment: Fragment, chosen: Filter) -> bool:
     """Whether a fragment matches the filter; for fragments outside RAM. Does not check visibility."""
     tests = (
         not chosen.sessions or fragment.session in chosen.sessions,
-        not chosen.speakers or fragment.speaker in chosen.speakers,
+        not chosen.speakers or fold_name(fragment.speaker) in map(fold_name, chosen.speakers),
         not chosen.kinds or fragment.kind in chosen.kinds,
         not chosen.tiers or fragment.tier in chosen.tiers,
         chosen.importance_min is None or fragment.importance >= chosen.importance_min,

@@ -1,7 +1,8 @@
-"""Names of speakers: the one that a query names, and those that customarily name a role."""
+"""Names of speakers: which are equal, the one that a query names, and those that customarily name a role."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -23,18 +24,26 @@ _CUSTOMARY = {
 }
 
 
+def fold_name(name: str) -> str:
+    """Equal for spellings of one name: case, blanks and Unicode form do not count ("Ann  LEE" and "ann lee")."""
+    if not name.isascii():
+        # Folding may decompose again, so the form is made twice, as Unicode's caseless matching does.
+        name = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return " ".join(name.casefold().split())
+
+
 def role_of_name(speaker: str) -> Role | None:
     """The role that a speaker's name says, ignoring case: "assistant", "AI", "user". None for any other name."""
     return _CUSTOMARY.get(speaker.casefold()) if len(speaker) <= len("assistant") else None
 
 
 def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
-    """Index of the one speaker that the text names, ignoring case; None for none or several.
+    """Index of the one speaker that the text names, spelled as `fold_name` allows; None for none or several.
 
     A full name ("Ann Lee") or one of its words ("Ann") matches; a word that is part of a full name in the text does
     not also match other speakers with that word ("Joe Lee").
     """
-    folded = text.casefold()
+    folded = fold_name(text)
     words = ((code, _name_words(name)) for code, name in enumerate(speakers))
     names = {code: parts for code, parts in words if any(part in folded for part in parts)}
     whole = {code for code, words in names.items() if _contains_name(folded, " ".join(words))}
@@ -44,14 +53,14 @@ def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
 
 
 def list_named(text: str, speakers: Sequence[str]) -> list[str]:
-    """The names of which the text has a word, ignoring case."""
-    folded = text.casefold()
+    """The names of which the text has a word, spelled as `fold_name` allows."""
+    folded = fold_name(text)
     return [name for name in speakers if any(part in folded for part in _name_words(name))]
 
 
 @lru_cache(_KNOWN_NAMES_MAX)
 def _name_words(name: str) -> tuple[str, ...]:
-    return tuple(name.casefold().split())
+    return tuple(fold_name(name).split())
 
 
 def _is_part_named(text: str, word: str, covered: set[str]) -> bool:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, passes, visible
+from memstream_server.core.filters import Filter, Unmatched, passes, visible
 from memstream_server.core.policy import Truth
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
+from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
 from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.byte_quota import check_bytes
@@ -111,6 +112,37 @@ class Fragments:
                 return found, None, record.revision, record.uid
             after = page[-1].position
 
+    async def find_unmatched(
+        self, uid: str, chosen: Filter, forgotten: bool, listed: Sequence[Fragment]
+    ) -> tuple[Unmatched, ...]:
+        """The speakers, sessions and metadata keys of a filter that no fragment of the memory has.
+
+        `listed`: what a list by that filter found first; only what is not in it is searched.
+        """
+        unmatched: list[Unmatched] = []
+        for field, asked in (
+            ("speakers", chosen.speakers),
+            ("sessions", chosen.sessions),
+            ("metadata", () if listed else tuple(key for key, _ in chosen.metadata)),  # what is listed has all keys
+        ):
+            left = {fold_name(each) if field == "speakers" else each: each for each in asked}
+            page, query = listed, FragmentQuery(forgotten=forgotten, limit=PAGE)
+            while True:
+                for name in [name for one in page for name in _names_in(one, field)]:
+                    left.pop(name, None)
+                if not left:
+                    break
+                if field == "speakers":
+                    query = replace(query, speakers=tuple(left.values()), limit=1)
+                elif field == "sessions":
+                    query = replace(query, sessions=tuple(left.values()), limit=1)
+                page = await self._journal.list_fragments(uid, query)
+                if not page:
+                    break
+                query = replace(query, after=page[-1].position)
+            unmatched += [Unmatched(field, each) for each in left.values()]
+        return tuple(unmatched)
+
     async def list_sessions(
         self, namespace: str, name: str, query: SessionQuery
     ) -> tuple[list[SessionSummary], bool, int, str]:
@@ -200,3 +232,10 @@ class Fragments:
         """Remove the fragments of these tiers permanently; no tiers means all."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.clear(actor, tiers, self._storage, once)
+
+
+def _names_in(fragment: Fragment, field: str) -> list[str]:
+    """What a fragment has of a field of `Unmatched`, speakers folded."""
+    if field == "speakers":
+        return [fold_name(fragment.speaker)]
+    return [fragment.session] if field == "sessions" else [key for key, _ in fragment.metadata]

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import Filter, Unmatched
 from memstream_server.core.policy import Policy, Truth
 from memstream_server.core.ranking import NearMiss
 from memstream_server.core.scores import Scored
@@ -297,6 +297,8 @@ class RecallAnswer(Struct, frozen=True, gc=False, eq=False):
     """The phrases of time in the text, with their windows."""
     as_of_revision: int = 0
     """Of a query with as_of: the revision that was ranked; else 0."""
+    unmatched: tuple[Unmatched, ...] = ()
+    """What of the filter no fragment can match."""
     receipt_id: str = ""
     """The receipt that was kept; empty without one."""
     evidence: Evidence | None = None

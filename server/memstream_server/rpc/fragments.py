@@ -20,7 +20,14 @@ from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call
 from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
-from memstream_server.rpc.wire.fragments import fragment_message, read_as_of, read_filter, write_fragment, write_version
+from memstream_server.rpc.wire.fragments import (
+    fragment_message,
+    read_as_of,
+    read_filter,
+    unmatched_message,
+    write_fragment,
+    write_version,
+)
 from memstream_server.rpc.wire.operations import operation_message
 from memstream_server.rpc.wire.queries import read_truth
 
@@ -132,6 +139,10 @@ class FragmentMethods:
         fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
+        asks = as_of is None and position is None and chosen != Filter()
+        unmatched = (
+            await self._engine.fragments.find_unmatched(uid, chosen, request.forgotten, fragments) if asks else ()
+        )
         shown, count = await encode_fitting(
             fragments,
             pb.ListFragmentsResponse(),
@@ -144,6 +155,7 @@ class FragmentMethods:
             next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
             revision=revision,
             memory_uid=uid,
+            unmatched=map(unmatched_message, unmatched),
         )
         return shown + rest.SerializeToString()
 

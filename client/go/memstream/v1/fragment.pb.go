@@ -1217,7 +1217,7 @@ type FragmentFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In one of these sessions.
 	Sessions []string `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
-	// By one of these speakers.
+	// By one of these speakers. Case, blanks and Unicode form do not count: "ann lee" selects "Ann  Lee".
 	Speakers []string `protobuf:"bytes,2,rep,name=speakers,proto3" json:"speakers,omitempty"`
 	// Of one of these kinds.
 	Kinds []FragmentKind `protobuf:"varint,3,rep,packed,name=kinds,proto3,enum=memstream.v1.FragmentKind" json:"kinds,omitempty"`
@@ -1339,6 +1339,62 @@ func (x *FragmentFilter) GetTiers() []Tier {
 	return nil
 }
 
+// A part of a filter that nothing can match: no fragment of the memory has such a speaker, session or metadata key.
+// Usually it is misspelt.
+type UnmatchedCondition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The field of the filter: "speakers", "sessions" or "metadata". A later server may add fields.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// The speaker or session, or the key of the metadata.
+	Value         string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnmatchedCondition) Reset() {
+	*x = UnmatchedCondition{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnmatchedCondition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnmatchedCondition) ProtoMessage() {}
+
+func (x *UnmatchedCondition) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnmatchedCondition.ProtoReflect.Descriptor instead.
+func (*UnmatchedCondition) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *UnmatchedCondition) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *UnmatchedCondition) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
 // A fragment's metadata has, under `key`, one of `values`: equality with one value, membership with several.
 type MetadataCondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1352,7 +1408,7 @@ type MetadataCondition struct {
 
 func (x *MetadataCondition) Reset() {
 	*x = MetadataCondition{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1420,7 @@ func (x *MetadataCondition) String() string {
 func (*MetadataCondition) ProtoMessage() {}
 
 func (x *MetadataCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1433,7 @@ func (x *MetadataCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetadataCondition.ProtoReflect.Descriptor instead.
 func (*MetadataCondition) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MetadataCondition) GetKey() string {
@@ -1416,7 +1472,7 @@ type Suspicion struct {
 
 func (x *Suspicion) Reset() {
 	*x = Suspicion{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1484,7 @@ func (x *Suspicion) String() string {
 func (*Suspicion) ProtoMessage() {}
 
 func (x *Suspicion) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1497,7 @@ func (x *Suspicion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspicion.ProtoReflect.Descriptor instead.
 func (*Suspicion) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Suspicion) GetNewerId() string {
@@ -1497,7 +1553,7 @@ type ConflictRecord struct {
 
 func (x *ConflictRecord) Reset() {
 	*x = ConflictRecord{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1565,7 @@ func (x *ConflictRecord) String() string {
 func (*ConflictRecord) ProtoMessage() {}
 
 func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1578,7 @@ func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConflictRecord.ProtoReflect.Descriptor instead.
 func (*ConflictRecord) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ConflictRecord) GetSuspicion() *Suspicion {
@@ -1675,7 +1731,10 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x05tiers\x18\n" +
 	" \x03(\x0e2\x12.memstream.v1.TierR\x05tiersB\x11\n" +
 	"\x0f_importance_minB\x11\n" +
-	"\x0f_importance_max\"Z\n" +
+	"\x0f_importance_max\"@\n" +
+	"\x12UnmatchedCondition\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"Z\n" +
 	"\x11MetadataCondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xb2\x01\n" +
@@ -1738,7 +1797,7 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
 	(FragmentKind)(0),             // 1: memstream.v1.FragmentKind
@@ -1751,47 +1810,48 @@ var file_memstream_v1_fragment_proto_goTypes = []any{
 	(*Observation)(nil),           // 8: memstream.v1.Observation
 	(*Fragment)(nil),              // 9: memstream.v1.Fragment
 	(*FragmentFilter)(nil),        // 10: memstream.v1.FragmentFilter
-	(*MetadataCondition)(nil),     // 11: memstream.v1.MetadataCondition
-	(*Suspicion)(nil),             // 12: memstream.v1.Suspicion
-	(*ConflictRecord)(nil),        // 13: memstream.v1.ConflictRecord
-	nil,                           // 14: memstream.v1.Observation.MetadataEntry
-	nil,                           // 15: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*UnmatchedCondition)(nil),    // 11: memstream.v1.UnmatchedCondition
+	(*MetadataCondition)(nil),     // 12: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 13: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 14: memstream.v1.ConflictRecord
+	nil,                           // 15: memstream.v1.Observation.MetadataEntry
+	nil,                           // 16: memstream.v1.Fragment.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
 	7,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	16, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	14, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	16, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	17, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	16, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
-	16, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	17, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	15, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	17, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	18, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	17, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	17, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
 	2,  // 7: memstream.v1.Observation.role:type_name -> memstream.v1.Role
 	1,  // 8: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
 	0,  // 9: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
 	7,  // 10: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	16, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	16, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	16, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	15, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	16, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	16, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	16, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
-	16, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
-	16, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
-	16, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
+	17, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	17, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	17, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	16, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	17, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	17, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	17, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	17, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	17, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	17, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
 	2,  // 21: memstream.v1.Fragment.role:type_name -> memstream.v1.Role
 	1,  // 22: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	16, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	16, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	11, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	17, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	17, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	12, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
 	0,  // 26: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
 	6,  // 27: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	16, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	12, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	17, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	13, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
 	5,  // 30: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	16, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	17, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
 	6,  // 32: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
 	6,  // 33: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
 	34, // [34:34] is the sub-list for method output_type
@@ -1829,7 +1889,7 @@ func file_memstream_v1_fragment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1739,7 +1739,9 @@ type ListFragmentsResponse struct {
 	// The memory's revision when the page was read: where a watch may start. With `as_of`, its revision.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The memory's uid.
-	MemoryUid     string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
+	MemoryUid string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
+	// Parts of the filter that nothing can match. In the first page, without `as_of`.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,5,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1800,6 +1802,13 @@ func (x *ListFragmentsResponse) GetMemoryUid() string {
 		return x.MemoryUid
 	}
 	return ""
+}
+
+func (x *ListFragmentsResponse) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
+	}
+	return nil
 }
 
 // Observes, or replaces by external_id.
@@ -5014,13 +5023,14 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\basOfTime\x12&\n" +
 	"\x0eas_of_revision\x18\x15 \x01(\x03H\x00R\fasOfRevisionB\a\n" +
-	"\x05as_of\"\xb0\x01\n" +
+	"\x05as_of\"\xf0\x01\n" +
 	"\x15ListFragmentsResponse\x124\n" +
 	"\tfragments\x18\x01 \x03(\v2\x16.memstream.v1.FragmentR\tfragments\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x1d\n" +
 	"\n" +
-	"memory_uid\x18\x04 \x01(\tR\tmemoryUid\"\xba\x01\n" +
+	"memory_uid\x18\x04 \x01(\tR\tmemoryUid\x12>\n" +
+	"\tunmatched\x18\x05 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\xba\x01\n" +
 	"\x12PutFragmentRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12;\n" +
@@ -5391,15 +5401,16 @@ var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(*Fragment)(nil),                       // 75: memstream.v1.Fragment
 	(*FragmentFilter)(nil),                 // 76: memstream.v1.FragmentFilter
 	(Truth)(0),                             // 77: memstream.v1.Truth
-	(*Observation)(nil),                    // 78: memstream.v1.Observation
-	(EventType)(0),                         // 79: memstream.v1.EventType
-	(*RecallQuery)(nil),                    // 80: memstream.v1.RecallQuery
-	(*ScorePart)(nil),                      // 81: memstream.v1.ScorePart
-	(*Recollection)(nil),                   // 82: memstream.v1.Recollection
-	(*RecallDone)(nil),                     // 83: memstream.v1.RecallDone
-	(*ConflictRecord)(nil),                 // 84: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 85: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 86: memstream.v1.Operation
+	(*UnmatchedCondition)(nil),             // 78: memstream.v1.UnmatchedCondition
+	(*Observation)(nil),                    // 79: memstream.v1.Observation
+	(EventType)(0),                         // 80: memstream.v1.EventType
+	(*RecallQuery)(nil),                    // 81: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 82: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 83: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 84: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 85: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 86: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 87: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
 	68, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
@@ -5423,108 +5434,109 @@ var file_memstream_v1_memory_service_proto_depIdxs = []int32{
 	77, // 18: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
 	74, // 19: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
 	75, // 20: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	78, // 21: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	75, // 22: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	75, // 23: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	71, // 24: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	75, // 25: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	75, // 26: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
-	31, // 27: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	75, // 28: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	74, // 29: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	79, // 30: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	75, // 31: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
-	36, // 32: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
-	74, // 33: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
-	80, // 34: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
-	69, // 35: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
-	37, // 36: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
-	81, // 37: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
-	36, // 38: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
-	82, // 39: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
-	83, // 40: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
-	40, // 41: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
-	0,  // 42: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
-	74, // 43: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
-	74, // 44: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
-	43, // 45: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
-	74, // 46: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
-	74, // 47: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
-	46, // 48: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
-	80, // 49: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
-	74, // 50: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
-	74, // 51: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
-	76, // 52: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	76, // 53: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	84, // 54: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	85, // 55: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	84, // 56: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	76, // 57: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	86, // 58: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	86, // 59: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	64, // 60: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	86, // 61: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 62: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 63: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	5,  // 64: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	7,  // 65: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	9,  // 66: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	11, // 67: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	13, // 68: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	15, // 69: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	19, // 70: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	21, // 71: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	23, // 72: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	25, // 73: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	27, // 74: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	47, // 75: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	49, // 76: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	51, // 77: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	53, // 78: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	55, // 79: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	29, // 80: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	32, // 81: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	34, // 82: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	38, // 83: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	41, // 84: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
-	44, // 85: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
-	57, // 86: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	59, // 87: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	61, // 88: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	63, // 89: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 90: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 91: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	6,  // 92: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	8,  // 93: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	10, // 94: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	12, // 95: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	14, // 96: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	16, // 97: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	20, // 98: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	22, // 99: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	24, // 100: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	26, // 101: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	28, // 102: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	48, // 103: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	50, // 104: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	52, // 105: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	54, // 106: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	56, // 107: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	30, // 108: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	33, // 109: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	35, // 110: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	39, // 111: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	42, // 112: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
-	45, // 113: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
-	58, // 114: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	60, // 115: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	62, // 116: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	65, // 117: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	90, // [90:118] is the sub-list for method output_type
-	62, // [62:90] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	78, // 21: memstream.v1.ListFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	79, // 22: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	75, // 23: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	75, // 24: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	71, // 25: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	75, // 26: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	75, // 27: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	31, // 28: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	75, // 29: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	74, // 30: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	80, // 31: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	75, // 32: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	36, // 33: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
+	74, // 34: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	81, // 35: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	69, // 36: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	37, // 37: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
+	82, // 38: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	36, // 39: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
+	83, // 40: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	84, // 41: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	40, // 42: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
+	0,  // 43: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
+	74, // 44: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
+	74, // 45: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
+	43, // 46: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
+	74, // 47: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
+	74, // 48: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
+	46, // 49: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
+	81, // 50: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
+	74, // 51: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
+	74, // 52: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
+	76, // 53: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	76, // 54: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	85, // 55: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	86, // 56: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	85, // 57: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	76, // 58: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	87, // 59: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	87, // 60: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	64, // 61: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	87, // 62: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 63: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 64: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	5,  // 65: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	7,  // 66: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	9,  // 67: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	11, // 68: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	13, // 69: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	15, // 70: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	19, // 71: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	21, // 72: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	23, // 73: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	25, // 74: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	27, // 75: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	47, // 76: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	49, // 77: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	51, // 78: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	53, // 79: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	55, // 80: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	29, // 81: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	32, // 82: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	34, // 83: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	38, // 84: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	41, // 85: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	44, // 86: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	57, // 87: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	59, // 88: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	61, // 89: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	63, // 90: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 91: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 92: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	6,  // 93: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	8,  // 94: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	10, // 95: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	12, // 96: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	14, // 97: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	16, // 98: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	20, // 99: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	22, // 100: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	24, // 101: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	26, // 102: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	28, // 103: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	48, // 104: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	50, // 105: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	52, // 106: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	54, // 107: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	56, // 108: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	30, // 109: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	33, // 110: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	35, // 111: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	39, // 112: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	42, // 113: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	45, // 114: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	58, // 115: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	60, // 116: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	62, // 117: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	65, // 118: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	91, // [91:119] is the sub-list for method output_type
+	63, // [63:91] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }

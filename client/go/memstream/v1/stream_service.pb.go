@@ -2754,7 +2754,9 @@ type RecallDone struct {
 	// or if nothing was interpreted.
 	Interpreted []*InterpretedTime `protobuf:"bytes,13,rep,name=interpreted,proto3" json:"interpreted,omitempty"`
 	// Of a query with `as_of`: the revision that was ranked; else 0.
-	AsOfRevision  int64 `protobuf:"varint,14,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
+	AsOfRevision int64 `protobuf:"varint,14,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
+	// Parts of the filter that nothing can match.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,15,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2885,6 +2887,13 @@ func (x *RecallDone) GetAsOfRevision() int64 {
 		return x.AsOfRevision
 	}
 	return 0
+}
+
+func (x *RecallDone) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
+	}
+	return nil
 }
 
 // A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
@@ -3876,7 +3885,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededByB\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\xcb\x04\n" +
+	"_relevance\"\x8b\x05\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3898,7 +3907,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
 	"receipt_id\x18\f \x01(\tR\treceiptId\x12?\n" +
 	"\vinterpreted\x18\r \x03(\v2\x1d.memstream.v1.InterpretedTimeR\vinterpreted\x12$\n" +
-	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x1a:\n" +
+	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x12>\n" +
+	"\tunmatched\x18\x0f \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x85\x01\n" +
@@ -4037,8 +4047,9 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*Fragment)(nil),              // 53: memstream.v1.Fragment
 	(TruthStatus)(0),              // 54: memstream.v1.TruthStatus
 	(*Suspicion)(nil),             // 55: memstream.v1.Suspicion
-	(*Cursor)(nil),                // 56: memstream.v1.Cursor
-	(*Event)(nil),                 // 57: memstream.v1.Event
+	(*UnmatchedCondition)(nil),    // 56: memstream.v1.UnmatchedCondition
+	(*Cursor)(nil),                // 57: memstream.v1.Cursor
+	(*Event)(nil),                 // 58: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -4099,40 +4110,41 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	28, // 55: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
 	42, // 56: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
 	30, // 57: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
-	50, // 58: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
-	50, // 59: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
-	45, // 60: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	56, // 61: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	46, // 62: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	48, // 63: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	35, // 64: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	36, // 65: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	13, // 66: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	57, // 67: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	53, // 68: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	56, // 69: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	50, // 70: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	43, // 71: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 72: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 73: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	17, // 74: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	23, // 75: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	29, // 76: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 77: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	15, // 78: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	33, // 79: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	37, // 80: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	39, // 81: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 82: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	21, // 83: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	34, // 84: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	38, // 85: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	40, // 86: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	82, // [82:87] is the sub-list for method output_type
-	77, // [77:82] is the sub-list for method input_type
-	77, // [77:77] is the sub-list for extension type_name
-	77, // [77:77] is the sub-list for extension extendee
-	0,  // [0:77] is the sub-list for field type_name
+	56, // 58: memstream.v1.RecallDone.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	50, // 59: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	50, // 60: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	45, // 61: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	57, // 62: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	46, // 63: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	48, // 64: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	35, // 65: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	36, // 66: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	13, // 67: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	58, // 68: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	53, // 69: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	57, // 70: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	50, // 71: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	43, // 72: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 73: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 74: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	17, // 75: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	23, // 76: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	29, // 77: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 78: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	15, // 79: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	33, // 80: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	37, // 81: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	39, // 82: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 83: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	21, // 84: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	34, // 85: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	38, // 86: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	40, // 87: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	83, // [83:88] is the sub-list for method output_type
+	78, // [78:83] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }

@@ -21,6 +21,7 @@ from msgspec import structs
 from memstream_server.core import ranking
 from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
+from memstream_server.core.filters import find_unmatched
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
@@ -140,7 +141,9 @@ class Recaller:
         self._runtime.metrics.count_recall(watch.total_s(), any(lacks))
         weak = self._is_weak(actor.working, query, found)
         degraded = "; ".join(filter(None, (*lacks, self._storage.journal.write_problem)))
-        answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak)
+        ttl_s = actor.working.record.policy.retention.ttl_s
+        unmatched = find_unmatched(actor.working.columns, query.filter, self._expiry_us(query), ttl_s)
+        answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak, unmatched=unmatched)
         if not query.receipt:
             return answer
         terms = self._read_terms(actor.working, query)

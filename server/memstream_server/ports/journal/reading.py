@@ -20,6 +20,7 @@ class FragmentQuery:
     tiers: tuple[Tier, ...] = ()
     sessions: tuple[str, ...] = ()
     speakers: tuple[str, ...] = ()
+    """In any spelling that core/speakers.py takes for the same."""
     kinds: tuple[str, ...] = ()
     forgotten: bool | None = False
     """True selects forgotten fragments instead of live ones; None selects both."""

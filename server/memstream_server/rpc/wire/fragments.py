@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import Filter, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
@@ -119,6 +119,11 @@ def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits:
     _check_order(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
     _check_order(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
     return chosen
+
+
+def unmatched_message(unmatched: Unmatched) -> fragment_pb2.UnmatchedCondition:
+    """A part of a filter that nothing can match."""
+    return fragment_pb2.UnmatchedCondition(field=unmatched.field, value=unmatched.value)
 
 
 def read_as_of(

@@ -207,6 +207,7 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         interpreted=[_interpreted_time(each) for each in answer.interpreted],
         as_of_revision=answer.as_of_revision,
         receipt_id=answer.receipt_id,
+        unmatched=map(fragments.unmatched_message, answer.unmatched),
     )
 
 

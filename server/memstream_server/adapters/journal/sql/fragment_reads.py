@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows, 
 from memstream_server.adapters.journal.sql.reads import find_number, find_row
 from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, vectors
 from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, INDEXED, Computing, decode_bytes, pack
+from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Fragment, Vector
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord
@@ -40,6 +42,13 @@ _LIST = (
     .order_by(fragments.c.key)
     .limit(_limit)
 )
+_SPEAKERS = (
+    select(fragments.c.key, fragments.c.speaker)
+    .where(fragments.c.key.between(_low, _high))
+    .order_by(fragments.c.key)
+    .limit(_limit)
+)
+_BY_KEY = select(fragments.c.key, *FRAGMENT, VECTORED).where(fragments.c.key.in_(_ids)).order_by(fragments.c.key)
 _SOME = select(fragments.c.id, *FRAGMENT, VECTORED).where(fragments.c.memory == _number, fragments.c.id.in_(_ids))
 _SOME_VECTORS = (
     select(fragments.c.id, vectors.c.vector, UNLESS_STORED)
@@ -137,12 +146,19 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model
         "tier": [tier.value for tier in query.tiers],
         "kind": query.kinds,
         "session": query.sessions,
-        "speaker": query.speakers,
     }
     values = {name: list(wanted) for name, wanted in chosen.items() if wanted}
-    statement = _build_selection(query.forgotten, tuple(values))
-    rows = fetch_pages(connection, statement, low + max(query.after + 1, 0), high, query.limit, model=model, **values)
-    return [decode_row(model, *columns) for _, *columns in rows]
+    low += max(query.after + 1, 0)
+    statement = _build_selection(query.forgotten, tuple(values), bool(query.speakers))
+    if not query.speakers:
+        rows = fetch_pages(connection, statement, low, high, query.limit, model=model, **values)
+        return [decode_row(model, *columns) for _, *columns in rows]
+    # No database compares as `fold_name` does, so the speakers alone are read first.
+    wanted = set(map(fold_name, query.speakers))
+    said = fetch_pages(connection, statement, low, high, None, **values)
+    keys = list(islice((key for key, speaker in said if fold_name(speaker) in wanted), query.limit))
+    found = (fetch_rows(connection, _BY_KEY, {"ids": part, "model": model}) for part in split_ids(keys))
+    return [decode_row(model, *columns) for rows in found for _, *columns in rows]
 
 
 def list_citing(connection: Connection, uid: str) -> dict[str, tuple[str, ...]]:
@@ -157,11 +173,12 @@ def list_citing(connection: Connection, uid: str) -> dict[str, tuple[str, ...]]:
 
 
 @lru_cache  # building a statement takes longer than running it
-def _build_selection(forgotten: bool | None, columns: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+def _build_selection(forgotten: bool | None, columns: tuple[str, ...], speakers: bool) -> Select[*tuple[Any, ...]]:
+    """The fragments; `speakers`: their keys and speakers alone."""
     wanted = [fragments.c[name].in_(bindparam(name, expanding=True)) for name in columns]
     if forgotten is not None:
         wanted.append(_forgotten if forgotten else fragments.c.forget_time_us.is_(None))
-    return _LIST.where(*wanted)
+    return (_SPEAKERS if speakers else _LIST).where(*wanted)
 
 
 def list_expired(connection: Connection, now_us: int, limit: int) -> list[tuple[str, str]]:
