@@ -13,32 +13,24 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from memstream.client import Client
-from memstream.conversations import Conversation, ConversationWatch
 from memstream.errors import StreamClosed
-from memstream.fragment_listing import FragmentListing
-from memstream.memory import Memory
-from memstream.observe import ObserveStream
-from memstream.recall import RecallStream
-from memstream.sent import Sent
-from memstream.standing import StandingQuery
 from memstream.status import task_is_cancelled
 from memstream.sync.loop import LOOP
-from memstream.watch import Watch
 
 T = TypeVar("T")
-_HANDLES = (
-    Client,
-    Memory,
-    Conversation,
-    ObserveStream,
-    RecallStream,
-    StandingQuery,
-    Watch,
-    ConversationWatch,
-    FragmentListing,
-    Sent,
+HANDLES = (
+    "client.Client",
+    "conversations.Conversation",
+    "conversations.ConversationWatch",
+    "fragment_listing.FragmentListing",
+    "memory.Memory",
+    "observe.ObserveStream",
+    "recall.RecallStream",
+    "sent.Sent",
+    "standing.StandingQuery",
+    "watch.Watch",
 )
+"""Classes of the package whose objects belong to one event loop, by name: their modules import this one."""
 _made: dict[type[Any], type[Any]] = {}
 _SPECIAL = ("__aenter__", "__aexit__", "__anext__")
 
@@ -57,12 +49,17 @@ async def run_on_loop(work: Coroutine[Any, Any, T]) -> T:
 
 def use_anywhere(handle: T) -> T:
     """The handle, which every event loop may use from now on."""
-    if type(handle) in _HANDLES:
-        kind: type[Any] = type(handle)
+    kind: type[Any] = type(handle)
+    if kind not in _made.values() and _is_handle(handle):
         if kind not in _made:
             _made[kind] = _make_class(kind)
         handle.__class__ = _made[kind]
     return handle
+
+
+def _is_handle(value: object) -> bool:
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("memstream.") in HANDLES
 
 
 def _make_class(kind: type[Any]) -> type[Any]:
@@ -72,8 +69,8 @@ def _make_class(kind: type[Any]) -> type[Any]:
         if not inspect.isfunction(member) or (name.startswith("_") and name not in _SPECIAL):
             continue
         sent[name] = _send_coroutine(member) if inspect.iscoroutinefunction(member) else _send_results(member)
-    if kind is Sent:
-        sent["__await__"] = _await_sent
+    if hasattr(kind, "__await__"):
+        sent["__await__"] = _send_await(kind.__await__)
     return type(kind.__name__, (kind,), sent)
 
 
@@ -94,19 +91,21 @@ def _send_results(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
         result = method(*arguments, **named)
-        if isinstance(result, _HANDLES):
+        if _is_handle(result):
             return use_anywhere(result)
         return _SentItems(result) if isinstance(result, AsyncIterator) else result
 
     return called
 
 
-def _await_sent(sent: Sent) -> Generator[Any, None, Any]:
-    async def wait() -> Any:
-        # That of the subclass would come back here.
-        return await _Awaited(lambda: Sent.__await__(sent))
+def _send_await(start: Callable[[Any], Generator[Any, None, Any]]) -> Callable[[Any], Generator[Any, None, Any]]:
+    def await_handle(handle: Any) -> Generator[Any, None, Any]:
+        async def wait() -> Any:
+            return await _Awaited(lambda: start(handle))
 
-    return run_on_loop(wait()).__await__()
+        return run_on_loop(wait()).__await__()
+
+    return await_handle
 
 
 class _Awaited:
@@ -159,5 +158,5 @@ class _BroughtItems(AsyncIterator[Any]):
 
 
 def _bring(argument: Any, caller: asyncio.AbstractEventLoop) -> Any:
-    is_theirs = isinstance(argument, AsyncIterable) and not isinstance(argument, _HANDLES)
+    is_theirs = isinstance(argument, AsyncIterable) and not _is_handle(argument)
     return _BroughtItems(argument, caller) if is_theirs else argument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import memstream
+import memstream.public
+from memstream import any_loop
 from tests.server.conftest import shared
 from tests.support.server import ServerProcess
 
@@ -131,6 +134,16 @@ def test_two_loops_at_once_are_refused(client: memstream.Client, path: str) -> N
             assert (await waiting).sequence == 1
 
     asyncio.run(here())
+
+
+def test_any_loop_knows_every_class_with_coroutines() -> None:
+    kinds = [each for each in vars(memstream.public).values() if inspect.isclass(each)]
+    found = {
+        f"{each.__module__}.{each.__qualname__}".removeprefix("memstream.")
+        for each in kinds
+        if any(inspect.iscoroutinefunction(member) for member in vars(each).values()) or hasattr(each, "__await__")
+    }
+    assert found == {*any_loop.HANDLES, "local_client.Opening"}  # which gives the client of the running loop
 
 
 def test_any_loop_serves_loops_at_once_and_in_turn(shared: ServerProcess, path: str) -> None:
