@@ -409,12 +409,55 @@ func TestErrorOfThePackageHasDetails(t *testing.T) {
 }
 
 func TestConnectRefusesWhatIsNoTarget(t *testing.T) {
-	for _, target := range []string{"", "http://127.0.0.1:7700", "https://memory.example"} {
+	for _, target := range []string{
+		"", "http://127.0.0.1:7700", "https://memory.example", "a b:1", "host:", "host:port", "host:0", "host:65536", ":7700",
+		"host/x", "::1", "a:1:2", "u@h:1", "127.0.0.1:7700 ",
+	} {
 		client, err := Connect(target)
 		var failure *Error
 		if client != nil || !errors.As(err, &failure) || failure.Code != codes.InvalidArgument {
 			t.Errorf("%q: %v", target, err)
 		}
+	}
+}
+
+func TestConnectTakesAddressesAndNamesOfResolvers(t *testing.T) {
+	for _, target := range []string{
+		"127.0.0.1:7700", "memory.example", "[::1]:7700", "my_host:1", "dns:///memory:7700", "unix:/run/m.sock", "dns:7700",
+	} {
+		client, err := Connect(target)
+		if err != nil {
+			t.Errorf("%q: %v", target, err)
+			continue
+		}
+		client.Close() //nolint:errcheck // no call is open
+	}
+}
+
+func TestCreateMemorySendsWhatIsGiven(t *testing.T) {
+	server, memory, ctx := startScripted(t)
+	limit := int32(7)
+	policy := &v1.Policy{Recall: &v1.RecallPolicy{Limit: &limit}}
+	made, err := memory.client.CreateMemory(ctx, "ns/new", CreateOptions{
+		Kind: v1.MemoryKind_MEMORY_KIND_LONG_TERM, Profile: v1.Profile_PROFILE_DBGPT, Policy: policy,
+		Labels: map[string]string{"team": "core"},
+	})
+	if err != nil || made.String() != "ns/new" {
+		t.Fatal(made, err)
+	}
+	sent := <-server.created
+	if sent.GetKind() != v1.MemoryKind_MEMORY_KIND_LONG_TERM || sent.GetPolicy().GetProfile() != v1.Profile_PROFILE_DBGPT ||
+		sent.GetPolicy().GetRecall().GetLimit() != limit || sent.GetLabels()["team"] != "core" || sent.GetExistOk() {
+		t.Errorf("sent %v", sent)
+	}
+	if policy.GetProfile() != v1.Profile_PROFILE_UNSPECIFIED {
+		t.Error("the caller's policy was changed")
+	}
+	if _, err := memory.client.EnsureMemory(ctx, "ns/new"); err != nil {
+		t.Fatal(err)
+	}
+	if sent := <-server.created; !sent.GetExistOk() || sent.GetPolicy() != nil {
+		t.Errorf("sent %v", sent)
 	}
 }
 

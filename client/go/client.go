@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -86,6 +88,25 @@ func WithDialOptions(dial ...grpc.DialOption) Option {
 // pingTimeout is how long a server may take to answer a ping. A variable for the tests.
 var pingTimeout = 20 * time.Second
 
+var (
+	// grpcName matches names of gRPC's resolvers.
+	grpcName = regexp.MustCompile(`^(dns|unix|unix-abstract|ipv4|ipv6|vsock|xds|google-c2p|passthrough):.*\D`)
+	address  = regexp.MustCompile(`^(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@\[\]\\]+)(?::([0-9]{1,5}))?$`)
+)
+
+// isTarget reports whether gRPC can resolve target. A name of an application's own resolver has "://".
+func isTarget(target string) bool {
+	if grpcName.MatchString(target) || strings.Contains(target, "://") {
+		return true
+	}
+	found := address.FindStringSubmatch(target)
+	if found == nil || found[1] == "" {
+		return found != nil
+	}
+	port, err := strconv.Atoi(found[1])
+	return err == nil && port > 0 && port < 65536
+}
+
 // Connect returns a client of the server at target ("host:port", or any gRPC target name). It does not dial yet.
 func Connect(target string, given ...Option) (*Client, error) {
 	if target == "" {
@@ -93,6 +114,9 @@ func Connect(target string, given ...Option) (*Client, error) {
 	}
 	if strings.HasPrefix(target, "http://") || strings.HasPrefix(target, "https://") {
 		return nil, invalidField("target", fmt.Sprintf("%q is a URL: write host:port of the gRPC port", target))
+	}
+	if !isTarget(target) {
+		return nil, invalidField("target", fmt.Sprintf("%q is no address: write host:port, as in 127.0.0.1:7700", target))
 	}
 	chosen := options{timeout: 30 * time.Second, retry: Retry{}.orDefault(), keepalive: time.Minute}
 	for _, option := range given {
@@ -161,17 +185,44 @@ func (c *Client) Memory(path string) (*Memory, error) {
 	return &Memory{Namespace: namespace, Name: name, client: c}, nil
 }
 
-// EnsureMemory creates the memory "namespace/name" with the default policy unless it exists.
-func (c *Client) EnsureMemory(ctx context.Context, path string) (*Memory, error) {
+// CreateOptions configures [Client.CreateMemory]; zero fields take the server's defaults.
+type CreateOptions struct {
+	// Kind says which tiers the memory has. Default: a hybrid memory, with all of them.
+	Kind v1.MemoryKind
+	// Profile is the set of defaults of the policy. It takes precedence over Policy.Profile.
+	Profile v1.Profile
+	// Policy sets fields of the policy; unset ones take the profile's defaults.
+	Policy *v1.Policy
+	// Labels are names and values of your own.
+	Labels map[string]string
+	// ExistOK accepts an existing memory if its kind, policy fields and labels equal the given ones; what is not given is
+	// not compared. The error of another one has the reason MEMORY_EXISTS and names the differences.
+	ExistOK bool
+}
+
+// CreateMemory creates the memory "namespace/name".
+func (c *Client) CreateMemory(ctx context.Context, path string, given CreateOptions) (*Memory, error) {
 	memory, err := c.Memory(path)
 	if err != nil {
 		return nil, err
 	}
+	policy := given.Policy
+	if given.Profile != v1.Profile_PROFILE_UNSPECIFIED {
+		policy = &v1.Policy{}
+		proto.Merge(policy, given.Policy)
+		policy.Profile = given.Profile
+	}
 	_, err = c.Memories.CreateMemory(ctx, &v1.CreateMemoryRequest{
-		Namespace: memory.Namespace, Memory: memory.Name, ExistOk: true,
+		Namespace: memory.Namespace, Memory: memory.Name, Kind: given.Kind, Policy: policy, Labels: given.Labels,
+		ExistOk: given.ExistOK,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return memory, nil
+}
+
+// EnsureMemory creates the memory "namespace/name" with the default policy unless it exists.
+func (c *Client) EnsureMemory(ctx context.Context, path string) (*Memory, error) {
+	return c.CreateMemory(ctx, path, CreateOptions{ExistOK: true})
 }

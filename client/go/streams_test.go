@@ -21,11 +21,13 @@ var errCut = status.Error(codes.Unavailable, "cut")
 // scripted is a server that handles its calls with the functions of a test, one after the other.
 type scripted struct {
 	v1.UnimplementedStreamServiceServer
+	v1.UnimplementedMemoryServiceServer
 	observeCalls chan func(v1.StreamService_ObserveServer) error
 	recallCalls  chan func(v1.StreamService_RecallServer) error
 	watchCalls   chan func(v1.StreamService_WatchServer) error
 	recallOnce   func(context.Context) (*v1.RecallOnceResponse, error)
 	observeBatch func(*v1.ObserveBatchRequest) (*v1.ObserveBatchResponse, error)
+	created      chan *v1.CreateMemoryRequest
 }
 
 func (s *scripted) Observe(call v1.StreamService_ObserveServer) error {
@@ -48,6 +50,13 @@ func (s *scripted) ObserveBatch(
 	return s.observeBatch(request)
 }
 
+func (s *scripted) CreateMemory(
+	_ context.Context, request *v1.CreateMemoryRequest,
+) (*v1.CreateMemoryResponse, error) {
+	s.created <- request
+	return &v1.CreateMemoryResponse{}, nil
+}
+
 // startScripted starts a scripted server; it returns the server, a memory of it, and a context that ends a hanging test.
 func startScripted(t *testing.T, options ...Option) (*scripted, *Memory, context.Context) {
 	t.Helper()
@@ -56,9 +65,11 @@ func startScripted(t *testing.T, options ...Option) (*scripted, *Memory, context
 		observeCalls: make(chan func(v1.StreamService_ObserveServer) error, 9),
 		recallCalls:  make(chan func(v1.StreamService_RecallServer) error, 9),
 		watchCalls:   make(chan func(v1.StreamService_WatchServer) error, 9),
+		created:      make(chan *v1.CreateMemoryRequest, 9),
 	}
 	listener, serving := bufconn.Listen(1<<20), grpc.NewServer()
 	v1.RegisterStreamServiceServer(serving, server)
+	v1.RegisterMemoryServiceServer(serving, server)
 	go serving.Serve(listener) //nolint:errcheck // ends with the test
 	dialer := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
 	client, err := Connect("passthrough:///scripted", append([]Option{

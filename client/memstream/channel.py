@@ -142,13 +142,23 @@ class MemoryPath:
         return f"{self.namespace}/{self.name}"
 
 
+_GRPC_NAME = re.compile(r"(?:dns|unix|unix-abstract|ipv4|ipv6|vsock|xds|google-c2p|passthrough):(?!\d+$)")
+"""Names of gRPC's resolvers."""
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@\[\]\\]+)(?::(?P<port>[0-9]{1,5}))?")
+
+
 def check_target(target: str) -> None:
-    """Raises InvalidArgument for what gRPC would only fail to resolve: an empty target and a URL."""
+    """Raises InvalidArgument for what gRPC would only fail to resolve: an empty target, a URL, what is no address."""
     if not target:
         raise invalid_field("target", "is empty: name the server, as in 127.0.0.1:7700")
     if target.startswith(("http://", "https://")):
         encrypted = "; for TLS pass `tls`" if target.startswith("https") else ""
         raise invalid_field("target", f"{quote_text(target)} is a URL: write host:port of the gRPC port{encrypted}")
+    if _GRPC_NAME.match(target):
+        return
+    found = _ADDRESS.fullmatch(target)
+    if not found or (found["port"] is not None and not 0 < int(found["port"]) < 65_536):
+        raise invalid_field("target", f"{quote_text(target)} is no address: write host:port, as in 127.0.0.1:7700")
 
 
 def memory_path(path: str, field: str = "memory") -> MemoryPath:

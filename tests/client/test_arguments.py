@@ -102,6 +102,21 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
         "target",
         "'http://x:7700' is a URL: write host:port of the gRPC port",
     ),
+    *(
+        (lambda target=target: memstream.connect(target), "target", "is no address: write host:port, as in 127.0.0.1:")
+        for target in (
+            "a b:1",
+            "host:",
+            "host:port",
+            "host:0",
+            "host:65536",
+            ":7700",
+            "host/x",
+            "::1",
+            "a:1:2",
+            "u@h:1",
+        )
+    ),
     (lambda: memstream.sync.connect("https://x"), "target", "is a URL: write host:port of the gRPC port; for TLS pass"),
     (lambda: memstream.connect("x", timeout=3), "timeout", "did you mean timeout_s?"),
     (lambda: memstream.connect("x", timeout_s=float("nan")), "timeout_s", "must be a finite number"),

@@ -8,9 +8,12 @@
  */
 import { randomUUID } from "node:crypto";
 
+import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
 import type { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
+import type { MemoryKind, PolicySchema, Profile } from "./gen/memstream/v1/memory_pb.js";
+import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.js";
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
@@ -18,7 +21,7 @@ import type { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
 import { toAnswer } from "./answer.js";
 import type { Answer } from "./answer.js";
-import { checkOptions } from "./checks.js";
+import { checkedMessage, checkOptions } from "./checks.js";
 import { protocolViolationError } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
@@ -31,6 +34,7 @@ import type { WatchOptions } from "./watch.js";
 
 export { ErrorReason } from "./gen/memstream/v1/error_pb.js";
 export { EventType } from "./gen/memstream/v1/event_pb.js";
+export { MemoryKind, Profile } from "./gen/memstream/v1/memory_pb.js";
 export { AckLevel } from "./gen/memstream/v1/stream_service_pb.js";
 export type { Answer } from "./answer.js";
 export { RETRY } from "./backoff.js";
@@ -80,17 +84,44 @@ export class Client {
     return new Memory(this.link, memoryPath(path));
   }
 
+  /** Creates the memory "namespace/name". */
+  async createMemory(path: string, options: CreateOptions = {}): Promise<Memory> {
+    checkOptions("options", options, { kind: true, profile: true, policy: true, labels: true, existOk: true });
+    const { namespace, name } = memoryPath(path);
+    const { profile, policy, ...others } = options;
+    const given = policy || profile !== undefined ? { policy: { ...policy, ...(profile !== undefined && { profile }) } } : {};
+    await this.memories.createMemory(
+      checkedMessage("options", CreateMemoryRequestSchema, { namespace, memory: name, ...others, ...given }),
+    );
+    return this.memory(path);
+  }
+
   /** Creates the memory "namespace/name" with the default policy unless it exists. */
   async ensureMemory(path: string): Promise<Memory> {
-    const { namespace, name } = memoryPath(path);
-    await this.memories.createMemory({ namespace, memory: name, existOk: true });
-    return this.memory(path);
+    return this.createMemory(path, { existOk: true });
   }
 
   /** Ends the connection and every stream on it. */
   close(): void {
     this.link.close();
   }
+}
+
+/** Options of `Client.createMemory`; those that are not given take the server's defaults. */
+export interface CreateOptions {
+  /** Which tiers the memory has. Default: a hybrid memory, with all of them. */
+  readonly kind?: MemoryKind;
+  /** The set of defaults of the policy. */
+  readonly profile?: Profile;
+  /** Fields of the policy; unset ones take the profile's defaults. */
+  readonly policy?: MessageInitShape<typeof PolicySchema>;
+  /** Names and values of your own. */
+  readonly labels?: Record<string, string>;
+  /**
+   * Accepts an existing memory if its kind, policy fields and labels equal the given ones; what is not given is not
+   * compared. The error of another one has the reason MEMORY_EXISTS and names the differences.
+   */
+  readonly existOk?: boolean;
 }
 
 /** Options of `Memory.observeBatch`. */

@@ -88,6 +88,8 @@ export function durationMs(duration: Duration | undefined): number {
   return duration ? Number(duration.seconds) * 1e3 + duration.nanos / 1e6 : 0;
 }
 
+const ADDRESS = /^(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@[\]\\]+)(?::([0-9]{1,5}))?$/;
+
 /** The connections to a server and their generated clients. */
 export class Link {
   readonly streams: Client<typeof StreamService>;
@@ -108,6 +110,11 @@ export class Link {
     if (target === "") throw invalidField("target", "is empty: name the server, as in 127.0.0.1:7700");
     if (/^https?:\/\//.test(target)) {
       throw invalidField("target", `"${target}" is a URL: write host:port of the gRPC port`);
+    }
+    const found = ADDRESS.exec(target);
+    const port = Number(found?.[1] ?? 1);
+    if (!found || port < 1 || port > 65_535) {
+      throw invalidField("target", `"${target}" is no address: write host:port, as in 127.0.0.1:7700`);
     }
     this.timeoutMs = settings.timeoutMs ?? 30_000;
     this.retry = { ...RETRY, ...settings.retry };

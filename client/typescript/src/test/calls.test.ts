@@ -11,7 +11,8 @@ import { Code, ConnectError } from "@connectrpc/connect";
 
 import { BadRequestSchema, ErrorInfoSchema, HelpSchema, RetryInfoSchema } from "../gen/google/rpc/error_details_pb.js";
 import { CursorSchema } from "../gen/memstream/v1/event_pb.js";
-import { ClosedError, connect, ErrorReason, MemstreamError } from "../index.js";
+import type { CreateMemoryRequest } from "../gen/memstream/v1/memory_service_pb.js";
+import { ClosedError, connect, ErrorReason, MemoryKind, MemstreamError, Profile } from "../index.js";
 import type { Client, Memory } from "../index.js";
 import { cut, LIMIT_MS, withScripted } from "./scripted.js";
 import type { Observing, Recalling, Watching } from "./scripted.js";
@@ -362,11 +363,47 @@ void test("a closed client ends its calls and rejects new ones", async () => {
 });
 
 void test("connect refuses what is no target", () => {
-  for (const target of ["", "http://127.0.0.1:7700", "https://memory.example"]) {
+  for (const target of [
+    "", "http://127.0.0.1:7700", "https://memory.example", "a b:1", "host:", "host:port", "host:0", "host:65536", ":7700",
+    "host/x", "::1", "a:1:2", "u@h:1", "127.0.0.1:7700 ",
+  ]) {
     assert.throws(() => connect(target), (error) => {
       assert(error instanceof ConnectError);
       assert.equal(error.code, Code.InvalidArgument);
       return true;
     });
   }
+});
+
+void test("connect takes addresses", () => {
+  for (const target of ["127.0.0.1:7700", "memory.example", "[::1]:7700", "my_host:1"]) connect(target).close();
+});
+
+void test("createMemory sends what is given", async () => {
+  const sent: CreateMemoryRequest[] = [];
+  const createMemory = (request: CreateMemoryRequest): object => {
+    sent.push(request);
+    return {};
+  };
+  await withScripted({ createMemory }, async (_memory, client) => {
+    const policy = { recall: { limit: 7 } };
+    const made = await client.createMemory("ns/new", {
+      kind: MemoryKind.LONG_TERM, profile: Profile.DBGPT, policy, labels: { team: "core" },
+    });
+    assert.deepEqual(made.path, { namespace: "ns", name: "new" });
+    await client.ensureMemory("ns/new");
+    await assert.rejects(client.createMemory("ns/new", { labels: { team: 7 } } as object), MemstreamError);
+    await assert.rejects(client.createMemory("ns/new", { policy: { recal: {} } } as object), MemstreamError);
+    await assert.rejects(client.createMemory("ns/new", { kinds: 1 } as object), MemstreamError);
+    assert.deepEqual(policy, { recall: { limit: 7 } });
+  });
+  const [first, second] = sent;
+  assert.equal(first?.kind, MemoryKind.LONG_TERM);
+  assert.equal(first.policy?.profile, Profile.DBGPT);
+  assert.equal(first.policy.recall?.limit, 7);
+  assert.deepEqual(first.labels, { team: "core" });
+  assert.equal(first.existOk, false);
+  assert.equal(second?.existOk, true);
+  assert.equal(second.policy, undefined);
+  assert.equal(sent.length, 2);
 });

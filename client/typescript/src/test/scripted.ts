@@ -9,6 +9,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import type { HandlerContext, ServiceImpl } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 
+import { MemoryService } from "../gen/memstream/v1/memory_service_pb.js";
 import { StreamService } from "../gen/memstream/v1/stream_service_pb.js";
 import type {
   ObserveRequest,
@@ -49,6 +50,7 @@ export async function withScripted(
     recall?: Recalling[];
     recallOnce?: ServiceImpl<typeof StreamService>["recallOnce"];
     observeBatch?: ServiceImpl<typeof StreamService>["observeBatch"];
+    createMemory?: ServiceImpl<typeof MemoryService>["createMemory"];
     watch?: Watching;
     timeoutMs?: number;
     settings?: Settings;
@@ -56,7 +58,7 @@ export async function withScripted(
   act: (memory: Memory, client: Client) => Promise<void>,
 ): Promise<void> {
   const away = (): never => { throw cut(); };
-  const { observe = [], recall = [], recallOnce = away, observeBatch = away, watch = away } = script;
+  const { observe = [], recall = [], recallOnce = away, observeBatch = away, createMemory = away, watch = away } = script;
   const next = <T>(connections: T[]): T => {
     const connection = connections.shift();
     if (connection === undefined) throw cut();
@@ -64,7 +66,7 @@ export async function withScripted(
   };
   const server = createServer(
     connectNodeAdapter({
-      routes: (router) => router.service(StreamService, {
+      routes: (router) => router.service(MemoryService, { createMemory }).service(StreamService, {
         observe: (requests, { requestHeader }) =>
           next(observe)(new Reader(requests), requestHeader.get("authorization")),
         recall: (requests, { requestHeader }) => next(recall)(new Reader(requests), requestHeader.get("authorization")),
