@@ -75,9 +75,10 @@ check: $(STAMP)  ## style, types, layers, contract, generated files
 house: $(STAMP)  ## the figures of the code's shape with their limits and aims (HOUSE_ARGS=--record lowers the limits)
 	$(BIN)/python -m scripts.house $(HOUSE_ARGS)
 
-generate: $(STAMP)  ## write client/memstream/v1 from protos/, the generated pages of docs/ and the golden bytes
+generate: $(STAMP)  ## write client/memstream/v1 from protos/, the blocking SDK, the generated pages of docs/ and the golden bytes
 	$(BIN)/buf format --write protos
 	$(BIN)/python scripts/generate.py
+	$(BIN)/python -m scripts.sync_sdk
 	$(BIN)/python -m scripts.document
 	$(BIN)/python -m tests.conformance.golden
 

@@ -1,4 +1,7 @@
-"""The blocking memstream.agent.AgentMemory."""
+"""The blocking memstream.agent.AgentMemory.
+
+Written by scripts/sync_sdk.py: change the asynchronous class, then run `make generate`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,20 @@ from memstream.argument_types import Several
 from memstream.arguments import check_constructor, check_methods
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
-from memstream.sync import Client, Memory
+from memstream.sync.client import Client
 from memstream.sync.conversations import Conversation
+from memstream.sync.memory import Memory
 from memstream.values import MemoryKind, Observation, RecallOptions, Structured
 
 
 @check_methods
 @check_constructor
 class AgentMemory(AgentTemplates):
-    """See memstream.agent.AgentMemory."""
+    """A memory and its conversation.
+
+    `options` apply to every recall; `session` (default: the conversation's name) applies to every observation. The
+    methods raise a MemstreamError (see memstream.errors).
+    """
 
     def __init__(
         self,
@@ -42,7 +50,11 @@ class AgentMemory(AgentTemplates):
         kind: MemoryKind | None = None,
         policy: PolicyLike | None = None,
     ) -> Self:
-        """Opens the memory `namespace/name`, creating it if needed, and a conversation (default: of the same path)."""
+        """Opens the memory `namespace/name`, creating it if needed, and a conversation (default: of the same path).
+
+        The default is DB-GPT's: a short-term memory of five. Raises MemoryExists if the memory exists with another kind
+        or policy than the ones passed.
+        """
         try:
             memory = client.create_memory(path, **default_create_options(kind, policy))
         except MemoryExists:
@@ -65,11 +77,17 @@ class AgentMemory(AgentTemplates):
         check_pass: bool = True,
         check_fail_reason: str | None = None,
     ) -> None:
-        """Observes a turn; it is stored when this returns, so every later read sees it."""
-        self.observe([self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)])
+        """Observes a turn; it is stored when this returns, so every later read sees it.
+
+        question: the message received. ai_message: the model's reply. action_output: the result of its action.
+        check_pass, check_fail_reason: whether the answer was accepted, and why not.
+        """
+        content = self.memory_content(question, ai_message, action_output, check_pass, check_fail_reason)
+        self.observe([content])
 
     def observe(self, contents: Several[str | Structured]) -> None:
         """Observes texts or steps in order, once each; raises the error of the first one rejected."""
-        result = self.memory.observe_batch([Observation(content, session=self.session) for content in contents])
+        observations = [Observation(content, session=self.session) for content in contents]
+        result = self.memory.observe_batch(observations)
         for rejected in result.rejected:
             raise rejected.error

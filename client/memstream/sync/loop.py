@@ -7,7 +7,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from memstream.errors import StreamClosed
@@ -54,6 +54,18 @@ class LoopThread:
         except BaseException:  # raised by the work, which has then ended, or by a signal handler
             future.cancel()
             raise
+
+    def make(self, make: Callable[[], T]) -> T:
+        """Returns what `make` returns on the loop, to which the object belongs."""
+
+        async def call() -> T:
+            return make()
+
+        return self.run(call())
+
+    def iterate_from(self, make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """Yields the items of the asynchronous iterator that `make` returns on the loop."""
+        return self.iterate(self.make(make))
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Yields the items of an asynchronous iterator that runs on the loop."""

@@ -1,4 +1,7 @@
-"""The blocking memstream.Memory and its fragment listing."""
+"""The blocking Memory, FragmentListing.
+
+Written by scripts/sync_sdk.py: change the asynchronous class, then run `make generate`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal, Unpack
 
-import memstream.fragment_listing as fragment_listing
-import memstream.memory as memory
+import memstream.fragment_listing
+import memstream.memory
 from memstream.answer_values import Answer, Unmatched
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods
@@ -17,6 +20,7 @@ from memstream.listed_values import OpenStandingQuery, SessionSummary
 from memstream.policy import PolicyLike
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
+from memstream.sync.bases import Handle, Listed
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
@@ -37,14 +41,12 @@ from memstream.watch import Start
 
 
 @check_methods
-class Memory:
-    """A handle of a memory; creating one sends nothing. Every method raises a MemstreamError (see memstream.errors)."""
+class Memory(Handle):
+    """See memstream.Memory."""
 
-    def __init__(self, inner: memory.Memory) -> None:
+    def __init__(self, inner: memstream.memory.Memory) -> None:
+        super().__init__(inner)
         self._inner = inner
-
-    def __repr__(self) -> str:
-        return f"<sync.Memory {self._inner.path}>"
 
     @property
     def path(self) -> str:
@@ -71,21 +73,32 @@ class Memory:
         known_sequence: int | None = None,
         related: int = 0,
     ) -> ObserveStream:
-        """A stream of observations; open it with `with`."""
+        """A stream of observations; open it with `with`.
+
+        `producer`: the durable name under which observations are numbered; only one process may use it at a time.
+        `session`: the session of observations that have none.
+        `ack_level`: the level that `flush` waits for.
+        `outcomes`: report the outcome of each observation.
+        `known_sequence`: for a process that takes over from an earlier one of the producer: the last number whose
+        result it knows (0: none). The rejections and outcomes since then are in the stream's `resumption`.
+        `related`: name up to this many earlier statements near to the observation in its outcome, at most 10.
+        """
         return ObserveStream(
-            self._inner.observe(
-                producer,
-                session=session,
-                ack_level=ack_level,
-                outcomes=outcomes,
-                known_sequence=known_sequence,
-                related=related,
+            LOOP.make(
+                lambda: self._inner.observe(
+                    producer,
+                    session=session,
+                    ack_level=ack_level,
+                    outcomes=outcomes,
+                    known_sequence=known_sequence,
+                    related=related,
+                )
             )
         )
 
     def recall(self, *, session: str = "") -> RecallStream:
-        """A stream of queries; open it with `with`."""
-        return RecallStream(self._inner.recall(session=session))
+        """A stream of queries, many in flight; open it with `with`."""
+        return RecallStream(LOOP.make(lambda: self._inner.recall(session=session)))
 
     def watch(
         self,
@@ -97,8 +110,10 @@ class Memory:
     ) -> Watch:
         """Watches the events after `start` (a cursor, "now" or "beginning"), optionally only those of `types`."""
         return Watch(
-            self._inner.watch(
-                start, types=types, include_fragments=include_fragments, progress_interval=progress_interval
+            LOOP.make(
+                lambda: self._inner.watch(
+                    start, types=types, include_fragments=include_fragments, progress_interval=progress_interval
+                )
             )
         )
 
@@ -118,7 +133,12 @@ class Memory:
         related: int = 0,
         timeout_s: Seconds | None = None,
     ) -> BatchResult:
-        """Observes one batch and waits until it has reached `ack_level`."""
+        """Observes one batch and waits until it has reached `ack_level`. `related`: as in `observe`.
+
+        Without a producer, numbers count from 1 within the batch. The call is retried while the server is unavailable;
+        numbers or a request id make it count once. A repeat with your own `request_id` within 24 hours, also from
+        another process, returns the same result; with other arguments it raises RequestIdConflict.
+        """
         return LOOP.run(
             self._inner.observe_batch(
                 observations,
@@ -186,11 +206,19 @@ class Memory:
     ) -> FragmentListing:
         """Iterates over fragments in order of receipt, fetching page by page. `truth`: None lists all. `as_of`, a
         revision or a time, lists them as they were then."""
-        listing = self._inner.list_fragments(filter, forgotten=forgotten, page_size=page_size, truth=truth, as_of=as_of)
-        return FragmentListing(listing)
+        return FragmentListing(
+            LOOP.make(
+                lambda: self._inner.list_fragments(
+                    filter, forgotten=forgotten, page_size=page_size, truth=truth, as_of=as_of
+                )
+            )
+        )
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
-        """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current."""
+        """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.
+
+        Fields that are not passed are unset; `update_fragment` changes only some. A forgotten fragment is restored.
+        """
         return LOOP.run(self._inner.put_fragment(what, etag=etag, **said))
 
     def update_fragment(
@@ -209,7 +237,10 @@ class Memory:
         etag: str = "",
     ) -> Fragment:
         """Sets the fields passed; `metadata` replaces all metadata, `expire_time="never"` removes the fragment's
-        expiry, and "unbounded" a bound of its validity."""
+        expiry, and "unbounded" a bound of its validity.
+
+        An etag, if passed, must be current.
+        """
         return LOOP.run(
             self._inner.update_fragment(
                 id,
@@ -249,7 +280,11 @@ class Memory:
         newer_external_id: str = "",
     ) -> int:
         """Marks fragments as superseded by a newer one, given by its id or its external_id; returns how many were not
-        before."""
+        before.
+
+        Of a fragment that is superseded already, the current end of its chain is superseded. `restore_fragments` undoes
+        it.
+        """
         return LOOP.run(
             self._inner.supersede(
                 ids, external_ids=external_ids, newer_id=newer_id, newer_external_id=newer_external_id
@@ -258,7 +293,7 @@ class Memory:
 
     def list_conflicts(self, *, decided: bool = False, page_size: Count = 0) -> Iterator[ConflictRecord]:
         """Iterates over the open (or the decided) suspicions by age, fetching page by page."""
-        return LOOP.iterate(self._inner.list_conflicts(decided=decided, page_size=page_size))
+        return LOOP.iterate_from(lambda: self._inner.list_conflicts(decided=decided, page_size=page_size))
 
     def resolve_conflict(
         self, newer_id: str, older_id: str, decision: ConflictDecision, *, note: str = ""
@@ -268,7 +303,7 @@ class Memory:
 
     def list_receipts(self, *, page_size: Count = 0) -> Iterator[RecallReceipt]:
         """Iterates over the receipts of recalls, the latest first, fetching page by page."""
-        return LOOP.iterate(self._inner.list_receipts(page_size=page_size))
+        return LOOP.iterate_from(lambda: self._inner.list_receipts(page_size=page_size))
 
     def list_sessions(
         self,
@@ -281,15 +316,15 @@ class Memory:
         """Iterates over the sessions, the one with the latest observation first, fetching page by page. `prefix`: of
         their names; the times keep sessions with a last observation from `observe_time_min` on, and a first one before
         `observe_time_max`."""
-        return LOOP.iterate(
-            self._inner.list_sessions(
+        return LOOP.iterate_from(
+            lambda: self._inner.list_sessions(
                 prefix, observe_time_min=observe_time_min, observe_time_max=observe_time_max, page_size=page_size
             )
         )
 
     def list_standing_queries(self, *, page_size: Count = 0) -> Iterator[OpenStandingQuery]:
         """Iterates over the standing queries that clients have open, the oldest first, fetching page by page."""
-        return LOOP.iterate(self._inner.list_standing_queries(page_size=page_size))
+        return LOOP.iterate_from(lambda: self._inner.list_standing_queries(page_size=page_size))
 
     def replay(self, receipt_id: str) -> Replay:
         """Ranks the memory as of a receipt's revision, by its query and policy, and compares."""
@@ -300,22 +335,19 @@ class Memory:
         return LOOP.run(self._inner.erase_fragments(ids, filter=filter))
 
 
-class FragmentListing(Iterator[Fragment]):
+class FragmentListing(Listed[Fragment]):
     """See memstream.FragmentListing."""
 
-    def __init__(self, inner: fragment_listing.FragmentListing) -> None:
+    def __init__(self, inner: memstream.fragment_listing.FragmentListing) -> None:
+        super().__init__(inner)
         self._inner = inner
-        self._items = LOOP.iterate(inner)
-
-    def __next__(self) -> Fragment:
-        return next(self._items)
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor from which a watch continues this listing; None before the first page."""
+        """The position from which a later watch continues; None before the first page."""
         return self._inner.cursor
 
     @property
     def unmatched(self) -> tuple[Unmatched, ...]:
-        """What the memory has nothing of in the filter; empty before the first page."""
+        """What the memory lacks of the filter; empty before the first page."""
         return self._inner.unmatched

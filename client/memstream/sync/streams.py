@@ -1,65 +1,33 @@
-"""The blocking Observe, Recall and Watch streams, and standing queries."""
+"""The blocking ObserveStream, RecallStream, StandingQuery, Watch.
+
+Written by scripts/sync_sdk.py: change the asynchronous class, then run `make generate`.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
-from types import TracebackType
-from typing import Self, Unpack
+from typing import Unpack
 
-import memstream.observe as observe
-import memstream.recall as recall
-import memstream.sent as sent
-import memstream.standing as standing
-import memstream.watch as watch
+import memstream.observe
+import memstream.recall
+import memstream.standing
+import memstream.watch
 from memstream.answer_values import Answer
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.resources import Cursor, Event
-from memstream.sync.iterated import Iterated
+from memstream.standing import AnswerChange
+from memstream.sync.bases import Iterated, Opened, OpenedRecall, Sent
 from memstream.sync.loop import LOOP
 from memstream.values import ObservationFields, RecallOptions, Rejected, Resumption, Structured
 
 
-class Sent:
-    """A numbered observation that will be delivered; `wait` waits until it is stored."""
-
-    def __init__(self, inner: sent.Sent) -> None:
-        self._inner = inner
-
-    @property
-    def sequence(self) -> int:
-        """Its number."""
-        return self._inner.sequence
-
-    @property
-    def done(self) -> bool:
-        """Whether it is stored or rejected."""
-        return self._inner.done
-
-    def wait(self) -> sent.Stored:
-        """Waits until it is stored; raises the error if it was rejected."""
-
-        async def stored() -> sent.Stored:
-            return await self._inner
-
-        return LOOP.run(stored())
-
-
 @check_methods
-class ObserveStream:
+class ObserveStream(Opened):
     """See memstream.ObserveStream."""
 
-    def __init__(self, inner: observe.ObserveStream) -> None:
+    def __init__(self, inner: memstream.observe.ObserveStream) -> None:
+        super().__init__(inner)
         self._inner = inner
-
-    def __enter__(self) -> Self:
-        LOOP.run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        LOOP.run(self._inner.__aexit__(kind, error, trace))
 
     @property
     def expected_sequence(self) -> int:
@@ -78,12 +46,12 @@ class ObserveStream:
 
     @property
     def revision(self) -> int:
-        """The memory's revision at `stored`."""
+        """The memory's revision at `stored`: pass it to a recall as `min_revision`."""
         return self._inner.revision
 
     @property
     def rejected(self) -> tuple[Rejected, ...]:
-        """The latest 1,000 rejections."""
+        """The latest 1,000 rejections; `rejected_count` counts all."""
         return self._inner.rejected
 
     @property
@@ -98,11 +66,17 @@ class ObserveStream:
 
     @property
     def waiting(self) -> str:
-        """Why nothing moves now: the server's reason for a pause, or the error after which the stream reconnects."""
+        """Why nothing moves now: the server's reason for a pause (a full disk or backlog, for instance), or the error
+        after which the stream reconnects. Empty while it moves."""
         return self._inner.waiting
 
     def send(self, what: Observable, **said: Unpack[ObservationFields]) -> Sent:
-        """Numbers and queues an observation; waits only while the window is full."""
+        """Numbers and queues an observation; waits only while the window is full.
+
+        Returns a `Sent`: await it to wait until the observation is stored. If this raises, including CancelledError,
+        the
+        observation is not queued. Raises InvalidRequest for an invalid observation, or the error that ended the stream.
+        """
         return Sent(LOOP.run(self._inner.send(what, **said)))
 
     def flush(self) -> None:
@@ -110,51 +84,45 @@ class ObserveStream:
         LOOP.run(self._inner.flush())
 
     def close(self) -> None:
-        """Flushes, and tells the server that the producer has finished."""
+        """Flushes, and tells the server that the producer has finished. Idempotent."""
         LOOP.run(self._inner.close())
 
 
 @check_methods
-class RecallStream:
-    """See memstream.RecallStream. Use several threads, or `submit`, to have many queries in flight."""
+class RecallStream(OpenedRecall):
+    """See memstream.RecallStream."""
 
-    def __init__(self, inner: recall.RecallStream) -> None:
+    def __init__(self, inner: memstream.recall.RecallStream) -> None:
+        super().__init__(inner)
         self._inner = inner
 
-    def __enter__(self) -> Self:
-        LOOP.run(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        LOOP.run(self._inner.__aexit__(kind, error, trace))
-
     def query(self, what: str | Structured, **options: Unpack[RecallOptions]) -> Answer:
-        """Sends a query and waits for the answer."""
+        """Sends a query and waits for the answer. Cancelling the wait cancels only this query.
+
+        Raises DeadlineExceeded after `timeout_s` (default: the client's), when the server also stops the query; the
+        server's error for this query; or the error that ended the stream.
+        """
         return LOOP.run(self._inner.query(what, **options))
 
-    def submit(self, what: str | Structured, **options: Unpack[RecallOptions]) -> concurrent.futures.Future[Answer]:
-        """Sends a query and returns a future of the answer; cancelling it cancels the query."""
-        return LOOP.submit(self._inner.query(what, **options))
-
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
-        """A standing query, whose answer follows the memory; `with` or iteration starts it."""
+        """A standing query, whose answer follows the memory; `with` or iteration starts it.
 
-        async def make() -> standing.StandingQuery:  # on the background loop, to which it belongs
-            return self._inner.subscribe(what, **options)
-
-        return StandingQuery(LOOP.run(make()))
+        It returns no working memory and reinforces nothing. It counts as a query in flight until it is closed.
+        `timeout_s`
+        (default: the client's) applies to the first answer. Raises CapabilityMissing if the server has no standing
+        queries.
+        """
+        return StandingQuery(LOOP.make(lambda: self._inner.subscribe(what, **options)))
 
     def close(self) -> None:
-        """Waits until the queries in flight are answered, then ends the stream."""
+        """Waits until the queries in flight are answered, then ends the stream. Idempotent."""
         LOOP.run(self._inner.close())
 
 
-class StandingQuery(Iterated[standing.AnswerChange]):
+class StandingQuery(Iterated[AnswerChange]):
     """See memstream.StandingQuery."""
 
-    def __init__(self, inner: standing.StandingQuery) -> None:
+    def __init__(self, inner: memstream.standing.StandingQuery) -> None:
         super().__init__(inner)
         self._inner = inner
 
@@ -167,11 +135,11 @@ class StandingQuery(Iterated[standing.AnswerChange]):
 class Watch(Iterated[Event]):
     """See memstream.Watch."""
 
-    def __init__(self, inner: watch.Watch) -> None:
+    def __init__(self, inner: memstream.watch.Watch) -> None:
         super().__init__(inner)
         self._inner = inner
 
     @property
     def cursor(self) -> Cursor | None:
-        """The position for a later watch."""
+        """The position from which a later watch continues; None before the first page."""
         return self._inner.cursor

@@ -1,0 +1,122 @@
+"""The blocking Client.
+
+Written by scripts/sync_sdk.py: change the asynchronous class, then run `make generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import memstream.client
+from memstream.argument_types import Count
+from memstream.arguments import check_methods
+from memstream.policy import PolicyLike, Profile
+from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
+from memstream.sync.bases import Connected
+from memstream.sync.conversations import Conversation
+from memstream.sync.loop import LOOP
+from memstream.sync.memory import Memory
+from memstream.transfer import ExportPart
+from memstream.values import MemoryKind
+
+
+@check_methods
+class Client(Connected):
+    """See memstream.Client."""
+
+    def __init__(self, inner: memstream.client.Client) -> None:
+        super().__init__(inner)
+        self._inner = inner
+
+    def server_info(self) -> ServerInfo:
+        """The server's version, models, capabilities and limits."""
+        return LOOP.run(self._inner.server_info())
+
+    def memory(self, path: str) -> Memory:
+        """A handle of the memory `namespace/name`; does not check whether it exists."""
+        return Memory(self._inner.memory(path))
+
+    def conversation(self, path: str) -> Conversation:
+        """A handle of the conversation `namespace/name`; does not check whether it exists."""
+        return Conversation(self._inner.conversation(path))
+
+    def create_memory(
+        self,
+        path: str,
+        *,
+        kind: MemoryKind | None = None,
+        profile: Profile | None = None,
+        policy: PolicyLike | None = None,
+        labels: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
+    ) -> Memory:
+        """Creates the memory `namespace/name`, hybrid by default; unset policy fields take the profile's defaults.
+
+        With `exist_ok`, returns an existing memory if its kind, policy fields and labels equal the ones passed
+        (arguments that are not passed are not compared). Else raises MemoryExists, whose `details["differs"]` names
+        the differences.
+        """
+        return Memory(
+            LOOP.run(
+                self._inner.create_memory(
+                    path, kind=kind, profile=profile, policy=policy, labels=labels, exist_ok=exist_ok
+                )
+            )
+        )
+
+    def get_memory(self, path: str) -> MemoryInfo:
+        """The memory's kind, policy, labels and revision; same as `memory(path).describe()`."""
+        return LOOP.run(self._inner.get_memory(path))
+
+    def list_memories(
+        self, namespace: str, *, name_prefix: str = "", labels: Mapping[str, str] | None = None, page_size: Count = 0
+    ) -> Iterator[MemoryInfo]:
+        """A namespace's memories in order of name, optionally only names that begin with `name_prefix`, and only
+        memories that have each of `labels` with exactly that value."""
+        return LOOP.iterate_from(
+            lambda: self._inner.list_memories(namespace, name_prefix=name_prefix, labels=labels, page_size=page_size)
+        )
+
+    def list_namespaces(self, *, page_size: Count = 0) -> Iterator[Namespace]:
+        """Namespaces that have memories, in order of name."""
+        return LOOP.iterate_from(lambda: self._inner.list_namespaces(page_size=page_size))
+
+    def delete_memory(self, path: str, *, etag: str = "") -> None:
+        """Deletes a memory and all of its content permanently."""
+        LOOP.run(self._inner.delete_memory(path, etag=etag))
+
+    def export(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[ExportPart]:
+        """Exports a memory, or a namespace with its conversations, as JSON Lines; see docs/export.md.
+
+        Each memory is a snapshot at one revision. The last line has the type "end"; without it the export is truncated.
+        """
+        return LOOP.iterate_from(lambda: self._inner.export(namespace, memory, include_vectors=include_vectors))
+
+    def start_reindex(self, *, embed: bool = False, missing: bool = False) -> Operation:
+        """Rebuilds the vector index from stored vectors; with `embed` re-embeds all content, with `missing` what has no
+        vector. Recalls keep working."""
+        return LOOP.run(self._inner.start_reindex(embed=embed, missing=missing))
+
+    def start_purge(self, namespace: str = "", memory: str = "") -> Operation:
+        """Erases forgotten fragments past their grace period now; an empty name means all."""
+        return LOOP.run(self._inner.start_purge(namespace, memory))
+
+    def operations(self, namespace: str = "", memory: str = "", *, page_size: Count = 0) -> Iterator[Operation]:
+        """Operations, newest first; an empty name means all. The server keeps them for 7 days after their end."""
+        return LOOP.iterate_from(lambda: self._inner.operations(namespace, memory, page_size=page_size))
+
+    def operation(self, id: str) -> Operation:
+        """The state and progress of an operation."""
+        return LOOP.run(self._inner.operation(id))
+
+    def cancel_operation(self, id: str) -> Operation:
+        """Cancels an operation; completed work is kept."""
+        return LOOP.run(self._inner.cancel_operation(id))
+
+    def finished(self, operation: Operation | str, progress: Callable[[Operation], None] | None = None) -> Operation:
+        """Waits until an operation (or the operation with this id) ends; reconnects as streams do.
+
+        `progress` is called after every poll. Returns the operation, succeeded or cancelled; raises its error if it
+        failed.
+        """
+        return LOOP.run(self._inner.finished(operation, progress))
