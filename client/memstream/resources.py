@@ -166,12 +166,14 @@ class StoredBytes:
     total: int = 0
     fragments: int = 0
     history: int = 0
-    """Versions of fragments, and events."""
+    """Versions of fragments, events, and conflicts."""
     receipts: int = 0
     """Receipts of recalls."""
     conversations: int = 0
     requests: int = 0
-    """Answers to request ids, and hashes of received batches."""
+    """Answers to request ids, producers with the hashes of their batches, and operations."""
+    memories: int = 0
+    """Records of memories: labels and policies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from sqlalchemy import Connection
 
 from memstream_server.adapters.journal import SqlJournal, open_journal, restore
 from memstream_server.adapters.journal.database import migrate, sqlite
+from memstream_server.adapters.journal.sql import byte_counts
 from memstream_server.adapters.journal.sql.schema import metadata
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
-from memstream_server.ports.journal.records import IndexEntry
+from memstream_server.ports.journal.records import Answer, IndexEntry
 from tests.journal.samples import MODEL, Now, fragment, record, row, transition
 
 
@@ -216,6 +217,50 @@ async def test_migration_keeps_labels_and_counts(data_dir: Path) -> None:
         assert await migrated.list_memories("comedy", "", 9, "", (label,)) == [memory]
     assert await migrated.read_bytes(["comedy"]) == held
     await migrated.close()
+
+
+async def test_counting_continues_after_kills(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = await filled(data_dir, 5)
+    await journal.put_answer(Answer("drama\nDo\nr1", b"d", b"done", 1))
+    held = await journal.read_bytes(["comedy", "drama"])
+    await journal.close()
+    engine = sqlite.writer_engine(data_dir / "journal.db")
+    with engine.begin() as connection:
+        for statement in byte_counts.list_removals("sqlite"):
+            connection.exec_driver_sql(statement)
+        connection.exec_driver_sql("ALTER TABLE namespace_bytes DROP COLUMN memories")
+        older = "INSERT INTO namespace_bytes VALUES ('comedy', 1, 9, 9, 9, 9, 9)"
+        connection.exec_driver_sql(f"CREATE TRIGGER plans_bytes_insert AFTER INSERT ON plans BEGIN {older}; END")
+        connection.exec_driver_sql(older)
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0017'")
+    engine.dispose()
+    count_slice, calls = migrate.count_slice, 0
+
+    def die_in_every_third(connection: Connection) -> str | None:
+        nonlocal calls
+        calls += 1
+        table = count_slice(connection, rows=2)
+        if calls % 3 == 0:
+            raise SystemExit
+        return table
+
+    monkeypatch.setattr(migrate, "count_slice", die_in_every_third)
+    kills = 0
+    while True:
+        try:
+            migrated = await opened(data_dir)
+            break
+        except SystemExit:
+            kills += 1
+    assert kills > len(byte_counts.COUNTED) / 2
+    assert await migrated.read_bytes(["comedy", "drama"]) == held
+    await migrated.close()
+
+
+def test_every_table_of_tenants_is_counted() -> None:
+    """The others follow from these, or hold nothing of a tenant for long."""
+    others = {"memory_labels", "jobs", "outbox", "deletions", "processes", "meta", "namespace_bytes"}
+    assert {*byte_counts.COUNTED} | others == {*metadata.tables}
 
 
 async def test_connections_have_durable_settings(data_dir: Path) -> None:

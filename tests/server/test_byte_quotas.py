@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
+from pathlib import Path
 
 import grpc
 import pytest
 
 import memstream
 from memstream import MemoryKind, Plan
-from tests.server.conftest import MakeServer, restarted, started
+from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents
+from tests.server.test_process import run
 from tests.server.test_transfer import chunks, exported
+from tests.support.journals import journal_url, only_sqlite
 from tests.support.metrics import scrape_metrics
-from tests.support.server import free_address
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 KB = 1 << 10
@@ -110,6 +114,87 @@ async def test_count_survives_a_kill_and_ends_with_the_memory(make_server: MakeS
     assert small.path == "full/small"
 
 
+async def test_count_falls_with_what_is_removed(make_server: MakeServer) -> None:
+    server = await started(make_server())
+    at_once = {"retention": {"forget_grace": timedelta(0)}}
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("full/joy", kind=MemoryKind.LONG_TERM, policy=at_once)
+        await memory.observe_batch(["kept"])
+        base = (await space_of(client)).stored.fragments
+
+        async def is_base() -> bool:
+            return (await space_of(client)).stored.fragments == base
+
+        async def store(**fields: object) -> list[str]:
+            texts = [memstream.Observation(text_of(number), **fields) for number in range(3)]  # type: ignore[arg-type]  # by name
+            outcomes = (await memory.observe_batch(texts)).outcomes
+            assert (await space_of(client)).stored.fragments > base + 3 * 4_000
+            return [one.fragment_id for one in outcomes]
+
+        await memory.forget_fragments(await store())
+        await client.finished(await client.start_purge("full", "joy"))
+        await until(is_base)
+        await client.finished(await memory.erase_fragments(await store()))
+        await until(is_base)
+        await store(ttl=timedelta(milliseconds=50))
+        await until(is_base)
+        assert await contents(memory) == ["kept"]
+    assert await asyncio.to_thread(verify, server) == 0
+
+
+@only_sqlite("`backup` copies a data directory; for a database it is pg_dump")
+async def test_count_is_that_of_the_backup_after_a_restore(make_server: MakeServer, tmp_path: Path) -> None:
+    server, file = await started(make_server()), str(tmp_path / "monday.memstream")
+    async with memstream.connect(server.address) as client:
+        memory = await client.create_memory("full/joy", kind=MemoryKind.LONG_TERM)
+        await memory.observe_batch([text_of(1)])
+        await client.conversation("full/talk").append("ann", "hello")
+        before = (await space_of(client)).stored
+        assert (await asyncio.to_thread(run, "backup", file, "--data", str(server.data_dir))).returncode == 0
+        await memory.observe_batch([text_of(2)])
+        assert (await space_of(client)).stored.fragments > before.fragments
+    await stopped(server)
+    restored = await asyncio.to_thread(run, "restore", file, "--data", str(server.data_dir), "--force")
+    assert restored.returncode == 0
+    assert await asyncio.to_thread(verify, server) == 0
+    await started(server)
+    async with memstream.connect(server.address) as client:
+        assert (await space_of(client)).stored == before
+
+
+async def test_namespace_of_conversations_alone_is_listed(shared: ServerProcess, path: str) -> None:
+    namespace = path.partition("/")[0]
+    async with memstream.connect(shared.address) as client:
+        await client.conversation(f"{namespace}/talk").append("ann", "hello")
+        space = await space_of(client, namespace)
+        assert (space.memories, space.stored.memories) == (0, 0)
+        assert space.stored.conversations > len("hello")
+
+
+async def test_memories_without_content_fill_a_namespace(make_server: MakeServer) -> None:
+    server = await started(make_server(namespace_bytes_max=MOST))
+    labels = {f"label-{number}": "x" * 60 for number in range(30)}
+    async with memstream.connect(server.address) as client:
+
+        async def create_many() -> None:
+            for number in range(200):
+                await client.create_memory(f"full/memory-{number}", labels=labels)
+
+        with pytest.raises(memstream.QuotaExceeded):
+            await create_many()
+        stored = (await space_of(client)).stored
+        assert stored.total >= MOST
+        assert stored.memories > 0.5 * stored.total
+        await client.memory("full/memory-0").delete()
+        await client.create_memory("full/again")
+
+
+def verify(server: ServerProcess) -> int:
+    """Whether the counts are what the rows sum up to, among all else; 0 is sound."""
+    url = journal_url(server.data_dir)
+    return run("verify", *(("--journal-url", url) if url else ("--data", str(server.data_dir)))).returncode
+
+
 async def test_repeated_request_gets_its_answer_in_a_full_namespace(make_server: MakeServer) -> None:
     server = await started(make_server(namespace_bytes_max=MOST))
     async with memstream.connect(server.address) as client:
@@ -129,8 +214,10 @@ async def test_import_beyond_the_quota_leaves_nothing(make_server: MakeServer) -
         kept = await client.create_memory("full/kept")
         before = (await space_of(client)).stored
         lines = await exported(source, "large")
-        with pytest.raises(memstream.QuotaExceeded, match="namespace full has reached its quota of 204800"):
+        with pytest.raises(memstream.QuotaExceeded, match="namespace full has reached its quota of 204800") as refused:
             await client.finished(await client.import_("full", chunks(lines)))
+        assert refused.value.details == {"quota": "namespace_bytes_max", "limit": str(MOST)}
+        assert refused.value.retry_after == 60
         assert [one.name async for one in client.list_memories("full")] == ["kept"]
         assert (await space_of(client)).stored.fragments == before.fragments
         await kept.observe_batch(["room"])

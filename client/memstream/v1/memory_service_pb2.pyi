@@ -661,18 +661,21 @@ class StoredBytes(_message.Message):
     RECEIPTS_FIELD_NUMBER: _builtins.int
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    MEMORIES_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """The sum."""
     fragments: _builtins.int
     """Fragments with their vectors, including forgotten ones and observations that are not stored yet."""
     history: _builtins.int
-    """Versions of fragments, and events."""
+    """Versions of fragments, events, and conflicts."""
     receipts: _builtins.int
     """Receipts of recalls."""
     conversations: _builtins.int
-    """Messages and plans of conversations."""
+    """Conversations with their messages and plans."""
     requests: _builtins.int
-    """Answers to request ids, and hashes of batches that were received."""
+    """Answers to request ids, producers with the hashes of the batches that were received, and operations."""
+    memories: _builtins.int
+    """Records of memories: labels and policies."""
     def __init__(
         self,
         *,
@@ -682,10 +685,11 @@ class StoredBytes(_message.Message):
         receipts: _builtins.int = ...,
         conversations: _builtins.int = ...,
         requests: _builtins.int = ...,
+        memories: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "fragments", b"fragments", "history", b"history", "receipts", b"receipts", "requests", b"requests", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "fragments", b"fragments", "history", b"history", "memories", b"memories", "receipts", b"receipts", "requests", b"requests", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

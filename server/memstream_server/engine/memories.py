@@ -109,7 +109,7 @@ class Memories:
         return await self._journal.list_memories(namespace, after, limit, prefix, labels)
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        """(namespace, number of memories), in order of namespace, after `after`."""
+        """(namespace, number of memories) of those that store anything, in order of namespace, after `after`."""
         return await self._journal.list_namespaces(after, limit)
 
     async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:

@@ -9,7 +9,8 @@ Contract
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -38,6 +39,9 @@ class Failure:
     reason: str
     """Name of a memstream.v1.ErrorReason."""
     message: str
+    details: Mapping[str, str] = field(default_factory=dict)
+    """As in the error of a call."""
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,9 @@ def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
     Its field violations are parsed from its message.
     """
     violations = violations_in(refused.message) if refused.reason == "INVALID_FIELD" else ()
-    details = refused.details if isinstance(refused, Rejection) else {}
+    retry_s = refused.retry_after_s if isinstance(refused, Failure) else None
     code = _BY_NUMBER.get(refused.code, _Code.UNKNOWN)
-    return _make_status(code, refused.reason, refused.message, details, violations, None)
+    return _make_status(code, refused.reason, refused.message, refused.details, violations, retry_s)
 
 
 def status_of_any(error: BaseException) -> status_pb2.Status:
@@ -139,8 +139,13 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
 def failure_of(error: Exception) -> Failure:
     """The stored failure of an operation."""
     status = status_of_any(error)
-    reason = error.reason if isinstance(error, EngineError) else "INTERNAL"
-    return Failure(status.code, reason, status.message)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    waits = False
+    for detail in status.details:
+        waits = detail.Unpack(retry) or waits
+        detail.Unpack(info)
+    retry_s = retry.retry_delay.ToMilliseconds() / 1_000 if waits else None
+    return Failure(status.code, info.reason, status.message, dict(info.metadata), retry_s)
 
 
 async def abort_call(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:

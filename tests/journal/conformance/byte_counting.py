@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.suspicions import ConflictReason, Suspicion
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, NamespaceBytes, staged_name
 from tests.journal.conformance.recalling import recalling, receipt_of
@@ -48,14 +49,15 @@ class ByteCounting:
         assert (await bytes_of(journal)).fragments < after.fragments
 
     async def test_receipts_and_answers_count_until_they_are_pruned(self, journal: Journal) -> None:
+        empty = await bytes_of(journal)
         await journal.put_answer(Answer("comedy\nDo\nr1", b"d", b"done", 1))
         await journal.commit(recalling(1, receipt_of(1)))
         kept = await bytes_of(journal)
-        assert kept.receipts > 0 < kept.requests
+        assert kept.receipts > 0 < kept.requests - empty.requests
         await journal.prune_recall_receipts("u1", 1_000)
         await journal.prune_answers(10)
         pruned = await bytes_of(journal)
-        assert (pruned.receipts, pruned.requests) == (0, 0)
+        assert (pruned.receipts, pruned.requests) == (0, empty.requests)
 
     async def test_a_deleted_memory_counts_nothing(self, journal: Journal) -> None:
         await journal.create_memory(record("u2", "other"), ())
@@ -67,6 +69,32 @@ class ByteCounting:
         assert (await bytes_of(journal)).total > alone.total
         await journal.delete_memory("u3")
         assert await bytes_of(journal) == alone
+
+    async def test_labels_and_policy_of_a_memory_count(self, journal: Journal) -> None:
+        before = await bytes_of(journal)
+        await journal.commit(transition(1, labels=(("team", "茶" * 1_000),)))
+        labelled = await bytes_of(journal)
+        assert labelled.memories - before.memories > 2_900
+        await journal.commit(transition(2, labels=()))
+        assert (await bytes_of(journal)).memories <= before.memories
+
+    async def test_producers_and_conflicts_count(self, journal: Journal) -> None:
+        before = await bytes_of(journal)
+        await journal.open_producer("u1", 1, "q")
+        suspected = (Suspicion(fragment(1).id, fragment(0).id, ConflictReason.TWINS, 1),)
+        rows = (row(fragment(0)), row(fragment(1)))
+        events = await bytes_of(journal)
+        await journal.commit(transition(1, rows=rows, suspicions=suspected))
+        assert (await bytes_of(journal)).requests > before.requests
+        assert (await bytes_of(journal)).history > events.history
+
+    async def test_what_stores_nothing_is_no_namespace(self, journal: Journal) -> None:
+        await journal.put_answer(Answer("drama\nDo\nr1", b"d", b"done", 1))
+        assert await journal.list_namespaces("", 9) == [("comedy", 1), ("drama", 0)]
+        assert await journal.list_namespaces("comedy", 9) == [("drama", 0)]
+        await journal.prune_answers(10)
+        await journal.create_memory(record("s1", "job.joy", ""), (Event(EventType.MEMORY_CREATED, ""),))
+        assert await journal.list_namespaces("", 9) == [("comedy", 1)]
 
     async def test_an_unpublished_memory_counts_under_its_own_name(self, journal: Journal) -> None:
         before = await bytes_of(journal)

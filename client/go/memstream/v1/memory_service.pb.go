@@ -1180,14 +1180,16 @@ type StoredBytes struct {
 	Total int64 `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`
 	// Fragments with their vectors, including forgotten ones and observations that are not stored yet.
 	Fragments int64 `protobuf:"varint,2,opt,name=fragments,proto3" json:"fragments,omitempty"`
-	// Versions of fragments, and events.
+	// Versions of fragments, events, and conflicts.
 	History int64 `protobuf:"varint,3,opt,name=history,proto3" json:"history,omitempty"`
 	// Receipts of recalls.
 	Receipts int64 `protobuf:"varint,4,opt,name=receipts,proto3" json:"receipts,omitempty"`
-	// Messages and plans of conversations.
+	// Conversations with their messages and plans.
 	Conversations int64 `protobuf:"varint,5,opt,name=conversations,proto3" json:"conversations,omitempty"`
-	// Answers to request ids, and hashes of batches that were received.
-	Requests      int64 `protobuf:"varint,6,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Answers to request ids, producers with the hashes of the batches that were received, and operations.
+	Requests int64 `protobuf:"varint,6,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Records of memories: labels and policies.
+	Memories      int64 `protobuf:"varint,7,opt,name=memories,proto3" json:"memories,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1260,6 +1262,13 @@ func (x *StoredBytes) GetConversations() int64 {
 func (x *StoredBytes) GetRequests() int64 {
 	if x != nil {
 		return x.Requests
+	}
+	return 0
+}
+
+func (x *StoredBytes) GetMemories() int64 {
+	if x != nil {
+		return x.Memories
 	}
 	return 0
 }
@@ -4984,14 +4993,15 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\bmemories\x18\x02 \x01(\x03R\bmemories\x121\n" +
 	"\x06stored\x18\x03 \x01(\v2\x19.memstream.v1.StoredBytesR\x06stored\x12\x1b\n" +
 	"\tbytes_max\x18\x04 \x01(\x03R\bbytesMax\x12,\n" +
-	"\x12receipts_bytes_max\x18\x05 \x01(\x03R\x10receiptsBytesMax\"\xb9\x01\n" +
+	"\x12receipts_bytes_max\x18\x05 \x01(\x03R\x10receiptsBytesMax\"\xd5\x01\n" +
 	"\vStoredBytes\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x03R\x05total\x12\x1c\n" +
 	"\tfragments\x18\x02 \x01(\x03R\tfragments\x12\x18\n" +
 	"\ahistory\x18\x03 \x01(\x03R\ahistory\x12\x1a\n" +
 	"\breceipts\x18\x04 \x01(\x03R\breceipts\x12$\n" +
 	"\rconversations\x18\x05 \x01(\x03R\rconversations\x12\x1a\n" +
-	"\brequests\x18\x06 \x01(\x03R\brequests\"M\n" +
+	"\brequests\x18\x06 \x01(\x03R\brequests\x12\x1a\n" +
+	"\bmemories\x18\a \x01(\x03R\bmemories\"M\n" +
 	"\x15GetMemoryStatsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\"I\n" +

@@ -271,7 +271,7 @@ class SqlJournal:
         return await self._read(reads.read_epochs, uids)
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        return await self._read(reads.list_namespaces, after, limit)
+        return await self._read(byte_counts.list_namespaces, after, limit)
 
     async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
         return await self._read(byte_counts.read_bytes, namespaces)

@@ -168,7 +168,7 @@ class Journal(Protocol):
         ...
 
     async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        """(namespace, number of memories), ascending."""
+        """(namespace, number of memories) of namespaces that store anything, ascending."""
         ...
 
     async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:

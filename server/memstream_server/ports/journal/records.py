@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
@@ -99,17 +99,19 @@ class NamespaceBytes:
     fragments: int = 0
     """Fragments with their vectors, forgotten and received ones included."""
     history: int = 0
-    """Versions and events."""
+    """Versions, events and conflicts."""
     receipts: int = 0
     """Receipts of recalls."""
     conversations: int = 0
     requests: int = 0
-    """Answers to request ids, and hashes of received batches."""
+    """Answers to request ids, producers with the hashes of their batches, and operations."""
+    memories: int = 0
+    """Records of memories: labels and policy."""
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.fragments + self.history + self.receipts + self.conversations + self.requests
+        return sum(astuple(self))
 
 
 def staged_name(name: str) -> str:

@@ -209,6 +209,7 @@ def namespace_message(name: str, memories: int, stored: NamespaceBytes | None, q
             receipts=counts.receipts,
             conversations=counts.conversations,
             requests=counts.requests,
+            memories=counts.memories,
         ),
         bytes_max=quotas[0],
         receipts_bytes_max=quotas[1],

@@ -1,18 +1,34 @@
 """Migrate a journal's tables to this server's version, in one transaction that holds the write lock.
 
+What must read all rows follows in transactions of its own, slice by slice, before the server serves
+(`finish_counting`).
+
 A new SQLite journal gets its tables directly from the schema: Alembic would take a tenth of a server's first start.
 Every other journal runs the migrations. A test checks that both ways give the same tables.
 """
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sqlalchemy import Connection
+import structlog
+from sqlalchemy import Connection, text
 
 from memstream_server.adapters.journal.sql import byte_counts, schema
 from memstream_server.ports.journal.errors import Unreadable
 
+log = structlog.get_logger(__name__)
+
+REPORT_INTERVAL_S = 2.0
+SLICE_ROWS = 50_000
+"""Rows that one transaction counts, of those that were there before the triggers."""
+_MARK = text("SELECT value FROM meta WHERE name = :name")
+_SET_MARK = text("UPDATE meta SET value = :value WHERE name = :name")
+_UNMARK = text("DELETE FROM meta WHERE name = :name")
 SCRIPTS = Path(__file__).parent.parent / "migrations"
 HEAD = max(file.name[1:5] for file in (SCRIPTS / "versions").glob("r*.py"))
 """The newest revision in migrations/versions: r0008_NAME.py has the revision 0008."""
@@ -44,6 +60,55 @@ def upgrade_tables(connection: Connection) -> None:
         create_tables(connection)
     else:
         run_migrations(connection, revision)
+
+
+def finish_counting(begin: Callable[[], AbstractContextManager[Connection]]) -> None:
+    """Count the rows that a migration has left to be counted, or continue where a start that was killed has ended.
+
+    `begin` begins a transaction in which no other server counts.
+    """
+    slices, reports, reported_s = 0, 0, time.monotonic()
+    while True:
+        with begin() as connection:
+            table = count_slice(connection)
+        if table is None:
+            break
+        slices += 1
+        if time.monotonic() - reported_s >= REPORT_INTERVAL_S:
+            reports, reported_s = reports + 1, time.monotonic()
+            log.info("journal_counts_rows", table=table, rows=slices * SLICE_ROWS)
+    if reports:
+        log.info("journal_counted_rows", slices=slices)
+
+
+def count_slice(connection: Connection, rows: int = SLICE_ROWS) -> str | None:
+    """Count the next rows that the mark of migration 0018 names; the table of these rows, None if there are none left.
+
+    Rows with the same first value of the key are in one slice.
+    """
+    marked = connection.execute(_MARK, {"name": byte_counts.UNCOUNTED}).scalar_one_or_none()
+    if marked is None:
+        return None
+    table, after = json.loads(marked)
+    key = schema.metadata.tables[table].primary_key.columns[0].name
+    where, given = ("", {}) if after is None else (f" WHERE {key} > :after", {"after": after})
+    cut = text(f"SELECT {key} FROM {table}{where} ORDER BY {key} LIMIT 1 OFFSET {rows - 1}")
+    end = connection.execute(cut, given).scalar_one_or_none()
+    if end is not None:
+        where, given = f"{where}{' AND' if where else ' WHERE'} {key} <= :end", given | {"end": end}
+    connection.execute(text(byte_counts.add_counts(connection.dialect.name, table, where)), given)
+    _move_mark(connection, table, end)
+    return str(table)
+
+
+def _move_mark(connection: Connection, table: str, end: int | str | None) -> None:
+    """To the end of a slice; without one, to the next table."""
+    tables = [*byte_counts.COUNTED, None]
+    following = table if end is not None else tables[tables.index(table) + 1]
+    if following is None:
+        connection.execute(_UNMARK, {"name": byte_counts.UNCOUNTED})
+    else:
+        connection.execute(_SET_MARK, {"name": byte_counts.UNCOUNTED, "value": json.dumps([following, end])})
 
 
 def create_tables(connection: Connection) -> None:

@@ -14,7 +14,8 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,13 @@ class PostgresDatabase:
         """None: of a database's disk a server knows what the database refuses."""
         return None
 
+    @contextmanager
+    def begin_migrating(self) -> Iterator[Connection]:
+        """A transaction of the writer in which no other server migrates."""
+        with self.writer.begin() as connection:
+            _lock_tables(connection)
+            yield connection
+
     def backup(self, target: Path) -> None:
         """Always raises JournalError."""
         raise JournalError("the journal is on PostgreSQL: back it up with pg_dump")
@@ -235,11 +243,10 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
     try:
         with database.writer.begin() as connection:
             database.description = _check_server(connection)
-            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
-            # Servers that start at the same time migrate one after the other; later ones find nothing to do.
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
+            _lock_tables(connection)
             former = migrate.read_revision(connection)
             migrate.upgrade_tables(connection)
+        migrate.finish_counting(database.begin_migrating)
         if former not in (None, migrate.HEAD):
             logger.warning("migrated the tables from revision %s to %s; PostgreSQL has no copy", former, migrate.HEAD)
     except DBAPIError as error:
@@ -249,6 +256,12 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
         database.close()
         raise
     return database
+
+
+def _lock_tables(connection: Connection) -> None:
+    """Servers that start at the same time migrate one after the other; later ones find nothing to do."""
+    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATING}, {SCHEMA})")
 
 
 def read_only_engine(url: URL) -> Engine:

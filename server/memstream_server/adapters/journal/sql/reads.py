@@ -78,13 +78,6 @@ _OF_LABEL = (  # in the order of `memory_labels`, of which a page reads no more 
     .order_by(memory_labels.c.name)
     .limit(_limit)
 )
-_NAMESPACES = (
-    select(memories.c.namespace, func.count())
-    .where(memories.c.namespace > bindparam("after"))
-    .group_by(memories.c.namespace)
-    .order_by(memories.c.namespace)
-    .limit(_limit)
-)
 _RECORDS = select(memories).where(memories.c.uid.in_(bindparam("uids", expanding=True))).order_by(memories.c.uid)
 _EPOCHS = select(memories.c.uid, memories.c.epoch).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
@@ -241,11 +234,6 @@ def all_memories(connection: Connection, after: str, limit: int) -> list[MemoryR
 def read_epochs(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
     rows = [row for some in split_ids(uids) for row in connection.execute(_EPOCHS, {"uids": some})]
     return {row.uid: row.epoch for row in rows}
-
-
-def list_namespaces(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
-    rows = connection.execute(_NAMESPACES, {"after": after, "limit": limit}).all()
-    return [(namespace, count) for namespace, count in rows]
 
 
 def pending_memories(connection: Connection) -> list[str]:

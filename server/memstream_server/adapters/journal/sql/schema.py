@@ -103,6 +103,7 @@ namespace_bytes = Table(  # counted by triggers (byte_counts.py); the sum over t
         Column(kind, BigInteger, nullable=False)
         for kind in ("fragments", "history", "receipts", "conversations", "requests")
     ),
+    Column("memories", BigInteger, nullable=False, server_default="0"),
 )
 
 producers = Table(
